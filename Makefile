@@ -1,0 +1,45 @@
+# make demo | test | check | bench | install | clean. Each makes .venv and installs what it needs by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# "compat" writes a plain path entry: Spark finds data sources by walking the folders of sys.path,
+# which an editable install by import hook would hide from it.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
+
+.PHONY: install demo test test-rocketmq check bench clean
+
+install: $(VENV)/.with-demo
+
+demo: $(VENV)/.with-demo
+	@$(BIN)/pyspark-mq demo
+
+test: $(VENV)/.with-test
+	$(BIN)/python -m pytest
+
+test-rocketmq: $(VENV)/.with-test
+	$(BIN)/python -m pytest -m rocketmq
+
+check: $(VENV)/.with-test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+bench: $(VENV)/.with-bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache tests/rocketmq/target
+
+# One stamp for each extra, renewed only when the requirements change.
+$(VENV)/.with-%: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing pyspark-mq[$*] into $(VENV) (the first time PySpark is a download of about 450 MB)"
+	$(PIP_INSTALL) --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or later, \
+	or name one with 'make PYTHON=/path/to/python3.12 ...'"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) --version) is too old: \
+	install Python 3.11 or later, or name one with 'make PYTHON=/path/to/python3.12 ...'"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: \
+	install its venv module (Debian/Ubuntu: sudo apt-get install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
