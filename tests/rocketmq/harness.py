@@ -1,0 +1,176 @@
+"""RocketMQ as the judge: runs its own store, broker and client (src/, built by Maven) on directories of the tests.
+
+Each command is one short-lived JVM that prints JSON lines. `read` and `write` change the directory they are
+given, as RocketMQ does on opening one; pass a copy where that matters.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LINES = ("5.3", "4.9")
+"""RocketMQ release lines; pom.xml names the exact versions."""
+
+# RocketMQ 4.9 unmaps files by way of JDK internals.
+JVM_OPTIONS = (
+    "-Xmx1g",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "-Drocketmq.client.logUseSlf4j=true",
+)
+COMMAND_SECONDS = 300
+
+Json = dict[str, Any]
+
+
+class HarnessError(Exception):
+    """RocketMQ refused what it was given; the message ends with its own words."""
+
+
+def unavailable() -> str | None:
+    """Why RocketMQ cannot run here, or None when it can."""
+    missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
+    return f"needs {' and '.join(missing)}: install a JDK 17+ and Maven" if missing else None
+
+
+def put(topic: str, body: bytes = b"", queue_id: int = 0, **fields: Any) -> Json:
+    """One message for `write`; `fields` are those of Put in Spec.java. A batch is `put(topic, batch=[put(...), ...])`."""
+    return {"topic": topic, "queueId": queue_id, "body": base64.b64encode(body).decode(), **fields}
+
+
+class RocketMQ:
+    """One release line of RocketMQ, built on first use and again when pom.xml or src/ changed."""
+
+    def __init__(self, line: str = LINES[0]) -> None:
+        self.line = line
+        self._target = HERE / "target" / line
+        self._build()
+
+    def write(
+        self,
+        directory: Path,
+        puts: Sequence[Json],
+        config: Mapping[str, object] | None = None,
+        exit: str = "clean",
+        batch_topics: Sequence[str] = (),
+    ) -> list[Json]:
+        """Puts every message in order with DefaultMessageStore; returns RocketMQ's answer to each.
+
+        `config` has MessageStoreConfig's keys; `exit` is "clean" or "halt" (the process ends, abort stays).
+        """
+        spec = {"puts": puts, "config": _strings(config), "exit": exit, "batchTopics": batch_topics}
+        return self._run("write", directory, spec)
+
+    def read(
+        self,
+        directory: Path,
+        config: Mapping[str, object] | None = None,
+        queries: Sequence[Json] = (),
+        shutdown: bool = False,
+        batch_topics: Sequence[str] = (),
+    ) -> list[Json]:
+        """What RocketMQ's own reader sees: lines of kind log, queue, message, then one for each query.
+
+        Sizes of the log's and the queues' files are taken from the directory; those of an index are not
+        recorded in it and belong into `config` (maxHashSlotNum, maxIndexNum). A query asks by key
+        ({"topic", "key"[, "max", "begin", "end"]}), by id ({"id"}: the broker's offsetMsgId) or by time
+        ({"topic", "queueId", "time"[, "boundary": "LOWER" | "UPPER"]}).
+        """
+        spec = {
+            "config": _strings(config),
+            "queries": queries,
+            "shutdown": shutdown,
+            "batchTopics": batch_topics,
+        }
+        return self._run("read", directory, spec)
+
+    @contextmanager
+    def broker(
+        self, directory: Path, config: Mapping[str, object] | None = None, **live: Any
+    ) -> Iterator[Iterator[Json]]:
+        """A name server, a broker on `directory` and a client that sends; yields their lines as they come.
+
+        `live` are the fields of Live in Spec.java: topic, queues, messages, perSecond, bodyBytes, ports.
+        The lines are "ready", then "sent" for each acknowledged message, then "done". Leaving the block
+        shuts all three down.
+        """
+        with _spec_file({"config": _strings(config), "live": live}) as spec, tempfile.TemporaryFile() as words:
+            process = subprocess.Popen(
+                self._command("broker", directory, spec),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                text=True,
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            lines = map(json.loads, process.stdout)
+            ready = next(lines, None)
+            if ready is None:
+                process.wait()
+                words.seek(0)
+                raise HarnessError(f"the broker did not start:\n{_tail(words.read())}")
+            try:
+                yield lines
+            finally:
+                process.stdin.close()
+                for _ in lines:  # a full pipe would block the shutdown
+                    pass
+                process.wait(COMMAND_SECONDS)
+
+    def _run(self, verb: str, directory: Path, spec: Json) -> list[Json]:
+        with _spec_file(spec) as spec_path:
+            done = subprocess.run(
+                self._command(verb, directory, spec_path), capture_output=True, timeout=COMMAND_SECONDS, check=False
+            )
+        if done.returncode != 0:
+            raise HarnessError(f"RocketMQ {self.line}, {verb} {directory}:\n{_tail(done.stderr)}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def _command(self, verb: str, directory: Path, spec: Path) -> list[str]:
+        classpath = f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath.txt').read_text()}"
+        home = f"-Duser.home={self._target / 'home'}"  # where clients would put their logs
+        return ["java", *JVM_OPTIONS, home, "-cp", classpath, "mq.harness.Main", verb, str(directory), str(spec)]
+
+    def _build(self) -> None:
+        digest = hashlib.sha256()
+        for source in [HERE / "pom.xml", *sorted((HERE / "src").rglob("*.*"))]:
+            digest.update(source.read_bytes())
+        stamp = self._target / "built"
+        if stamp.exists() and stamp.read_text() == digest.hexdigest():
+            return
+        profile = [] if self.line == LINES[0] else ["-P", f"rocketmq-{self.line}"]
+        command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), *profile, "clean", "process-classes"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise HarnessError(f"{' '.join(command)}:\n{_tail((done.stdout + done.stderr).encode())}")
+        stamp.write_text(digest.hexdigest())
+
+
+@contextmanager
+def _spec_file(spec: Json) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.json"
+        path.write_text(json.dumps(spec))
+        yield path
+
+
+def _strings(config: Mapping[str, object] | None) -> dict[str, str]:
+    """Booleans as Java spells them."""
+    return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in (config or {}).items()}
+
+
+def _tail(words: bytes, lines: int = 40) -> str:
+    return "\n".join(words.decode(errors="replace").splitlines()[-lines:])
