@@ -72,7 +72,7 @@ final class StoreReader {
     }
 
     private static Map<String, Object> message(ByteBuffer record, Long tagsCode) {
-        int sysFlag = record.getInt(record.position() + SYS_FLAG_POSITION);
+        int storedSysFlag = record.getInt(record.position() + SYS_FLAG_POSITION);
         int size = record.remaining();
         MessageExt message = MessageDecoder.decode(record, true, true, true);
         if (message == null) {
@@ -93,7 +93,8 @@ final class StoreReader {
         line.put("bodyCRC", message.getBodyCRC());
         line.put("properties", properties);
         line.put("flag", message.getFlag());
-        line.put("sysFlag", sysFlag);
+        line.put("sysFlag", message.getSysFlag());
+        line.put("storedSysFlag", storedSysFlag);
         line.put("bornTimestamp", message.getBornTimestamp());
         line.put("storeTimestamp", message.getStoreTimestamp());
         line.put("bornHost", host(message.getBornHost()));

@@ -7,6 +7,7 @@ import java.net.InetSocketAddress;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -68,7 +69,7 @@ final class StoreWriter {
         message.setFlag(put.flag);
         message.setReconsumeTimes(put.reconsumeTimes);
         message.setPreparedTransactionOffset(put.preparedTransactionOffset);
-        put.properties.forEach((name, value) -> MessageAccessor.putProperty(message, name, value));
+        MessageAccessor.setProperties(message, new HashMap<>(put.properties));
         return message;
     }
 

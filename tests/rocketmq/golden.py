@@ -1,0 +1,65 @@
+"""Makes the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
+
+Without names, directories that are there stay and only what RocketMQ sees in each is printed anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.rocketmq.harness import RocketMQ
+from tests.rocketmq.mixes import MIXES
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SIZES = {
+    "mappedFileSizeCommitLog": 4096,
+    "mappedFileSizeConsumeQueue": 200,
+    "mappedFileSizeConsumeQueueExt": 1024,
+    "maxHashSlotNum": 100,
+    "maxIndexNum": 400,
+}
+GIVEN = ("clean", "crashed", "property-crc")
+MADE = {
+    "batch-5.3": ("5.3", "batch"),
+    "batch-4.9": ("4.9", "batch"),
+    "compressed-5.3": ("5.3", "zlib", "lz4", "zstd"),
+    "compressed-4.9": ("4.9", "zlib", "lz4", "zstd"),
+    "hosts-5.3": ("5.3", "hosts"),
+    "properties-4.9": ("4.9", "properties"),
+    "transactions-5.3": ("5.3", "transactions"),
+    "delayed-5.3": ("5.3", "delayed"),
+    "multi-dispatch-5.3": ("5.3", "multi-dispatch"),
+    "queue-extension-5.3": ("5.3", "queue-extension"),
+}
+MESSAGES = 36
+
+
+def make(name: str) -> None:
+    """Write tests/golden/NAME anew."""
+    line, *mixes = MADE[name]
+    chosen = [mix for mix in MIXES if mix.name in mixes]
+    config = {key: value for mix in chosen for key, value in mix.config.items()}
+    puts = [one for mix in chosen for one in mix.puts(MESSAGES // len(chosen))]
+    shutil.rmtree(GOLDEN / name, ignore_errors=True)
+    RocketMQ(line).write(GOLDEN / name, puts, {**config, **SIZES})
+
+
+def expect(name: str) -> None:
+    """Print what RocketMQ reads in tests/golden/NAME to tests/golden/NAME.jsonl, from a copy of it."""
+    line, *mixes = MADE.get(name, ("5.3",))
+    config = {key: value for mix in MIXES if mix.name in mixes for key, value in mix.config.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(GOLDEN / name, Path(folder) / name)
+        seen = RocketMQ(line).read(copy, {**config, **SIZES})
+    (GOLDEN / f"{name}.jsonl").write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        make(name)
+    for name in sys.argv[1:] or (*GIVEN, *MADE):
+        expect(name)
