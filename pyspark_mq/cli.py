@@ -19,7 +19,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from pyspark_mq.tail import body_line, follow, json_line
-from store import MessageStore, StoreConfig, StoreError
+from store import MessageStore, StoreError
 from store.layout import COMMIT_LOG_DIR
 
 CHUNK_BYTES = 1 << 20
@@ -41,15 +41,12 @@ class Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-class Start(click.ParamType):
-    """Where to start reading: earliest, latest or an offset."""
-
-    name = "earliest|latest|offset"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        if value in ("earliest", "latest"):
-            return value
-        return int(click.IntRange(0).convert(value, param, ctx))
+def starting_point(_ctx: click.Context, _option: click.Parameter, value: str) -> str | int:
+    if value in ("earliest", "latest"):
+        return value
+    if value.isdecimal():
+        return int(value)
+    raise click.BadParameter(f"{value!r} is none of: earliest, latest, an offset")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,9 +90,8 @@ def topic() -> None:
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A store.conf, for a new store.")
 def create(store: str, name: str, queues: int, config: str | None) -> None:
     """Make the topic NAME, and STORE if there is none yet. More QUEUES than it has are added to it."""
-    with MessageStore.open(store, config=StoreConfig.load(config) if config else None) as opened:
-        opened.create_topic(name, queues=queues)
-        click.echo(f"{name}: {opened.topics()[name]} queues")
+    with MessageStore.open(store, config=config) as opened:
+        click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
 
 
 @topic.command("list")
@@ -135,8 +131,8 @@ def send(
         for name, value in (("tags", tags), ("keys", keys), ("queueId", queue))
         if value is not None
     }
-    standard_input = cast(BufferedReader, sys.stdin.buffer)
-    batches = iter([[body.encode() for body in bodies]]) if bodies else line_batches(file or standard_input)
+    lines = file or cast(BufferedReader, sys.stdin.buffer)
+    batches = iter([[os.fsencode(body) for body in bodies]]) if bodies else line_batches(lines)
     sent = 0
     with MessageStore.open(store, create=False) as opened:
         for batch in batches:
@@ -172,7 +168,7 @@ def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
 @click.option(
     "--from",
     "start",
-    type=Start(),
+    callback=starting_point,
     default="latest",
     show_default=True,
     help="earliest, latest, or an offset in each queue.",
@@ -211,7 +207,7 @@ def tail(
 def stats(store: str) -> None:
     """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk."""
     with MessageStore.open(store, read_only=True) as opened:
-        rows = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
+        rows: list[tuple[str, ...]] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
         for name, queues in sorted(opened.topics().items()):
             for queue_id in range(queues):
                 first, end = opened.min_offset(name, queue_id), opened.max_offset(name, queue_id)

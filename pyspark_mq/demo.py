@@ -1,5 +1,5 @@
-"""The main job on real data: one process appends the 336,776 flights of 2013 to a topic while a streaming query
-in another reads them with `format("mq")`; at the end the query's totals must equal those of the source data."""
+"""The main job on real data: one process appends the 336,776 flights of 2013 to a topic while a streaming
+query in another reads them with `format("mq")`; the query's totals must equal those of the source data."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from store import MessageStore, StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 TOPIC = "flights"
 QUEUES = 4
@@ -77,8 +77,8 @@ def append_flights(path: str, rate: int) -> None:
 
 @contextlib.contextmanager
 def quiet_spark(scratch: str) -> Iterator["SparkSession"]:
-    """A local Spark session that logs errors only, to `scratch`/spark.log: its JVM inherits standard error, and
-    says more than a log configuration can silence."""
+    """A local Spark session that logs errors only, to `scratch`/spark.log: its JVM inherits standard error,
+    and says more than a log configuration can silence."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from pyspark.sql import SparkSession
 
@@ -147,8 +147,8 @@ def start_query(spark: "SparkSession", path: str, checkpoint: str) -> "Streaming
 
 
 def stream_while_appending(query: "StreamingQuery", path: str, total: int, rate: int) -> int:
-    """Starts the appending process and follows both until the query has read `total` messages; how many of them
-    it had read before the last was appended."""
+    """Starts the appending process and follows both until the query has read `total` messages; how many of
+    them it had read before the last was appended."""
     appender = multiprocessing.get_context("spawn").Process(
         target=append_flights, args=(path, rate), daemon=True
     )
@@ -204,7 +204,7 @@ def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
     ):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")
     rows_in, rows_out = (sum(table["flights"].to_pylist()) for table in (expected, streamed))
-    equal = streamed.to_pylist() == expected.to_pylist()
+    equal: bool = streamed.to_pylist() == expected.to_pylist()
     print(f"{read_early:,} were read while the other process was still appending.")
     print(f"{rows_in:,} in, {rows_out:,} out, totals {'equal' if equal else 'DIFFER'}")
     if not equal:

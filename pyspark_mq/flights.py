@@ -45,8 +45,8 @@ def scheduled(flights: pa.Table) -> pa.Array:
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """One message for each flight, in the columns that `MessageStore.append_table` takes: all columns as a JSON
-    object in `body`, the carrier as `tags`, the tail number as `keys`, the scheduled time as `bornTimestamp`."""
+    """One message for each flight, in the columns that `MessageStore.append_table` takes: a JSON object
+    as `body`, the carrier as `tags`, tail number as `keys`, scheduled time as `bornTimestamp`."""
     return pa.table(
         {
             "body": json_objects(flights),

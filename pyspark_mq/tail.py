@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
-from store import MessageStore
+from store import MessageStore, OffsetNotYet
 
 COLUMNS = (
     "queueId",
@@ -33,8 +33,8 @@ def follow(
     """The messages of `topic` in rounds, one for what is there and one for each arrival; never ends.
 
     `start` is "earliest", "latest" or an offset that counts in every queue. `queue` None follows all queues,
-    also those added later, from their beginning. A row is `COLUMNS`, as Python values. A round must be read to
-    its end before the next. Raises UnknownTopic, UnknownQueue, OffsetLost, OffsetNotYet.
+    also those added later, from their beginning. A row is `COLUMNS`, as Python values. A round must be
+    read to its end before the next. Raises UnknownTopic, UnknownQueue, OffsetLost, OffsetNotYet.
     """
     positions: dict[int, int] = {}
     if start == "latest":
@@ -44,12 +44,10 @@ def follow(
     while True:
         seen = store.confirm_offset
         reached = ends(store, topic, queue)
-        begins = {
-            queue_id: positions.get(queue_id, store.min_offset(topic, queue_id)) for queue_id in reached
-        }
-        queues = (
-            rows(store, topic, queue_id, begins[queue_id], end, tags) for queue_id, end in reached.items()
-        )
+        queues = [
+            rows(store, topic, queue_id, positions.get(queue_id), end, tags)
+            for queue_id, end in reached.items()
+        ]
         yield heapq.merge(*queues, key=itemgetter("physicalOffset"))
         positions = reached
         store.wait(seen, WAIT_SECONDS)
@@ -63,11 +61,16 @@ def ends(store: MessageStore, topic: str, queue: int | None) -> dict[int, int]:
 
 
 def rows(
-    store: MessageStore, topic: str, queue_id: int, start: int, end: int, tags: str | None
+    store: MessageStore, topic: str, queue_id: int, start: int | None, end: int, tags: str | None
 ) -> Iterator[Row]:
-    if start != end:
-        for batch in store.scan(topic, queue_id, start, end, columns=COLUMNS, tags=tags):
-            yield from batch.to_pylist()
+    """Messages [start, end) of one queue; from its first one when `start` is None."""
+    begin = store.min_offset(topic, queue_id) if start is None else start
+    if begin > end:
+        raise OffsetNotYet(
+            f"{topic}, queue {queue_id}: there is no offset {begin} yet, the next one is {end}"
+        )
+    for batch in store.scan(topic, queue_id, begin, end, columns=COLUMNS, tags=tags):
+        yield from batch.to_pylist()
 
 
 def body_line(row: Row) -> bytes:

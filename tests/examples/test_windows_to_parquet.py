@@ -1,0 +1,76 @@
+"""The example as a user runs it: spark-submit, stopped at the end of what is there, and started again."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pyspark_mq.flights import as_messages, load_flights, scheduled
+from store import MessageStore
+
+ROOT = Path(__file__).parents[2]
+ROWS = 20_000
+
+
+def submit(tmp_path: Path) -> None:
+    names = {"--store": "store", "--out": "out", "--checkpoint": "checkpoint"}
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("spark-submit"),
+            "--properties-file",
+            ROOT / "conf" / "spark-defaults.conf",
+            ROOT / "examples" / "windows_to_parquet.py",
+            *(argument for option, name in names.items() for argument in (option, tmp_path / name)),
+            "--available-now",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def written(tmp_path: Path) -> list[dict[str, object]]:
+    table = pq.read_table(tmp_path / "out")
+    return table.sort_by([("day", "ascending"), ("origin", "ascending")]).to_pylist()
+
+
+def expected(flights: pa.Table) -> list[dict[str, object]]:
+    """Totals of the days (UTC) that end before the last scheduled time less the watermark's six hours."""
+    times = scheduled(flights)
+    closed = (pc.max(times).as_py() - timedelta(hours=6)).date()
+    table = flights.append_column("day", pc.cast(pc.floor_temporal(times, unit="day"), pa.date32()))
+    days = table.group_by(["day", "origin"]).aggregate([([], "count_all"), ("dep_delay", "mean")])
+    rows = days.sort_by([("day", "ascending"), ("origin", "ascending")]).to_pylist()
+    return [
+        {
+            "day": row["day"],
+            "origin": row["origin"],
+            "flights": row["count_all"],
+            "mean_delay": row["dep_delay_mean"],
+        }
+        for row in rows
+        if row["day"] < closed
+    ]
+
+
+def test_days_are_written_once_over_two_runs(tmp_path: Path) -> None:
+    flights = load_flights().slice(0, ROWS)
+    messages = as_messages(flights)
+    with MessageStore.open(tmp_path / "store") as store:
+        store.create_topic("flights", queues=4)
+        store.append_table("flights", messages.slice(0, ROWS // 2))
+        submit(tmp_path)
+        first = written(tmp_path)
+        assert first == expected(flights.slice(0, ROWS // 2))
+        store.append_table("flights", messages.slice(ROWS // 2))
+    submit(tmp_path)
+    assert written(tmp_path) == expected(flights)
+    assert len(first) < len(written(tmp_path))

@@ -1,0 +1,217 @@
+"""The command line as a user has it: the installed script, run as a process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore
+
+SCRIPT = Path(sys.executable).with_name("pyspark-mq")
+TIMEOUT_SECONDS = 60
+
+
+def run(
+    *arguments: object, stdin: bytes | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [SCRIPT, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        env={**os.environ, **environment},
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def succeed(*arguments: object, stdin: bytes | None = None) -> str:
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def tailing(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """`pyspark-mq tail`, ended with the block."""
+    with subprocess.Popen(
+        [SCRIPT, "tail", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A small store with the topic "orders" of two queues."""
+    config = tmp_path / "store.conf"
+    config.write_text("mappedFileSizeCommitLog=1048576\nmappedFileSizeConsumeQueue=20000\n")
+    path = tmp_path / "store"
+    assert (
+        succeed("topic", "create", path, "orders", "--queues", 2, "--config", config) == "orders: 2 queues\n"
+    )
+    return path
+
+
+def bodies(path: Path, columns: tuple[str, ...] = ("body",)) -> list[dict[str, object]]:
+    with MessageStore.open(path, read_only=True) as store:
+        return [
+            row
+            for queue_id in range(2)
+            for batch in store.scan(
+                "orders", queue_id, 0, store.max_offset("orders", queue_id), columns=columns
+            )
+            for row in batch.to_pylist()
+        ]
+
+
+def test_topics_are_created_grown_and_listed(path: Path) -> None:
+    succeed("topic", "create", path, "payments")
+    assert succeed("topic", "create", path, "orders", "--queues", 3) == "orders: 3 queues\n"
+    assert succeed("topic", "list", path) == "orders: 3 queues\npayments: 4 queues\n"
+
+
+def test_send_arguments_with_tags_keys_and_queue(path: Path) -> None:
+    out = succeed(
+        "send", path, "orders", "one", "zwei €", "--tags", "paid", "--keys", "o-1 o-2", "--queue", 1
+    )
+    assert out == "2 sent to orders\n"
+    expected = {"tags": "paid", "keys": "o-1 o-2", "queueId": 1}
+    assert bodies(path, ("body", "tags", "keys", "queueId")) == [
+        {"body": b"one", **expected},
+        {"body": "zwei €".encode(), **expected},
+    ]
+
+
+def test_send_lines_of_a_file_and_of_standard_input(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"from a file\r\nwith no end of line")
+    assert succeed("send", path, "orders", "--file", file, "--queue", 0) == "2 sent to orders\n"
+    assert succeed("send", path, "orders", "--queue", 0, stdin=b"piped\n") == "1 sent to orders\n"
+    assert [row["body"] for row in bodies(path)] == [b"from a file", b"with no end of line", b"piped"]
+
+
+def test_send_keeps_every_line_of_a_long_input(path: Path) -> None:
+    lines = [b"%d " % number + b"x" * (number % 300) for number in range(20_000)]
+    assert succeed("send", path, "orders", stdin=b"\n".join(lines)) == "20,000 sent to orders\n"
+    assert sorted(row["body"] for row in bodies(path)) == sorted(lines)  # type: ignore[type-var]
+
+
+def test_lines_are_sent_while_the_input_is_still_open(path: Path) -> None:
+    with (
+        tailing(path, "orders", "--from", "earliest", "--count", 1) as tail,
+        subprocess.Popen(
+            [SCRIPT, "send", path, "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as send,
+    ):
+        assert send.stdin is not None
+        send.stdin.write(b"first\n")
+        send.stdin.flush()
+        assert tail.communicate(timeout=TIMEOUT_SECONDS)[0] == "first\n"
+        send.communicate(b"second\n", timeout=TIMEOUT_SECONDS)
+    assert sorted(str(row["body"]) for row in bodies(path)) == ["b'first'", "b'second'"]
+
+
+def test_tail_prints_all_queues_in_the_order_of_appending(path: Path) -> None:
+    for body in "abcdef":
+        succeed("send", path, "orders", body)
+    assert succeed("tail", path, "orders", "--from", "earliest", "--count", 6).split() == list("abcdef")
+    assert succeed("tail", path, "orders", "--from", 2, "--count", 2).split() == list("ef")
+    assert len(succeed("tail", path, "orders", "--from", "earliest", "--count", 4).split()) == 4
+
+
+def test_tail_filters_by_tags_and_prints_json(path: Path) -> None:
+    succeed("send", path, "orders", "no")
+    succeed("send", path, "orders", "yes", "--tags", "paid", "--keys", "k", "--queue", 1)
+    printed = succeed(
+        "tail", path, "orders", "--from", "earliest", "--tags", "paid || shipped", "--count", 1, "--json"
+    )
+    row = json.loads(printed)
+    assert (row["body"], row["tags"], row["keys"], row["queueId"]) == ("yes", "paid", "k", 1)
+    assert row["storeTimestamp"].endswith("+00:00")
+
+
+def test_tail_follows_arrivals_and_ends_cleanly_on_ctrl_c(path: Path) -> None:
+    with tailing(path, "orders", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        for body in ("one", "two"):
+            succeed("send", path, "orders", body)
+            assert tail.stdout.readline() == f"{body}\n"
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(TIMEOUT_SECONDS) == 0
+        assert tail.stderr.read() == ""
+
+
+def test_tail_latest_leaves_out_what_was_there(path: Path) -> None:
+    succeed("send", path, "orders", "old")
+    with tailing(path, "orders", "--count", 1) as tail:
+        assert tail.stdout is not None
+        # When tail has taken its start is not visible from outside: send until it answers.
+        while tail.poll() is None:
+            succeed("send", path, "orders", "new")
+        assert tail.stdout.read() == "new\n"
+
+
+def test_stats_counts_messages_and_bytes(path: Path) -> None:
+    succeed("send", path, "orders", "a", "b", "c", "--queue", 1)
+    lines = [line.split() for line in succeed("stats", path).splitlines()]
+    assert lines[1] == ["orders", "0", "0", "0", "0", "0"]
+    assert lines[2][:5] == ["orders", "1", "0", "3", "3"]
+    assert lines[-1][1] == lines[2][5]  # all that was published is in queue 1
+    assert lines[-1][4:8] == ["1", "segments", "of", "1,048,576"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("send", "{path}", "nowhere", "x"), "nowhere"),
+        (("send", "{path}", "orders", "x", "--queue", "7"), "7"),
+        (("send", "{other}", "orders", "x"), "{other}"),
+        (("tail", "{path}", "nowhere"), "nowhere"),
+        (("tail", "{path}", "orders", "--from", "99"), "99"),
+        (("tail", "{other}", "orders"), "{other}"),
+        (("stats", "{other}"), "{other}"),
+        (("topic", "list", "{other}"), "{other}"),
+        (("topic", "create", "{path}", "a topic"), "a topic"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(
+    path: Path, tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    names = {"path": str(path), "other": str(tmp_path / "other")}
+    done = run(*(argument.format(**names) for argument in arguments))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert named.format(**names) in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_of_another_kind_is_refused_by_every_command(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a store")
+    for arguments in (
+        ("topic", "create", tmp_path, "orders"),
+        ("stats", tmp_path),
+        ("send", tmp_path, "orders", "x"),
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
+    assert run("send", path, "orders", "x", "--file", __file__).returncode == 2
+    assert run("tail", path, "orders", "--from", "yesterday").returncode == 2
+
+
+def test_importing_the_command_line_does_not_import_spark() -> None:
+    check = "import sys, pyspark_mq.cli; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=TIMEOUT_SECONDS).returncode == 0
