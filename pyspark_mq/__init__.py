@@ -1,0 +1,26 @@
+"""Spark on top of an embedded message log: `spark.readStream.format("mq")`.
+
+Spark imports every installed package named `pyspark_*` when any Python data source is used, and looks for
+`DefaultSource`. Importing this one therefore is cheap and does not fail; what it needs is looked for when
+used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_mq.datasource import DefaultSource as DefaultSource
+
+__all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from pyspark_mq.datasource import DefaultSource
+    except ImportError as error:
+        # hasattr() in Spark's look-up lets only this error pass: others would break every Python data source.
+        raise AttributeError(f"pyspark-mq needs PySpark 4.2 or later: {error}") from error
+    return DefaultSource

@@ -1,0 +1,48 @@
+"""`DefaultSource`: what Spark finds under `format("mq")`, and which reader it gets.
+
+Everything else is imported when it is needed, so that Spark's look-up of data sources stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from pyspark_mq.shadowing import require_own_store
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from pyspark_mq.batch_reader import MqBatchReader
+    from pyspark_mq.stream_reader import MqStreamReader
+
+
+class DefaultSource(DataSource):
+    """The Spark source `mq`; see `pyspark_mq.options` for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mq"
+
+    def schema(self) -> StructType:
+        """The default columns; Spark asks only where the user gave no `.schema(...)`."""
+        require_own_store()
+        from pyspark_mq.options import SourceOptions
+        from pyspark_mq.schema import default_schema
+
+        return default_schema(SourceOptions.parse(self.options).include_properties)
+
+    def reader(self, schema: StructType) -> MqBatchReader:
+        require_own_store()
+        from pyspark_mq.batch_reader import MqBatchReader
+        from pyspark_mq.options import SourceOptions
+
+        return MqBatchReader(SourceOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> MqStreamReader:
+        require_own_store()
+        from pyspark_mq.options import SourceOptions
+        from pyspark_mq.stream_reader import MqStreamReader
+
+        return MqStreamReader(SourceOptions.parse(self.options), schema)

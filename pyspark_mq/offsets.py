@@ -1,0 +1,243 @@
+"""Offsets: of one queue, of a micro-batch in the checkpoint, and as users write them in options.
+
+The offset of a micro-batch is JSON in Spark's checkpoint, hence a format that outlives a version:
+
+    {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}}}
+
+maps each queue to the *next* offset to read. `$start` pins where a queue's part of this batch begins. It is
+there for queues that the batch reads first (all of them in the first batch, later new topics and queues), and
+where lost messages were skipped; elsewhere a batch begins where the one before it ended. Spark asks for the
+initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
+pin has not. Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
+a newer version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pyspark_mq.errors import CheckpointError, OptionError
+
+OffsetJson = dict[str, dict[str, int]]
+
+LATEST = -1
+EARLIEST = -2
+_NAMES = {"latest": LATEST, "earliest": EARLIEST}
+_START = "$start"
+
+
+class Queue(NamedTuple):
+    """One queue of one topic."""
+
+    topic: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+
+Positions = dict[Queue, int]  # a queue offset for each queue
+
+
+class QueueRange(NamedTuple):
+    """Messages [start, end) of one queue: `end` is one past the last."""
+
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.topic, self.queue_id)
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id} [{self.start}, {self.end})"
+
+
+class Bounds(NamedTuple):
+    """What a queue has: messages [min, max)."""
+
+    min: int
+    max: int
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """The end of one micro-batch.
+
+    next: offset of the next message to read, for each queue.
+    starts: pinned begin of this batch, for queues that do not begin where the batch before ended.
+    """
+
+    next: Positions
+    starts: Positions = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """In one canonical order: Spark compares offsets as text."""
+        pinned = {_START: to_json(self.starts)} if self.starts else {}
+        return {**to_json(self.next), **pinned}
+
+    @classmethod
+    def from_json(cls, json_: Mapping[str, Any]) -> StreamOffset:
+        """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
+        unknown = sorted(key for key in json_ if key.startswith("$") and key != _START)
+        if unknown:
+            raise CheckpointError(
+                f"The checkpoint has an offset with {unknown[0]!r}, written by a newer pyspark-mq: "
+                "upgrade pyspark-mq, or start with a new checkpoint location"
+            )
+        try:
+            queues = {topic: by_queue for topic, by_queue in json_.items() if topic != _START}
+            return cls(_positions(queues, lowest=0), _positions(json_.get(_START, {}), lowest=0))
+        except ValueError as error:
+            raise CheckpointError(
+                f"The checkpoint has an offset that is not one of this source: {error}. "
+                "Was it written by another source? Use a checkpoint location of its own for each query"
+            ) from error
+
+
+class Loss(NamedTuple):
+    """Messages a query counts on that its queue does not have."""
+
+    lost: QueueRange
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.lost} is lost: {self.why}"
+
+
+class BatchStart(NamedTuple):
+    """Where a batch begins in each queue, which of that has to be pinned, and what is lost before it."""
+
+    begin: Positions
+    starts: Positions
+    losses: list[Loss]
+
+
+def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds]) -> BatchStart:
+    """The begin of the batch after `start`, over what the subscribed queues have. Pure.
+
+    A queue that no batch knows begins at its first message. A pin is carried on until a batch moves past it,
+    so that it is in the end offset of the batch that reads first. Where messages are lost the batch begins,
+    pinned, at what is there.
+    """
+    begin: Positions = {}
+    starts: Positions = {}
+    losses = []
+    for queue, (first, end) in bounds.items():
+        position = start.next.get(queue)
+        if position is not None and not first <= position <= end:
+            losses.append(_loss(queue, position, Bounds(first, end)))
+            position = None
+        if position is None or start.starts.get(queue) == position:
+            starts[queue] = first if position is None else position
+        begin[queue] = first if position is None else position
+    for queue in start.next.keys() - bounds.keys():
+        position = start.next[queue]
+        rest = QueueRange(*queue, position, position)
+        losses.append(Loss(rest, "the queue is gone, or no longer subscribed"))
+    return BatchStart(begin, starts, losses)
+
+
+def _loss(queue: Queue, position: int, bounds: Bounds) -> Loss:
+    if position < bounds.min:
+        lost = QueueRange(*queue, position, bounds.min)
+        return Loss(lost, f"the queue's first message is {bounds.min}, older ones were deleted")
+    lost = QueueRange(*queue, bounds.max, position)
+    return Loss(lost, f"the queue ends at {bounds.max}, it was created anew or cut")
+
+
+def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
+    """The non-empty ranges of the batch between two offsets. Pure, so a replayed batch is the same batch."""
+    ranges = []
+    for queue, until in end.next.items():
+        begin = end.starts.get(queue, start.next.get(queue))
+        if begin is None:
+            raise CheckpointError(
+                f"The checkpoint's offsets do not say where {queue} begins; use a new checkpoint location"
+            )
+        if begin < until:
+            ranges.append(QueueRange(*queue, begin, until))
+    return ranges
+
+
+def parse_limit(option: str, text: str) -> int | Positions:
+    """`startingOffsets`, `endingOffsets`: EARLIEST, LATEST, or positions that may hold those two.
+
+    Raises `OptionError` that says where the text is wrong.
+    """
+    named = _NAMES.get(text.strip().lower())
+    if named is not None:
+        return named
+    example = '{"orders": {"0": 23, "1": -1}}'
+    expected = f"{option} takes earliest, latest, or JSON such as {example} (-2 earliest, -1 latest)"
+    try:
+        return _positions(json.loads(text), lowest=EARLIEST)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise OptionError(f"{expected}; at {where} of {text!r}: {error.msg}") from error
+    except ValueError as error:
+        raise OptionError(f"{expected}: {error}") from error
+
+
+def resolve(option: str, limit: int | Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
+    """The limit as one offset for each subscribed queue; `bounds` has exactly those.
+
+    As Spark's Kafka source does, JSON has to name every queue: raises `OptionError` for one it leaves out,
+    and for one that is not subscribed.
+    """
+    if isinstance(limit, int):
+        return {queue: _resolve_one(limit, bound) for queue, bound in bounds.items()}
+    strange, left_out = limit.keys() - bounds.keys(), bounds.keys() - limit.keys()
+    _refuse(option, "names queues that do not exist or are not subscribed", strange, bounds)
+    _refuse(option, "has to name every subscribed queue and leaves out", left_out, bounds)
+    return {queue: _resolve_one(limit[queue], bound) for queue, bound in bounds.items()}
+
+
+def to_json(positions: Positions) -> OffsetJson:
+    """`{topic: {queue id: offset}}`, sorted by topic and queue number."""
+    json_: OffsetJson = {}
+    for queue in sorted(positions):
+        json_.setdefault(queue.topic, {})[str(queue.queue_id)] = positions[queue]
+    return json_
+
+
+def _resolve_one(offset: int, bound: Bounds) -> int:
+    return {EARLIEST: bound.min, LATEST: bound.max}.get(offset, offset)
+
+
+def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iterable[Queue]) -> None:
+    names = ", ".join(map(str, sorted(queues)))
+    if names:
+        all_names = ", ".join(map(str, sorted(subscribed))) or "none"
+        raise OptionError(
+            f"{option} {problem}: {names}. Subscribed queues are {all_names}; "
+            "use -2 for the earliest and -1 for the latest offset of a queue"
+        )
+
+
+def _positions(json_: Any, lowest: int) -> Positions:
+    """Raises `ValueError` that says where `json_` is not `{topic: {queue id: offset >= lowest}}`."""
+    positions: Positions = {}
+    for topic, by_queue in _object(json_, "the top level").items():
+        for queue_id, offset in _object(by_queue, repr(topic)).items():
+            if not (queue_id.isascii() and queue_id.isdigit()):
+                raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
+            if type(offset) is not int or offset < lowest:
+                raise ValueError(f"{topic}/{queue_id} has {json.dumps(offset)} where an offset belongs")
+            positions[Queue(topic, int(queue_id))] = offset
+    return positions
+
+
+def _object(json_: Any, where: str) -> dict[str, Any]:
+    if not isinstance(json_, dict):
+        raise ValueError(f"{where} is {json.dumps(json_)} where an object belongs")
+    return json_

@@ -1,0 +1,179 @@
+"""The options of `format("mq")`: the only place that reads option strings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets import EARLIEST, LATEST, Positions, parse_limit
+from pyspark_mq.subscription import Subscription
+from store.filters import FilterError, TagFilter
+
+T = TypeVar("T")
+
+OPTION_NAMES = (
+    "path",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "subExpression",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeProperties",
+    "checkCRC",
+    "holdTimeoutMs",
+)
+_BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
+_BYTE_SIZE = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
+_BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What the user asked for, parsed and checked.
+
+    path: absolute, or a URI. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the
+    default, which differs between streaming and batch. sub_expression: tags such as "paid || shipped"; None
+    for all.
+    """
+
+    path: str
+    subscription: Subscription
+    starting_offsets: int | Positions | None
+    ending_offsets: int | Positions | None
+    sub_expression: str | None
+    max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    fail_on_data_loss: bool
+    include_properties: bool
+    check_crc: bool
+    hold_timeout_seconds: float
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """From Spark's options (names in any case). Raises `OptionError`."""
+        given = _known(options)
+
+        def value(name: str, parse: Callable[[str, str], T], default: T) -> T:
+            return parse(name, given[name]) if name in given else default
+
+        return cls(
+            path=_path(given.get("path", "")),
+            subscription=Subscription.parse(
+                given.get("subscribe"), given.get("subscribePattern"), given.get("assign")
+            ),
+            starting_offsets=value("startingOffsets", parse_limit, None),
+            ending_offsets=value("endingOffsets", parse_limit, None),
+            sub_expression=value("subExpression", _tags, None),
+            max_offsets_per_trigger=value("maxOffsetsPerTrigger", _positive, None),
+            max_bytes_per_trigger=value("maxBytesPerTrigger", _bytes, None),
+            min_partitions=value("minPartitions", _positive, None),
+            max_records_per_partition=value("maxRecordsPerPartition", _positive, None),
+            fail_on_data_loss=value("failOnDataLoss", _boolean, True),
+            include_properties=value("includeProperties", _boolean, False),
+            check_crc=value("checkCRC", _boolean, True),
+            hold_timeout_seconds=value("holdTimeoutMs", _not_negative, 250) / 1000,
+        )
+
+    def stream_start(self) -> int | Positions:
+        """Where a new streaming query starts. Raises `OptionError` for an option of batch queries."""
+        if self.ending_offsets is not None:
+            raise OptionError("endingOffsets is for batch queries (spark.read); a streaming query has no end")
+        return LATEST if self.starting_offsets is None else self.starting_offsets
+
+    def batch_limits(self) -> tuple[int | Positions, int | Positions]:
+        """Where a batch query starts and ends. Raises `OptionError` for an option of streaming queries."""
+        start = EARLIEST if self.starting_offsets is None else self.starting_offsets
+        end = LATEST if self.ending_offsets is None else self.ending_offsets
+        _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
+        _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")
+        limits = {
+            "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
+            "maxBytesPerTrigger": self.max_bytes_per_trigger,
+        }
+        for name, limit in limits.items():
+            if limit is not None:
+                raise OptionError(f"{name} is for streaming queries; bound a batch query with endingOffsets")
+        return start, end
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by their documented names; raises `OptionError` for any other."""
+    given = {name.lower(): value for name, value in options.items()}
+    if "paths" in given:  # DataFrameReader.load of a list
+        raise OptionError(f"One query reads one store, got the paths {given['paths']}")
+    if "provider" in given:  # what a catalog adds
+        raise OptionError(
+            "Spark does not hand the options of CREATE TABLE to Python data sources; "
+            "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
+        )
+    for name in given:
+        if name not in _BY_LOWER_NAME:
+            near = get_close_matches(name, _BY_LOWER_NAME, n=1)
+            known = (
+                f"did you mean {_BY_LOWER_NAME[near[0]]}?" if near else f"known are {', '.join(OPTION_NAMES)}"
+            )
+            raise OptionError(f"Unknown option {name!r}: {known}")
+    return {_BY_LOWER_NAME[name]: value for name, value in given.items()}
+
+
+def _path(path: str) -> str:
+    if not path:
+        raise OptionError('The option path is missing: give the store\'s directory, e.g. .load("/data/mq")')
+    # Executors may run in another directory than the driver.
+    local = path.removeprefix("file://").removeprefix("file:")
+    return path if "://" in local else os.path.abspath(local)
+
+
+def _tags(name: str, text: str) -> str:
+    try:
+        TagFilter.parse(text)
+    except FilterError as error:
+        raise OptionError(f"{name}: {error}") from error
+    return text
+
+
+def _not_negative(name: str, text: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        raise OptionError(f"{name} takes a whole number, 0 or more, got {text!r}")
+    return int(text)
+
+
+def _positive(name: str, text: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdigit() and int(text) > 0):
+        raise OptionError(f"{name} takes a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def _bytes(name: str, text: str) -> int:
+    match = _BYTE_SIZE.fullmatch(text.strip())
+    size = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
+    if size <= 0:
+        raise OptionError(f"{name} takes bytes above 0, such as 1048576, 512k or 64m, got {text!r}")
+    return size
+
+
+def _boolean(name: str, text: str) -> bool:
+    values = {"true": True, "false": False}
+    if text.strip().lower() not in values:
+        raise OptionError(f"{name} takes true or false, got {text!r}")
+    return values[text.strip().lower()]
+
+
+def _refuse(name: str, limit: int | Positions, offset: int, why: str) -> None:
+    queues = [q for q, o in limit.items() if o == offset] if isinstance(limit, dict) else []
+    if limit == offset or queues:
+        where = f" for {queues[0]}" if queues else ""
+        raise OptionError(f"{name} cannot be {why}{where}")

@@ -1,0 +1,142 @@
+"""How much of a backlog a micro-batch takes, and how its ranges become input partitions. Pure functions.
+
+A queue is never starved: where a limit allows it every waiting queue gets at least one message, and where it
+does not, they take turns. `turn` counts the limited batches; any number does, as long as it goes up by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_mq.offsets import QueueRange
+
+Sizes = npt.NDArray[np.int64]
+
+
+def limit_ranges(
+    ranges: Sequence[QueueRange],
+    max_messages: int | None,
+    max_bytes: int | None,
+    sizes: Callable[[QueueRange], Sizes],
+    smallest_record: int,
+    turn: int = 0,
+) -> list[QueueRange]:
+    """Cut `ranges` so that both limits hold. Each range keeps its start; it may become empty.
+
+    sizes: the record sizes of a range in bytes, int64, one a message. It is asked for no more messages of a
+    queue than could fit into `max_bytes` if each had `smallest_record` bytes.
+    """
+    limited = list(ranges)
+    if max_messages is not None:
+        limited = _take(limited, share(max_messages, [r.length for r in limited], turn))
+    if max_bytes is not None:
+        most = max_bytes // smallest_record + 1
+        known = [sizes(r) for r in _take(limited, [min(r.length, most) for r in limited])]
+        # Bytes of what lies beyond the known sizes: as many a message as the known ones have on average.
+        backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
+        limited = _take(limited, fit(max_bytes, known, backlog, turn))
+    return limited
+
+
+def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
+    """Share `limit` out in proportion to `backlog` (any one unit).
+
+    Returns a share for each: never more than its backlog, min(limit, sum(backlog)) together. The shares
+    follow the proportion to within one, except that each gets at least one; when `limit` is too small for
+    that, `turn` decides who gets one.
+    """
+    if sum(backlog) <= limit:
+        return list(backlog)
+    waiting = [i for i, size in enumerate(backlog) if size > 0]
+    shares = [0] * len(backlog)
+    if limit < len(waiting):
+        for k in range(limit):
+            shares[waiting[(turn * limit + k) % len(waiting)]] = 1
+        return shares
+    spare, rest = limit - len(waiting), sum(backlog) - len(waiting)
+    remainders = []
+    for i in waiting:
+        more, remainder = divmod(spare * (backlog[i] - 1), rest)
+        shares[i] = 1 + more
+        remainders.append((-remainder, i))
+    for _, i in sorted(remainders)[: limit - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def fit(limit: int, sizes: Sequence[Sizes], backlog: Sequence[int], turn: int = 0) -> list[int]:
+    """How many messages of each queue fit into `limit` bytes together.
+
+    sizes: sizes in bytes of the messages at the head of each queue. backlog: bytes of each queue, for shares.
+    Each queue gets the longest prefix that its share has room for; what is left over is used up by further
+    messages, queue by queue. The queue whose turn it is gets its first message even where that is more than
+    its share, and alone where it is more than `limit`: else it might wait for ever.
+    """
+    counts = [0] * len(sizes)
+    waiting = [i for i, s in enumerate(sizes) if len(s)]
+    if not waiting:
+        return counts
+    ends = [np.cumsum(s) for s in sizes]
+    left = limit
+    rooms = share(limit, backlog, turn)
+    first = waiting[turn % len(waiting)]
+    head = int(sizes[first][0])
+    if rooms[first] < head:
+        counts[first] = 1
+        left -= head
+        if left <= 0:
+            return counts
+        rooms = share(left, [0 if i == first else size for i, size in enumerate(backlog)], turn)
+    for i, room in enumerate(rooms):
+        left -= _extend(counts, i, ends[i], room)
+    for k in range(len(waiting)):
+        i = waiting[(turn + k) % len(waiting)]
+        left -= _extend(counts, i, ends[i], left)
+    return counts
+
+
+def split(
+    ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None
+) -> list[QueueRange]:
+    """Cut ranges into input partitions: none larger than `max_records`, and `min_partitions` of them if
+    possible.
+
+    The range with the largest pieces is cut further first. Pieces of a range differ by at most one message.
+    Empty ranges are left out.
+    """
+    ranges = [r for r in ranges if r.length > 0]
+    pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
+    missing = (min_partitions or 0) - sum(pieces)
+    largest = [
+        (-r.length / n, i) for i, (r, n) in enumerate(zip(ranges, pieces, strict=True)) if n < r.length
+    ]
+    heapq.heapify(largest)
+    while missing > 0 and largest:
+        _, i = largest[0]
+        pieces[i] += 1
+        missing -= 1
+        if pieces[i] < ranges[i].length:
+            heapq.heapreplace(largest, (-ranges[i].length / pieces[i], i))
+        else:
+            heapq.heappop(largest)
+    return [piece for r, n in zip(ranges, pieces, strict=True) for piece in _pieces(r, n)]
+
+
+def _pieces(r: QueueRange, n: int) -> list[QueueRange]:
+    cuts = [r.start + r.length * k // n for k in range(n + 1)]
+    return [r._replace(start=cuts[k], end=cuts[k + 1]) for k in range(n)]
+
+
+def _take(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list[QueueRange]:
+    return [r._replace(end=r.start + n) for r, n in zip(ranges, counts, strict=True)]
+
+
+def _extend(counts: list[int], i: int, ends: Sizes, room: int) -> int:
+    """Take as many more messages of queue `i` as `room` bytes hold; returns the bytes taken."""
+    used = int(ends[counts[i] - 1]) if counts[i] else 0
+    counts[i] = int(np.searchsorted(ends, used + room, side="right"))
+    return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

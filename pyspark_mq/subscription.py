@@ -1,0 +1,101 @@
+"""Which queues a query reads: the options `subscribe`, `subscribePattern` and `assign`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.offsets import Queue
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Exactly one of the three is not None."""
+
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    assigned: tuple[Queue, ...] | None = None
+
+    @classmethod
+    def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> Subscription:
+        """From the three option strings; raises `OptionError` unless exactly one is given and well formed."""
+        given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            problem = f"{' and '.join(names)} exclude each other" if names else "Nothing is subscribed"
+            raise OptionError(
+                f"{problem}: give exactly one of subscribe (topics, comma separated), "
+                'subscribePattern (a regular expression), assign (JSON such as {"orders": [0, 1]})'
+            )
+        if subscribe is not None:
+            return cls(topics=_topics(subscribe))
+        if pattern is not None:
+            return cls(pattern=_pattern(pattern))
+        return cls(assigned=_assigned(str(assign)))
+
+    def select(self, topics: Mapping[str, int]) -> list[Queue]:
+        """The subscribed queues among `topics` (number of queues for each topic), sorted."""
+        if self.assigned is not None:
+            return [queue for queue in self.assigned if queue.queue_id < topics.get(queue.topic, 0)]
+        return sorted(
+            Queue(topic, queue_id)
+            for topic, queues in topics.items()
+            if self._wants(topic)
+            for queue_id in range(queues)
+        )
+
+    def require(self, topics: Mapping[str, int]) -> None:
+        """Raises `SubscriptionError` when a topic or queue that is named does not exist."""
+        named = set(self.assigned or ()) - set(self.select(topics))
+        missing = [str(queue) for queue in sorted(named)]
+        missing += [topic for topic in self.topics or () if topic not in topics]
+        if missing:
+            existing = (
+                ", ".join(f"{topic} ({n} queues)" for topic, n in sorted(topics.items())) or "no topics"
+            )
+            raise SubscriptionError(
+                f"The store has no {', '.join(missing)}; it has {existing}. Create the topic first "
+                "(pyspark-mq topic create), or use subscribePattern, which waits for topics to come"
+            )
+
+    def _wants(self, topic: str) -> bool:
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in (self.topics or ())
+
+
+def _topics(subscribe: str) -> tuple[str, ...]:
+    topics = tuple(dict.fromkeys(topic.strip() for topic in subscribe.split(",")))
+    if "" in topics:
+        raise OptionError(f"subscribe takes topics separated by commas, got {subscribe!r}")
+    return topics
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"subscribePattern {pattern!r} is no regular expression: {error}") from error
+    return pattern
+
+
+def _assigned(assign: str) -> tuple[Queue, ...]:
+    expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r}'
+    try:
+        json_ = json.loads(assign)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{expected}: line {error.lineno} column {error.colno}: {error.msg}") from error
+    if not isinstance(json_, dict) or not json_:
+        raise OptionError(f"{expected}: the top level is no object with topics")
+    queues = set()
+    for topic, ids in json_.items():
+        if not isinstance(ids, list) or not ids:
+            raise OptionError(f"{expected}: {topic!r} has no list of queue numbers")
+        for queue_id in ids:
+            if type(queue_id) is not int or queue_id < 0:
+                raise OptionError(f"{expected}: {topic!r} has {json.dumps(queue_id)} for a queue number")
+            queues.add(Queue(topic, queue_id))
+    return tuple(sorted(queues))

@@ -1,0 +1,205 @@
+"""Offsets: both ways through JSON, fixtures of checkpoints, and where batches begin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_mq.errors import CheckpointError, OptionError
+from pyspark_mq.offsets import (
+    EARLIEST,
+    LATEST,
+    Bounds,
+    Queue,
+    QueueRange,
+    StreamOffset,
+    batch_ranges,
+    begin_batch,
+    parse_limit,
+    resolve,
+    to_json,
+)
+
+RESOURCES = Path(__file__).parent.parent / "resources" / "offsets"
+A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
+
+queues = st.builds(Queue, st.from_regex(r"[%|a-zA-Z0-9_-]{1,20}", fullmatch=True), st.integers(0, 100))
+positions = st.dictionaries(queues, st.integers(0, 2**63 - 1), max_size=10)
+
+
+def load(name: str) -> Any:
+    return json.loads((RESOURCES / name).read_text())
+
+
+@given(positions, positions)
+def test_an_offset_survives_the_checkpoint(following: dict[Queue, int], starts: dict[Queue, int]) -> None:
+    offset = StreamOffset(following, starts)
+    assert StreamOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+@given(positions)
+def test_offsets_are_written_in_one_order(following: dict[Queue, int]) -> None:
+    backwards = dict(reversed(following.items()))
+    assert json.dumps(to_json(following)) == json.dumps(to_json(backwards))
+
+
+@pytest.mark.parametrize(
+    ("name", "offset"),
+    [
+        ("v1-plain.json", StreamOffset({Queue("orders", 0): 23, Queue("orders", 1): 345})),
+        (
+            "v1-pinned.json",
+            StreamOffset(
+                {
+                    Queue("audit", 0): 7,
+                    Queue("orders", 0): 23,
+                    Queue("orders", 1): 345,
+                    Queue("orders", 10): 0,
+                },
+                starts={Queue("audit", 0): 7, Queue("orders", 10): 0},
+            ),
+        ),
+        ("v1-no-queues.json", StreamOffset({})),
+    ],
+)
+def test_checkpoint_fixtures(name: str, offset: StreamOffset) -> None:
+    assert StreamOffset.from_json(load(name)) == offset
+    assert json.dumps(offset.to_json()) == (RESOURCES / name).read_text().strip()
+
+
+def test_a_future_checkpoint_is_refused_with_what_to_do() -> None:
+    with pytest.raises(CheckpointError, match=r"'\$epoch', written by a newer pyspark-mq: upgrade"):
+        StreamOffset.from_json(load("future-key.json"))
+
+
+@pytest.mark.parametrize(
+    "json_",
+    [
+        {"orders": 3},
+        {"orders": {"0": "3"}},
+        {"orders": {"0": True}},
+        {"orders": {"0": -1}},
+        {"orders": {"x": 1}},
+        {"orders": {"²": 1}},
+        {"logOffset": 17},
+        {"$start": 1},
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(json_: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="not one of this source"):
+        StreamOffset.from_json(json_)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("earliest", EARLIEST),
+        (" Latest ", LATEST),
+        ('{"a": {"0": -2, "1": 5}, "b": {"0": -1}}', {A0: EARLIEST, A1: 5, B0: LATEST}),
+    ],
+)
+def test_limits(text: str, limit: Any) -> None:
+    assert parse_limit("startingOffsets", text) == limit
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("newest", "line 1 column 1"),
+        ('{"a": {"0": 1,}}', "line 1 column 15"),
+        ("3", "the top level is 3"),
+        ('{"a": 3}', "'a' is 3 where an object belongs"),
+        ('{"a": {"0": -3}}', "a/0 has -3 where an offset belongs"),
+        ('{"a": {"0": 1.5}}', "a/0 has 1.5 where an offset belongs"),
+        ('{"a": {"-1": 1}}', "'a' has '-1' where a queue number belongs"),
+    ],
+)
+def test_a_wrong_limit_says_where(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match="startingOffsets takes earliest, latest, or JSON") as caught:
+        parse_limit("startingOffsets", text)
+    assert message in str(caught.value)
+
+
+BOUNDS = {A0: Bounds(10, 20), A1: Bounds(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "offsets"),
+    [
+        (EARLIEST, {A0: 10, A1: 0}),
+        (LATEST, {A0: 20, A1: 0}),
+        ({A0: LATEST, A1: EARLIEST}, {A0: 20, A1: 0}),
+        ({A0: 13, A1: 99}, {A0: 13, A1: 99}),
+    ],
+)
+def test_limits_resolve(limit: Any, offsets: dict[Queue, int]) -> None:
+    assert resolve("startingOffsets", limit, BOUNDS) == offsets
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({A0: 1}, "has to name every subscribed queue and leaves out: a/1"),
+        ({A0: 1, A1: 1, B0: 1}, "do not exist or are not subscribed: b/0"),
+    ],
+)
+def test_limits_name_exactly_the_subscribed_queues(limit: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        resolve("startingOffsets", limit, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("what", "start", "bounds", "begin", "starts", "losses"),
+    [
+        ("a batch follows the one before", {A0: 15}, {A0: (10, 20)}, {A0: 15}, {}, []),
+        (
+            "a new queue begins at its first message",
+            {A0: 15},
+            {A0: (10, 20), B0: (3, 9)},
+            {A0: 15, B0: 3},
+            {B0: 3},
+            [],
+        ),
+        ("idle at the end", {A0: 20}, {A0: (10, 20)}, {A0: 20}, {}, []),
+        ("deleted", {A0: 5}, {A0: (10, 20)}, {A0: 10}, {A0: 10}, ["a/0 [5, 10) is lost"]),
+        ("cut or created anew", {A0: 25}, {A0: (0, 20)}, {A0: 0}, {A0: 0}, ["a/0 [20, 25) is lost"]),
+        ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 [7, 7) is lost: the queue is gone"]),
+    ],
+)
+def test_where_a_batch_begins(
+    what: str,
+    start: dict[Queue, int],
+    bounds: dict[Queue, tuple[int, int]],
+    begin: dict[Queue, int],
+    starts: dict[Queue, int],
+    losses: list[str],
+) -> None:
+    batch = begin_batch(StreamOffset(start), {queue: Bounds(*bound) for queue, bound in bounds.items()})
+    assert (batch.begin, batch.starts) == (begin, starts)
+    assert len(batch.losses) == len(losses)
+    for loss, expected in zip(batch.losses, losses, strict=True):
+        assert str(loss).startswith(expected)
+
+
+def test_the_first_batch_is_pinned_until_it_is_read() -> None:
+    initial = StreamOffset({A0: 5, A1: 0}, starts={A0: 5, A1: 0})
+    bounds = {A0: Bounds(0, 9), A1: Bounds(0, 0)}
+    first = StreamOffset({A0: 7, A1: 0}, begin_batch(initial, bounds).starts)
+    assert first.starts == {A0: 5, A1: 0}
+    # A replay gets another initial offset, because "latest" moved. The batch is the same.
+    moved = StreamOffset({A0: 9, A1: 4}, starts={A0: 9, A1: 4})
+    assert batch_ranges(moved, first) == batch_ranges(initial, first) == [QueueRange("a", 0, 5, 7)]
+    # The second batch has moved past the pin of a/0, and reads a/1 first.
+    second = StreamOffset({A0: 9, A1: 4}, begin_batch(first, {A0: Bounds(0, 9), A1: Bounds(0, 4)}).starts)
+    assert second.starts == {A1: 0}
+    assert batch_ranges(first, second) == [QueueRange("a", 0, 7, 9), QueueRange("a", 1, 0, 4)]
+
+
+def test_a_batch_without_a_begin_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="do not say where b/0 begins"):
+        batch_ranges(StreamOffset({A0: 5}), StreamOffset({A0: 5, B0: 1}))

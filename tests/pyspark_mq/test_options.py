@@ -1,0 +1,180 @@
+"""Options: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.offsets import EARLIEST, LATEST, Queue
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.subscription import Subscription
+
+BASE = {"path": "/data/mq", "subscribe": "orders"}
+
+
+def test_defaults() -> None:
+    options = SourceOptions.parse(BASE)
+    assert options == SourceOptions(
+        path="/data/mq",
+        subscription=Subscription(topics=("orders",)),
+        starting_offsets=None,
+        ending_offsets=None,
+        sub_expression=None,
+        max_offsets_per_trigger=None,
+        max_bytes_per_trigger=None,
+        min_partitions=None,
+        max_records_per_partition=None,
+        fail_on_data_loss=True,
+        include_properties=False,
+        check_crc=True,
+        hold_timeout_seconds=0.25,
+    )
+    assert options.stream_start() == LATEST
+    assert options.batch_limits() == (EARLIEST, LATEST)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("startingOffsets", "earliest", "starting_offsets", EARLIEST),
+        ("endingOffsets", '{"orders": {"0": 3}}', "ending_offsets", {Queue("orders", 0): 3}),
+        ("subExpression", "paid || shipped", "sub_expression", "paid || shipped"),
+        ("maxOffsetsPerTrigger", "1000", "max_offsets_per_trigger", 1000),
+        ("maxBytesPerTrigger", "1000", "max_bytes_per_trigger", 1000),
+        ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 << 20),
+        ("maxBytesPerTrigger", "2 GB", "max_bytes_per_trigger", 2 << 30),
+        ("maxBytesPerTrigger", "512k", "max_bytes_per_trigger", 512 << 10),
+        ("minPartitions", "8", "min_partitions", 8),
+        ("maxRecordsPerPartition", "8", "max_records_per_partition", 8),
+        ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
+        ("includeProperties", "true", "include_properties", True),
+        ("checkCRC", "false", "check_crc", False),
+        ("holdTimeoutMs", "0", "hold_timeout_seconds", 0.0),
+    ],
+)
+def test_values(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(SourceOptions.parse({**BASE, name.lower(): text}), field) == value
+    assert getattr(SourceOptions.parse({**BASE, name.upper(): text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("maxOffsetPerTrigger", "1", "did you mean maxOffsetsPerTrigger?"),
+        ("bootstrap", "1", "known are path, subscribe"),
+        ("realTime", "true", "Unknown option 'realtime'"),
+        ("maxOffsetsPerTrigger", "0", "above 0, got '0'"),
+        ("maxOffsetsPerTrigger", "-5", "above 0, got '-5'"),
+        ("maxOffsetsPerTrigger", "many", "above 0, got 'many'"),
+        ("maxOffsetsPerTrigger", "²", "above 0, got '²'"),
+        ("maxBytesPerTrigger", "0", "maxBytesPerTrigger takes bytes"),
+        ("maxBytesPerTrigger", "64 miles", "maxBytesPerTrigger takes bytes"),
+        ("minPartitions", "1.5", "minPartitions takes a whole number"),
+        ("holdTimeoutMs", "-1", "holdTimeoutMs takes a whole number, 0 or more"),
+        ("failOnDataLoss", "yes", "failOnDataLoss takes true or false, got 'yes'"),
+        ("subExpression", "||", "subExpression"),
+        ("startingOffsets", "{", "startingOffsets takes earliest, latest, or JSON"),
+        ("paths", '["/a", "/b"]', "One query reads one store"),
+        ("provider", "mq", "CREATE TEMPORARY VIEW"),
+        ("subscribePattern", "o.*", "subscribe and subscribePattern exclude each other"),
+        ("assign", '{"orders": [0]}', "subscribe and assign exclude each other"),
+    ],
+)
+def test_refused(name: str, text: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        SourceOptions.parse({**BASE, name.lower(): text})
+    assert message in str(caught.value)
+
+
+def test_path_is_required() -> None:
+    with pytest.raises(OptionError, match="The option path is missing"):
+        SourceOptions.parse({"subscribe": "orders"})
+
+
+def test_path_means_the_same_in_every_process() -> None:
+    assert SourceOptions.parse({**BASE, "path": "mq"}).path == str(Path.cwd() / "mq")
+    assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).path == "/data/mq"
+    assert SourceOptions.parse({**BASE, "path": "file:///data/mq"}).path == "/data/mq"
+
+
+def test_a_subscription_is_required() -> None:
+    with pytest.raises(OptionError, match="Nothing is subscribed: give exactly one of"):
+        SourceOptions.parse({"path": "/data/mq"})
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(OptionError, match="endingOffsets is for batch queries"):
+        SourceOptions.parse({**BASE, "endingOffsets": "latest"}).stream_start()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("startingOffsets", "latest", "startingOffsets cannot be latest"),
+        ("startingOffsets", '{"orders": {"0": -1}}', "read nothing for orders/0"),
+        ("endingOffsets", "earliest", "endingOffsets cannot be earliest"),
+        ("endingOffsets", '{"orders": {"0": -2}}', "read nothing for orders/0"),
+        ("maxOffsetsPerTrigger", "5", "maxOffsetsPerTrigger is for streaming queries"),
+        ("maxBytesPerTrigger", "5m", "maxBytesPerTrigger is for streaming queries"),
+    ],
+)
+def test_refused_in_batch_queries(name: str, text: str, message: str) -> None:
+    options = SourceOptions.parse({**BASE, name: text})
+    with pytest.raises(OptionError, match=r"batch|streaming") as caught:
+        options.batch_limits()
+    assert message in str(caught.value)
+
+
+TOPICS = {"orders": 2, "orders-eu": 1, "audit": 1}
+
+
+@pytest.mark.parametrize(
+    ("subscription", "queues"),
+    [
+        (("orders, audit ,orders", None, None), [("audit", 0), ("orders", 0), ("orders", 1)]),
+        ((None, "orders.*", None), [("orders", 0), ("orders", 1), ("orders-eu", 0)]),
+        ((None, "order", None), []),  # the whole name has to match
+        ((None, None, '{"orders": [1], "audit": [0]}'), [("audit", 0), ("orders", 1)]),
+    ],
+)
+def test_subscriptions_select(
+    subscription: tuple[str | None, str | None, str | None], queues: list[tuple[str, int]]
+) -> None:
+    selected = Subscription.parse(*subscription)
+    assert selected.select(TOPICS) == queues
+    selected.require(TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("subscription", "missing"),
+    [
+        (("orders,payments", None, None), "payments"),
+        ((None, None, '{"orders": [1, 2], "x": [0]}'), "orders/2, x/0"),
+    ],
+)
+def test_named_topics_must_exist(
+    subscription: tuple[str | None, str | None, str | None], missing: str
+) -> None:
+    with pytest.raises(SubscriptionError, match=f"The store has no {missing}; it has audit \\(1 queues\\)"):
+        Subscription.parse(*subscription).require(TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("subscription", "message"),
+    [
+        (("a,,b", None, None), "topics separated by commas"),
+        (("", None, None), "topics separated by commas"),
+        ((None, "(", None), "no regular expression"),
+        ((None, None, "a"), "line 1 column 1"),
+        ((None, None, "[]"), "the top level"),
+        ((None, None, '{"a": []}'), "'a' has no list"),
+        ((None, None, '{"a": [true]}'), "'a' has true"),
+        ((None, None, '{"a": [-1]}'), "'a' has -1"),
+    ],
+)
+def test_wrong_subscriptions(subscription: tuple[str | None, str | None, str | None], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Subscription.parse(*subscription)
+    assert message in str(caught.value)
