@@ -1,0 +1,62 @@
+"""An embedded message log in RocketMQ's on-disk format: `MessageStore` and what goes in and out of it."""
+
+from store.appender import AppendResult
+from store.columns import COLUMNS, DEFAULT_COLUMNS
+from store.config import StoreConfig
+from store.errors import (
+    ConfigError,
+    CorruptRecord,
+    CorruptSegment,
+    CorruptStore,
+    InvalidColumns,
+    InvalidTopic,
+    MessageRefused,
+    NotAStore,
+    OffsetLost,
+    OffsetNotYet,
+    OffsetOutOfRange,
+    PutStatus,
+    ReadOnlyStore,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    UnknownQueue,
+    UnknownTopic,
+)
+from store.filters import FilterError, TagFilter
+from store.getting import GetResult, GetStatus
+from store.message import Message, StoredMessage
+from store.message_store import MessageStore, PutResult
+
+__all__ = [
+    "COLUMNS",
+    "DEFAULT_COLUMNS",
+    "AppendResult",
+    "ConfigError",
+    "CorruptRecord",
+    "CorruptSegment",
+    "CorruptStore",
+    "FilterError",
+    "GetResult",
+    "GetStatus",
+    "InvalidColumns",
+    "InvalidTopic",
+    "Message",
+    "MessageRefused",
+    "MessageStore",
+    "NotAStore",
+    "OffsetLost",
+    "OffsetNotYet",
+    "OffsetOutOfRange",
+    "PutResult",
+    "PutStatus",
+    "ReadOnlyStore",
+    "StoreConfig",
+    "StoreError",
+    "StoreFull",
+    "StoreLocked",
+    "StoredMessage",
+    "TagFilter",
+    "UnknownQueue",
+    "UnknownTopic",
+]

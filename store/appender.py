@@ -1,0 +1,139 @@
+"""One append, from the lock to the publication; and the repair of one that died.
+
+The order is the promise (see `watermark`): announce, write records, write queue entries, flush if asked, publish.
+Whatever happens before the last step, readers see nothing of it and the next append undoes it first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from store.commit_log import CommitLog, Placement
+from store.consume_queue import ConsumeQueue
+from store.locks import StoreLock
+from store.records import Records
+from store.watermark import Watermark
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where n messages went, in their order.
+
+    queue_ids: int32, queue_offsets and physical_offsets: int64, each of shape (n,).
+    """
+
+    queue_ids: npt.NDArray[np.int32]
+    queue_offsets: npt.NDArray[np.int64]
+    physical_offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.queue_ids)
+
+    @staticmethod
+    def concatenate(results: list[AppendResult]) -> AppendResult:
+        """Several appends as one result."""
+        return AppendResult(
+            np.concatenate([np.empty(0, np.int32), *(result.queue_ids for result in results)]),
+            np.concatenate([np.empty(0, np.int64), *(result.queue_offsets for result in results)]),
+            np.concatenate([np.empty(0, np.int64), *(result.physical_offsets for result in results)]),
+        )
+
+
+class Appender:
+    """Appends records to one store. Any number of them, in any processes and threads, take turns by the lock."""
+
+    def __init__(
+        self,
+        lock: StoreLock,
+        watermark: Watermark,
+        log: CommitLog,
+        queue: Callable[[str, int], ConsumeQueue],
+        existing_queues: Callable[[], list[tuple[str, int]]],
+        *,
+        sync_flush: bool,
+    ) -> None:
+        self._lock = lock
+        self._watermark = watermark
+        self._log = log
+        self._queue = queue
+        self._existing_queues = existing_queues
+        self._sync_flush = sync_flush
+        self._tails: dict[tuple[str, int], int] = {}
+        self._published = -1
+
+    def append(self, records: Records) -> AppendResult:
+        """Append all records under one publication.
+
+        Raises `StoreFull` and `MessageRefused`; nothing of `records` is visible then.
+        """
+        with self._lock.exclusive():
+            self.repair()
+            begin = self._watermark.confirm_offset
+            placement = self._log.place(begin, records.sizes)
+            queue_offsets, tails = self._queue_offsets(records, begin)
+            store_timestamp = max(int(time.time() * 1000), self._watermark.store_timestamp)
+            records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
+            self._watermark.announce(placement.end, store_timestamp)
+            self._log.write(placement, records.buffer, records.sizes)
+            self._write_entries(records, placement, queue_offsets)
+            if self._sync_flush:
+                self._log.segments.flush(begin, placement.end)
+                self._watermark.mark_flushed(placement.end)
+                self._watermark.flush()
+            self._watermark.publish(placement.end)
+            self._tails.update(tails)
+            self._published = placement.end
+        ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
+        return AppendResult(ids[records.queues], queue_offsets, placement.physical_offsets)
+
+    def repair(self) -> None:
+        """Undo an append that died: zero what it announced, drop its queue entries. Call under the lock.
+
+        Nothing of it was published. Stale bytes must go all the same: later appends move the confirm offset
+        over them, and then a stale entry would count and a stale record would parse.
+        """
+        confirm, announced = self._watermark.confirm_offset, self._watermark.announced_end
+        if confirm != self._published:
+            self._tails.clear()  # another process appended
+        if announced <= confirm:
+            return
+        self._tails.clear()
+        self._log.segments.zero(confirm, announced)
+        for topic, queue_id in self._existing_queues():
+            queue = self._queue(topic, queue_id)
+            queue.truncate(queue.tail(confirm))
+        self._watermark.announce(confirm, self._watermark.store_timestamp)
+
+    def _queue_offsets(
+        self, records: Records, confirm: int
+    ) -> tuple[npt.NDArray[np.int64], dict[tuple[str, int], int]]:
+        """The queue offset of every record, and the tails of their queues after it."""
+        queue_offsets = np.empty(len(records), np.int64)
+        tails = {}
+        for destination, rows in _by_queue(records):
+            tail = self._tails.get(destination)
+            if tail is None:
+                tail = self._queue(*destination).tail(confirm)
+            queue_offsets[rows] = np.arange(tail, tail + len(rows))
+            tails[destination] = tail + len(rows)
+        return queue_offsets, tails
+
+    def _write_entries(self, records: Records, placement: Placement, queue_offsets: npt.NDArray[np.int64]) -> None:
+        entries = records.entries(placement.physical_offsets)
+        for destination, rows in _by_queue(records):
+            self._queue(*destination).write(int(queue_offsets[rows[0]]), entries[rows])
+
+
+def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
+    """Each destination with the rows that go there, ascending."""
+    order = np.argsort(records.queues, kind="stable")
+    bounds = np.searchsorted(records.queues[order], np.arange(len(records.destinations) + 1))
+    return [
+        (destination, order[bounds[index] : bounds[index + 1]])
+        for index, destination in enumerate(records.destinations)
+    ]

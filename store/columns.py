@@ -1,0 +1,216 @@
+"""Messages of one queue as Arrow columns: the commit log's bytes, decoded column by column, only those asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.errors import CorruptRecord, InvalidColumns
+from store.layout import (
+    IPV4_BYTES,
+    IPV6_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    SYS_BORN_HOST_V6,
+    SYS_COMPRESSED,
+    SYS_STORE_HOST_V6,
+)
+from store.message import decompress, host_text
+from store.property_columns import PropertyColumns
+from store.record_view import Ints, Mask, RecordView
+from store.segments import Bytes
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+
+COLUMNS: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "queueId": pa.int32(),
+    "queueOffset": pa.int64(),
+    "msgId": pa.string(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "body": pa.binary(),
+    "bornTimestamp": TIMESTAMP,
+    "storeTimestamp": TIMESTAMP,
+    "properties": pa.map_(pa.string(), pa.string()),
+    "physicalOffset": pa.int64(),
+    "bornHost": pa.string(),
+    "storeHost": pa.string(),
+    "reconsumeTimes": pa.int32(),
+    "flag": pa.int32(),
+    "sysFlag": pa.int32(),
+    "bodyCRC": pa.int32(),
+    "preparedTransactionOffset": pa.int64(),
+}
+"""What a message can be read as: column name to Arrow type."""
+
+DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raises `InvalidColumns` for a name that is not in COLUMNS."""
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise InvalidColumns(f"unknown columns {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+
+
+class Block:
+    """n messages of one queue inside one stretch of a segment.
+
+    Constructing it checks every record against its ConsumeQueue entry: length, magic, queue, both offsets,
+    topic, and that its parts fill it exactly.
+    """
+
+    def __init__(
+        self,
+        view: Bytes,
+        base: int,
+        topic: str,
+        queue_id: int,
+        queue_offsets: Ints,
+        physical_offsets: Ints,
+        sizes: Ints,
+    ) -> None:
+        """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1.
+
+        Raises `CorruptRecord` naming the first record that is not what its entry says.
+        """
+        self._topic = topic
+        self._queue_id = queue_id
+        self._queue_offsets = queue_offsets
+        self._physical_offsets = physical_offsets
+        self._records = records = RecordView(view, physical_offsets - base, sizes)
+        self._need(records.sound, "the log holds no record of that length there")
+        same = records.field("queue_id") == queue_id
+        same &= records.field("queue_offset") == queue_offsets
+        same &= records.field("physical_offset") == physical_offsets
+        self._need(same & self._topic_matches(), "the log holds another message there")
+
+    def __len__(self) -> int:
+        return len(self._queue_offsets)
+
+    def column(self, name: str) -> pa.Array:
+        """One column of COLUMNS, length n."""
+        return _DECODERS[name](self)
+
+    def check_crc(self) -> None:
+        """Raises `CorruptRecord` for the first body whose CRC32 differs from the stored one."""
+        self._need(self._records.crc_matches(), "its body does not match its CRC")
+
+    def _topic_matches(self) -> Mask:
+        name = np.frombuffer(self._topic.encode(), np.uint8)
+        same: Mask = self._records.topic_lengths == len(name)
+        if same.all():
+            same = (self._matrix(self._records.topic_starts, len(name)) == name).all(axis=1)
+        return same
+
+    def _need(self, holds: Mask, what: str) -> None:
+        if not holds.all():
+            row = int(np.argmin(holds))
+            raise CorruptRecord(
+                f"topic {self._topic}, queue {self._queue_id}, offset {self._queue_offsets[row]} "
+                f"(commit log offset {self._physical_offsets[row]}): {what}; restore the segment from a copy"
+            )
+
+    def _matrix(self, starts: Ints, width: int) -> npt.NDArray[np.uint8]:
+        """`width` bytes from each start, shape (n, width)."""
+        return self._records.view[starts[:, None] + np.arange(width)]
+
+    # --- columns ---------------------------------------------------------------------------------------
+
+    def _bodies(self) -> pa.BinaryArray:
+        stored = self._records.stored_bodies
+        compressed = np.flatnonzero(self._records.sys_flags & SYS_COMPRESSED)
+        if not len(compressed):
+            return stored
+        bodies = stored.to_pylist()
+        for row in compressed:
+            bodies[row] = decompress(bodies[row], int(self._records.sys_flags[row]))
+        return pa.array(bodies, pa.binary())
+
+    @cached_property
+    def _properties(self) -> PropertyColumns:
+        return PropertyColumns(self._records.properties)
+
+    def _ints(self, name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array(self._records.field(name)).cast(kind)
+
+    def _timestamps(self, name: str) -> pa.TimestampArray:
+        return pa.array(self._records.field(name) * 1000).cast(TIMESTAMP)
+
+    def _msg_ids(self) -> pa.StringArray:
+        """The client's id where the message carries one, else the offsetMsgId."""
+        unique = self._properties.value(PROPERTY_UNIQ_KEY)
+        if unique.null_count == 0:
+            return unique
+        return unique.fill_null(self._offset_msg_ids()) if unique.null_count < len(self) else self._offset_msg_ids()
+
+    def _offset_msg_ids(self) -> pa.StringArray:
+        def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+            offsets = self._physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
+            return _hex(np.concatenate([hosts, offsets], axis=1))
+
+        return self._by_family("store", SYS_STORE_HOST_V6, texts)
+
+    def _hosts(self, which: str, bit: int) -> pa.StringArray:
+        def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+            port = RECORD_HEADER[f"{which}_port"].itemsize
+            distinct, index = np.unique(hosts, axis=0, return_inverse=True)
+            names = [host_text(host[:-port].tobytes(), int(host[-port:].view(">i4")[0])) for host in distinct]
+            return pa.array(names, pa.string()).take(pa.array(index.ravel()))
+
+        return self._by_family(which, bit, texts)
+
+    def _by_family(
+        self, which: str, bit: int, texts: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
+    ) -> pa.StringArray:
+        """`texts` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
+        v6 = (self._records.sys_flags & bit) != 0
+        starts = self._records.field_positions(f"{which}_ip")
+        port = RECORD_HEADER[f"{which}_port"].itemsize
+        parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
+        arrays = [texts(self._matrix(starts[rows], width + port), rows) for rows, width in parts if len(rows)]
+        if len(arrays) == 1:
+            return arrays[0]
+        order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
+        return pa.concat_arrays(arrays).take(pa.array(order))
+
+
+_DECODERS: dict[str, Callable[[Block], pa.Array]] = {
+    "topic": lambda block: pa.repeat(pa.scalar(block._topic, pa.string()), len(block)),
+    "queueId": lambda block: pa.array(np.full(len(block), block._queue_id, np.int32)),
+    "queueOffset": lambda block: pa.array(block._queue_offsets),
+    "msgId": Block._msg_ids,
+    "tags": lambda block: block._properties.value(PROPERTY_TAGS),
+    "keys": lambda block: block._properties.value(PROPERTY_KEYS),
+    "body": Block._bodies,
+    "bornTimestamp": lambda block: block._timestamps("born_timestamp"),
+    "storeTimestamp": lambda block: block._timestamps("store_timestamp"),
+    "properties": lambda block: block._properties.maps(),
+    "physicalOffset": lambda block: pa.array(block._physical_offsets),
+    "bornHost": lambda block: block._hosts("born", SYS_BORN_HOST_V6),
+    "storeHost": lambda block: block._hosts("store", SYS_STORE_HOST_V6),
+    "reconsumeTimes": lambda block: block._ints("reconsume_times", pa.int32()),
+    "flag": lambda block: block._ints("flag", pa.int32()),
+    # RocketMQ's decoder clears the bit once the body is inflated
+    "sysFlag": lambda block: pa.array((block._records.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
+    "bodyCRC": lambda block: block._ints("body_crc", pa.int32()),
+    "preparedTransactionOffset": lambda block: block._ints("prepared_transaction_offset", pa.int64()),
+}
+assert _DECODERS.keys() == COLUMNS.keys()
+
+_HEX_PAIRS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
+
+
+def _hex(rows: npt.NDArray[np.uint8]) -> pa.StringArray:
+    """Upper-case hex of each row of an (n, k) byte matrix."""
+    count, width = rows.shape
+    text = _HEX_PAIRS[rows]
+    offsets = np.arange(0, (count + 1) * 2 * width, 2 * width, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.tobytes()))

@@ -1,0 +1,110 @@
+"""`store.conf`: RocketMQ's own key names, `key=value` lines."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from store.errors import ConfigError
+from store.layout import CQ_ENTRY
+
+FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
+
+    Sizes are bytes, times ms. The two file sizes count for a new directory only; an existing one says them
+    itself. `brokerIP1` (IPv4) and `listenPort` make up the store host, and with it message ids.
+    """
+
+    mappedFileSizeCommitLog: int = 1 << 30
+    mappedFileSizeConsumeQueue: int = 300_000 * CQ_ENTRY.itemsize
+    maxMessageSize: int = 4 << 20
+    flushDiskType: str = "ASYNC_FLUSH"
+    flushIntervalCommitLog: int = 500
+    maxTransferCountOnMessageInMemory: int = 32
+    maxTransferBytesOnMessageInMemory: int = 256 << 10
+    maxFilterMessageSize: int = 16_000
+    brokerIP1: str = "127.0.0.1"
+    listenPort: int = 10_911
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a value that cannot work."""
+        for name, minimum in _MINIMA.items():
+            value = getattr(self, name)
+            if value < minimum or value > _MAX_INT:
+                raise ConfigError(f"{name}={value}: must lie between {minimum} and {_MAX_INT}")
+        if self.flushDiskType not in FLUSH_DISK_TYPES:
+            raise ConfigError(f"flushDiskType={self.flushDiskType}: must be one of {', '.join(FLUSH_DISK_TYPES)}")
+        try:
+            ipaddress.IPv4Address(self.brokerIP1)
+        except ValueError as error:
+            raise ConfigError(f"brokerIP1={self.brokerIP1}: must be an IPv4 address such as 127.0.0.1") from error
+        if self.mappedFileSizeConsumeQueue % CQ_ENTRY.itemsize:  # RocketMQ's getter rounds up likewise
+            entries = -(-self.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize)
+            object.__setattr__(self, "mappedFileSizeConsumeQueue", entries * CQ_ENTRY.itemsize)
+
+    @property
+    def store_host(self) -> tuple[bytes, int]:
+        """IPv4 bytes and port of the host that records name as their store."""
+        return ipaddress.IPv4Address(self.brokerIP1).packed, self.listenPort
+
+    @property
+    def sync_flush(self) -> bool:
+        """Whether an append reaches the device before it is acknowledged."""
+        return self.flushDiskType == "SYNC_FLUSH"
+
+    def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
+        """This configuration with the sizes that existing files have; None keeps one."""
+        return replace(
+            self,
+            mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
+            mappedFileSizeConsumeQueue=consume_queue or self.mappedFileSizeConsumeQueue,
+        )
+
+    def text(self) -> str:
+        """The configuration as a `store.conf`."""
+        return "".join(f"{field.name}={getattr(self, field.name)}\n" for field in fields(self))
+
+    @staticmethod
+    def load(path: Path | str) -> StoreConfig:
+        """Read a `store.conf`. Raises `ConfigError` naming file, line and the nearest known key."""
+        values: dict[str, Any] = {}
+        for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+            text = line.partition("#")[0].strip()
+            if not text:
+                continue
+            key, separator, value = (part.strip() for part in text.partition("="))
+            where = f"{path}, line {number}"
+            if not separator:
+                raise ConfigError(f"{where}: {text!r} is not key=value")
+            if key not in _PARSERS:
+                near = get_close_matches(key, _PARSERS, 1)
+                raise ConfigError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            try:
+                values[key] = _PARSERS[key](value)
+            except ValueError as error:
+                raise ConfigError(f"{where}: {key}={value!r} is not a number") from error
+        return StoreConfig(**values)
+
+
+_MAX_INT = (1 << 31) - 1  # RocketMQ's file sizes and positions are Java ints
+_MINIMA = {
+    "mappedFileSizeCommitLog": 256,
+    "mappedFileSizeConsumeQueue": CQ_ENTRY.itemsize,
+    "maxMessageSize": 1,
+    "flushIntervalCommitLog": 1,
+    "maxTransferCountOnMessageInMemory": 1,
+    "maxTransferBytesOnMessageInMemory": 1,
+    "maxFilterMessageSize": CQ_ENTRY.itemsize,
+    "listenPort": 0,
+}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    field.name: int if isinstance(field.default, int) else str for field in fields(StoreConfig)
+}

@@ -1,0 +1,133 @@
+"""The folder a store lives in: what makes it one, and how it says whether it was closed cleanly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from store.commit_log import CommitLog
+from store.config import StoreConfig
+from store.errors import NotAStore
+from store.layout import (
+    ABORT_FILE,
+    COMMIT_LOG_DIR,
+    CONF_FILE,
+    CONFIG_DIR,
+    CONSUME_QUEUE_DIR,
+    TOPICS_FILE,
+    WATERMARK_FILE,
+)
+from store.recovery import LogEnd
+from store.watermark import Watermark
+
+_MARKS = (WATERMARK_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
+
+
+class Directory:
+    """A path that is, or becomes, a store."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def is_store(self) -> bool:
+        """Whether any of a store's own files is there."""
+        return any((self.root / mark).exists() for mark in _MARKS)
+
+    def must_be_store(self) -> None:
+        """Raises `NotAStore` for a path that is none."""
+        if not self.is_store():
+            what = "is no store" if self.root.exists() else "does not exist"
+            raise NotAStore(
+                f"{self.root}: {what}; create one with MessageStore.open(path) or 'pyspark-mq topic create'"
+            )
+
+    def create(self) -> None:
+        """Make the folder if needed. Raises `NotAStore` when it holds other files or is no folder."""
+        if self.is_store():
+            return
+        if self.root.exists() and not self.root.is_dir():
+            raise NotAStore(f"{self.root}: a file; name a directory")
+        others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
+        if others and others != [CONFIG_DIR]:
+            raise NotAStore(
+                f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
+                "and no store; name a new or an empty directory"
+            )
+        (self.root / COMMIT_LOG_DIR).mkdir(parents=True, exist_ok=True)
+
+    def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
+        """The settings to use: those given, else the directory's own; file sizes as the files have them."""
+        own = self.root / CONF_FILE
+        if given is None:
+            config = StoreConfig.load(own) if own.exists() else StoreConfig()
+        else:
+            config = given if isinstance(given, StoreConfig) else StoreConfig.load(given)
+        if own.exists():  # ours: the sizes it was made with, so that a file cut short is noticed
+            made = StoreConfig.load(own)
+            return config.with_file_sizes(made.mappedFileSizeCommitLog, made.mappedFileSizeConsumeQueue)
+        return config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
+
+    def save_configuration(self, config: StoreConfig) -> None:
+        """Keep the settings of a new store in its own `config/store.conf`. Call under the store lock."""
+        own = self.root / CONF_FILE
+        if not own.exists():
+            own.parent.mkdir(exist_ok=True)
+            temporary = own.with_name(f"{own.name}.tmp")
+            temporary.write_text(config.text(), "utf-8")
+            temporary.replace(own)
+
+    def mark_open(self) -> None:
+        """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""
+        abort = self.root / ABORT_FILE
+        if not abort.exists():
+            abort.write_text(str(os.getpid()), "ascii")
+
+    def mark_closed(self) -> None:
+        """The last writer leaves, and everything is complete."""
+        (self.root / ABORT_FILE).unlink(missing_ok=True)
+
+    def needs_recovery(self) -> bool:
+        """True without a watermark (new, or a RocketMQ broker wrote here), or when the machine died since."""
+        with self._watermark() as watermark:
+            return watermark is None or not watermark.same_boot
+
+    def flushed_offset(self) -> int | None:
+        """The commit log offset up to which recovery can trust the device; None: nothing is known."""
+        with self._watermark() as watermark:
+            return None if watermark is None else watermark.flushed_offset
+
+    def watermark(self, log: CommitLog) -> Watermark | LogEnd:
+        """What tells a reader how far the log is published: our watermark, or the log itself."""
+        try:
+            return Watermark(self.root, writable=False)
+        except FileNotFoundError:
+            return LogEnd(self.root, log)
+
+    @contextmanager
+    def _watermark(self) -> Iterator[Watermark | None]:
+        try:
+            watermark = Watermark(self.root, writable=False)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield watermark
+        finally:
+            watermark.close()
+
+    def _queue_file_size(self) -> int | None:
+        folder = self.root / CONSUME_QUEUE_DIR
+        sizes = (_file_size(queue) for topic in _folders(folder) for queue in _folders(topic))
+        return next((size for size in sizes if size), None)
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+
+
+def _file_size(folder: Path) -> int | None:
+    """The length of the first file of a folder: a preallocated one after it may be missing, the first never is."""
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file()) if folder.is_dir() else []
+    return files[0].stat().st_size or None if files else None

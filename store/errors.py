@@ -1,0 +1,109 @@
+"""What can go wrong with a store, as one tree.
+
+    StoreError
+    ├── ConfigError              a key or value of store.conf
+    ├── NotAStore                the path is no store, or holds something else
+    ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
+    ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
+    ├── StoreFull                no space left on the device
+    ├── UnknownTopic
+    │   └── UnknownQueue         the topic exists, the queue id does not
+    ├── InvalidTopic             a name RocketMQ would refuse
+    ├── InvalidColumns           a table or a column list that does not fit
+    ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
+    ├── OffsetOutOfRange
+    │   ├── OffsetLost           older than what the store still has
+    │   └── OffsetNotYet         newer than what the store has published
+    └── CorruptStore
+        ├── CorruptSegment       a file with a wrong name or length, or a missing one
+        └── CorruptRecord        bytes that are not the record the ConsumeQueue promised
+
+Every message says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class PutStatus(Enum):
+    """RocketMQ's PutMessageStatus, as far as a local store can answer with it (FORMAT: code mapping of puts)."""
+
+    PUT_OK = 0
+    MESSAGE_ILLEGAL = 13
+    PROPERTIES_SIZE_EXCEEDED = 13_001
+
+
+class StoreError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class ConfigError(StoreError):
+    """A key or a value of `store.conf` that is not understood."""
+
+
+class NotAStore(StoreError):
+    """The path holds no store (reader), or holds other files (writer)."""
+
+
+class StoreLocked(StoreError):
+    """Somebody else owns the directory: a running RocketMQ broker, or a writer in the way of a repair."""
+
+
+class ReadOnlyStore(StoreError):
+    """A writing verb was called on a store that was opened with `read_only=True`."""
+
+
+class StoreFull(StoreError):
+    """The device has no space left; nothing of the append is visible, and it may be repeated."""
+
+
+class UnknownTopic(StoreError):
+    """The topic does not exist."""
+
+
+class UnknownQueue(UnknownTopic):
+    """The topic has no queue of that number."""
+
+
+class InvalidTopic(StoreError):
+    """A topic name outside RocketMQ's rules."""
+
+
+class InvalidColumns(StoreError):
+    """A table without the needed columns or with wrong types, or an unknown column name."""
+
+
+class MessageRefused(StoreError):
+    """A message that RocketMQ's broker would refuse as well.
+
+    `status` is the PutStatus it answers with.
+    """
+
+    def __init__(self, status: PutStatus, reason: str) -> None:
+        super().__init__(f"{status.name}: {reason}")
+        self.status = status
+
+
+class OffsetOutOfRange(StoreError):
+    """A ConsumeQueue offset the store cannot serve."""
+
+
+class OffsetLost(OffsetOutOfRange):
+    """Messages from this offset on were deleted (retention)."""
+
+
+class OffsetNotYet(OffsetOutOfRange):
+    """The store has not published messages up to this offset."""
+
+
+class CorruptStore(StoreError):
+    """Files that contradict the format."""
+
+
+class CorruptSegment(CorruptStore):
+    """A segment file with a wrong name or length, or one that is missing between two others."""
+
+
+class CorruptRecord(CorruptStore):
+    """Bytes in the commit log that are not the record the ConsumeQueue promised."""

@@ -1,0 +1,112 @@
+"""Tag expressions: `paid || shipped`, over ConsumeQueue entries (hashes) and over Arrow columns (strings).
+
+RocketMQ's broker compares hashes only and lets the client compare the strings; here both happen in the reader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.errors import StoreError
+
+_HASH_FACTOR = 31
+_HASH_FACTOR_INVERSE = pow(_HASH_FACTOR, -1, 1 << 32)
+
+
+class FilterError(StoreError):
+    """A subscription expression that cannot be parsed."""
+
+
+@dataclass(frozen=True)
+class TagFilter:
+    """Keeps messages whose tag is one of `tags`; `None` keeps all (RocketMQ's `FilterAPI.buildSubscriptionData`)."""
+
+    tags: tuple[str, ...] | None
+
+    @staticmethod
+    def parse(expression: str | None) -> TagFilter:
+        """`None`, "" and "*" keep all; else tags between `||`, blanks around them dropped.
+
+        Raises `FilterError` for an expression without a tag, such as "||".
+        """
+        if expression is None or expression.strip() in ("", "*"):
+            return TagFilter(None)
+        tags = tuple(tag for part in expression.split("||") if (tag := part.strip()))
+        if not tags:
+            raise FilterError(
+                f"subExpression {expression!r} names no tag; write tags as 'paid || shipped', or '*' for all"
+            )
+        return TagFilter(tags)
+
+    def match_codes(self, tags_codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Mask, shape of `tags_codes`: True where the queue entry may match (hashes can collide)."""
+        if self.tags is None:
+            return np.ones(len(tags_codes), np.bool_)
+        return np.isin(tags_codes, [java_hash_code(tag) for tag in self.tags])
+
+    def match_tags(self, tags: pa.StringArray) -> pa.BooleanArray:
+        """Mask, length of `tags`: True where the tag itself matches; without a tag nothing matches."""
+        if self.tags is None:
+            return pa.array(np.ones(len(tags), np.bool_))
+        return pc.is_in(tags, pa.array(self.tags, pa.string()))
+
+    def match(self, tag: str | None) -> bool:
+        """Whether one message's tag matches."""
+        return self.tags is None or tag in self.tags
+
+
+def java_hash_code(text: str) -> int:
+    """Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
+    units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
+    return int(_hash_units(units.astype(np.uint32), np.array([0, len(units)]))[0])
+
+
+def java_hash(strings: pa.StringArray) -> npt.NDArray[np.int32]:
+    """`java_hash_code` of every string, int32, shape (len(strings),); 0 for nulls and empty strings."""
+    if len(strings) == 0:
+        return np.empty(0, np.int32)
+    offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1]
+    data = strings.buffers()[2]
+    flat = np.frombuffer(data if data is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
+    bounds = (offsets - offsets[0]).astype(np.int64)
+    if len(flat) and flat.max() >= 0x80:
+        flat, bounds = _utf16_units(flat, bounds)
+    hashes = _hash_units(flat.astype(np.uint32), bounds)
+    if strings.null_count:
+        hashes[strings.is_null().to_numpy(zero_copy_only=False)] = 0
+    return hashes
+
+
+def _utf16_units(
+    flat: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """UTF-8 bytes and their bounds as UTF-16 units and theirs: a character of four bytes makes two units."""
+    begins = ((flat & 0xC0) != 0x80).astype(np.int64) + (flat >= 0xF0)
+    units_before = np.concatenate([[0], np.cumsum(begins)])
+    return np.frombuffer(flat.tobytes().decode().encode("utf-16-le"), "<u2"), units_before[bounds]
+
+
+def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Hashes of units[bounds[i]:bounds[i+1]], without a loop over strings.
+
+    sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32: so one running
+    sum over all units, differences of it at the bounds, and one multiplication give every hash.
+    """
+    count = len(units)
+    inverse_powers = _powers(_HASH_FACTOR_INVERSE, count)
+    sums = np.zeros(count + 1, np.uint32)
+    np.cumsum(units * inverse_powers, dtype=np.uint32, out=sums[1:])
+    last = np.maximum(bounds[1:] - 1, 0)
+    hashes = (sums[bounds[1:]] - sums[bounds[:-1]]) * _powers(_HASH_FACTOR, count + 1)[last]
+    return hashes.view(np.int32)
+
+
+def _powers(base: int, count: int) -> npt.NDArray[np.uint32]:
+    factors = np.full(count, base, np.uint32)
+    factors[:1] = 1
+    return np.multiply.accumulate(factors, dtype=np.uint32)

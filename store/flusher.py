@@ -1,0 +1,66 @@
+"""Bringing what was appended to the device, behind the appends (ASYNC_FLUSH)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from store.commit_log import CommitLog
+from store.consume_queue import ConsumeQueue
+from store.watermark import Watermark
+
+
+class Flusher:
+    """Flushes every `interval` seconds while there is something new, from the first append on.
+
+    The watermark's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
+    a machine's crash costs at most what lies above it, and recovery begins there.
+    """
+
+    def __init__(
+        self,
+        watermark: Watermark,
+        log: CommitLog,
+        queues: Callable[[], Iterable[ConsumeQueue]],
+        interval: float,
+    ) -> None:
+        self._watermark = watermark
+        self._log = log
+        self._queues = queues
+        self._interval = interval
+        self._tails: dict[tuple[str, int], int] = {}
+        self._turn = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Flush from now on in the background; does nothing the second time."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the background thread and flush what is left. Raises `OSError` when the device fails."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def flush(self) -> None:
+        """Bring everything published so far to the device."""
+        with self._turn:
+            begin, end = self._watermark.flushed_offset, self._watermark.confirm_offset
+            if end <= begin:
+                return
+            self._log.segments.flush(begin, end)
+            for queue in self._queues():
+                name = (queue.topic, queue.queue_id)
+                flushed = self._tails.get(name) or queue.first()
+                self._tails[name] = tail = queue.tail(end, flushed)
+                queue.flush(flushed, tail)
+            self._watermark.mark_flushed(end)
+            self._watermark.flush()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.flush()

@@ -1,0 +1,167 @@
+"""Every byte on disk, declared once.
+
+All integers are big-endian (Java). Offsets and widths are written nowhere else: other modules ask the
+dtypes here. Sources: RocketMQ's `MessageExtEncoder` / `CommitLog` (records), `ConsumeQueue` (entries),
+`DefaultMessageStore` (directory), and, for `watermark`, this project.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+# --- names in a store's directory ---------------------------------------------------------------------
+
+COMMIT_LOG_DIR: Final = "commitlog"
+CONSUME_QUEUE_DIR: Final = "consumequeue"
+CONFIG_DIR: Final = "config"
+TOPICS_FILE: Final = "config/topics.json"
+CONF_FILE: Final = "config/store.conf"
+LOCK_FILE: Final = "lock"
+ABORT_FILE: Final = "abort"
+WATERMARK_FILE: Final = "watermark"
+PREALLOCATE_FILE: Final = "preallocate.tmp"
+
+SEGMENT_NAME_DIGITS: Final = 20  # a segment's name is the logical offset of its byte 0
+
+
+def segment_name(start: int) -> str:
+    """File name of the segment that begins at logical byte offset `start`."""
+    return f"{start:0{SEGMENT_NAME_DIGITS}d}"
+
+
+# --- the commit log record ----------------------------------------------------------------------------
+
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length is one byte
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length is two bytes
+MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is empty
+
+IPV4_BYTES: Final = 4
+IPV6_BYTES: Final = 16
+IPV6_EXTRA: Final = IPV6_BYTES - IPV4_BYTES
+
+SYS_COMPRESSED: Final = 0x1
+SYS_TRANSACTION_MASK: Final = 0xC
+SYS_TRANSACTION_PREPARED: Final = 0x4
+SYS_TRANSACTION_ROLLBACK: Final = 0xC
+SYS_BORN_HOST_V6: Final = 0x10
+SYS_STORE_HOST_V6: Final = 0x20
+SYS_COMPRESSION_MASK: Final = 0x700
+SYS_COMPRESSION: Final = {
+    0x000: "zlib",
+    0x100: "lz4",
+    0x200: "zstd",
+    0x300: "zlib",
+}  # 0: clients before types
+
+
+def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            ("total_size", ">i4"),
+            ("magic", ">i4"),
+            ("body_crc", ">i4"),
+            ("queue_id", ">i4"),
+            ("flag", ">i4"),
+            ("queue_offset", ">i8"),
+            ("physical_offset", ">i8"),
+            ("sys_flag", ">i4"),
+            ("born_timestamp", ">i8"),
+            ("born_ip", "u1", (born_ip,)),
+            ("born_port", ">i4"),
+            ("store_timestamp", ">i8"),
+            ("store_ip", "u1", (store_ip,)),
+            ("store_port", ">i4"),
+            ("reconsume_times", ">i4"),
+            ("prepared_transaction_offset", ">i8"),
+            ("body_length", ">i4"),
+        ]
+    )
+
+
+# Indexed by [born host is IPv6][store host is IPv6]; followed by body, topic length, topic, properties length,
+# properties. The first nine fields stand at the same place in all four.
+RECORD_HEADERS: Final = tuple(
+    tuple(_record_header(born, store) for store in (IPV4_BYTES, IPV6_BYTES)) for born in (IPV4_BYTES, IPV6_BYTES)
+)
+RECORD_HEADER: Final = RECORD_HEADERS[0][0]
+TOPIC_LENGTH_BYTES: Final = {MAGIC_V1: 1, MAGIC_V2: 2}
+PROPERTIES_LENGTH_BYTES: Final = 2
+
+MIN_RECORD_BYTES: Final = RECORD_HEADER.itemsize + 1 + PROPERTIES_LENGTH_BYTES
+BODY_CRC_MASK: Final = 0x7FFFFFFF
+
+# Behind the last record of a segment: its own length (to the segment's end) and MAGIC_BLANK.
+BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
+
+# `total` bytes of records plus this many must fit, or the record goes to the next segment.
+END_FILE_MIN_BLANK_BYTES: Final = BLANK.itemsize
+
+MAX_PROPERTIES_BYTES: Final = 32_767
+MAX_TOPIC_BYTES: Final = 127
+MAX_RETRY_TOPIC_BYTES: Final = 255
+TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"
+RETRY_TOPIC_PREFIX: Final = "%RETRY%"
+DLQ_TOPIC_PREFIX: Final = "%DLQ%"
+
+NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
+PROPERTY_SEPARATOR: Final = 2
+PROPERTY_TAGS: Final = "TAGS"
+PROPERTY_KEYS: Final = "KEYS"
+PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+PROPERTY_DELAY: Final = "DELAY"
+KEY_SEPARATOR: Final = " "
+
+
+def field_offset(dtype: np.dtype[np.void], name: str) -> int:
+    """Byte offset of field `name` inside `dtype`."""
+    fields = dtype.fields
+    assert fields is not None
+    return int(fields[name][1])
+
+
+# --- ConsumeQueue --------------------------------------------------------------------------------------
+
+CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # entries before the first one of a queue that does not begin at 0
+
+# In this topic the entry's tags code is the delivery time (ms): store time plus the delay of the message's level.
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE_DELAYS_MS: Final = tuple(
+    1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
+)  # messageDelayLevel; larger levels count as the last
+
+# --- watermark (this project's; RocketMQ ignores the file) ----------------------------------------------
+
+WATERMARK_MAGIC: Final = b"PYMQMARK"
+WATERMARK_VERSION: Final = 1
+WATERMARK: Final = np.dtype(
+    [
+        ("magic", "S8"),  # guards against some other file of that name
+        ("version", ">i8"),
+        ("boot_id", "S40"),  # a page cache that died with its machine shows as another boot
+        ("flushed_offset", ">i8"),  # on the device up to here
+        ("store_timestamp", ">i8"),  # newest ever announced: store timestamps never step back
+        ("announced_end", ">i8"),  # > confirm_offset: an append is under way, or its writer died
+        ("confirm_offset", ">i8"),  # records and their queue entries are complete up to here
+    ]
+)
+WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it
+
+# --- relations ------------------------------------------------------------------------------------------
+
+assert RECORD_HEADER.itemsize == 88
+assert RECORD_HEADERS[1][1].itemsize == RECORD_HEADER.itemsize + 2 * IPV6_EXTRA
+assert MIN_RECORD_BYTES == 91
+assert all(
+    field_offset(header, name) == field_offset(RECORD_HEADER, name)
+    for row in RECORD_HEADERS
+    for header in row
+    for name in (RECORD_HEADER.names or ())[:9]
+)
+assert CQ_ENTRY.itemsize == 20
+assert len(SCHEDULE_DELAYS_MS) == 18
+assert WATERMARK.itemsize <= WATERMARK_FILE_BYTES
+assert field_offset(WATERMARK, "confirm_offset") % 8 == 0, "published by one aligned write"

@@ -1,0 +1,269 @@
+"""One message: what you put, what you get, and the record between them (MessageExtEncoder, MessageDecoder)."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from store.errors import CorruptRecord, MessageRefused, PutStatus
+from store.filters import java_hash_code
+from store.layout import (
+    BODY_CRC_MASK,
+    KEY_SEPARATOR,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_TOPIC_BYTES,
+    MIN_RECORD_BYTES,
+    PROPERTIES_LENGTH_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    RECORD_HEADERS,
+    SYS_BORN_HOST_V6,
+    SYS_COMPRESSED,
+    SYS_COMPRESSION,
+    SYS_COMPRESSION_MASK,
+    SYS_STORE_HOST_V6,
+    TOPIC_LENGTH_BYTES,
+)
+from store.properties import decode_properties, encode_properties
+from store.records import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What you put.
+
+    queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
+    born_timestamp: ms since the epoch; None is now.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    queue_id: int | None = None
+    sharding_key: str | None = None
+    flag: int = 0
+    born_timestamp: int | None = None
+
+    def all_properties(self) -> dict[str, str]:
+        """The user's properties with tags, keys and sharding key under RocketMQ's names."""
+        own = {
+            PROPERTY_TAGS: self.tags or "",
+            PROPERTY_KEYS: KEY_SEPARATOR.join(self.keys),
+            PROPERTY_SHARDING_KEY: self.sharding_key or "",
+        }
+        return {**self.properties, **{name: value for name, value in own.items() if value}}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    msg_id: str
+    body: bytes
+    properties: dict[str, str]
+    born_timestamp: int
+    store_timestamp: int
+    born_host: str
+    store_host: str
+    reconsume_times: int
+    flag: int
+    sys_flag: int
+    body_crc: int
+    prepared_transaction_offset: int
+
+    @property
+    def tags(self) -> str | None:
+        """The message's tag."""
+        return self.properties.get(PROPERTY_TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The message's keys."""
+        return tuple(self.properties.get(PROPERTY_KEYS, "").split())
+
+
+def encode_messages(
+    messages: Sequence[Message],
+    queue_ids: Sequence[int],
+    *,
+    store_host: tuple[bytes, int],
+    max_message_size: int,
+    now: int,
+) -> Records:
+    """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
+
+    Raises `MessageRefused` for a body or properties that are too large.
+    """
+    destinations: dict[tuple[str, int], int] = {}
+    encoded, queues, codes = [], [], []
+    for message, queue_id in zip(messages, queue_ids, strict=True):
+        encoded.append(_encode(message, queue_id, store_host, max_message_size, now))
+        queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
+        codes.append(java_hash_code(message.tags) if message.tags else 0)
+    return Records(
+        buffer=np.frombuffer(bytearray().join(encoded), np.uint8),
+        sizes=np.array([len(record) for record in encoded], np.int64),
+        queues=np.array(queues, np.int32),
+        destinations=list(destinations),
+        tags_codes=np.array(codes, np.int64),
+    )
+
+
+# The record header as a struct, from the same dtype that the bulk paths use.
+_STRUCT_CODES = {">i4": "i", ">i8": "q"}
+_HEADER = struct.Struct(
+    ">"
+    + "".join(
+        _STRUCT_CODES.get(RECORD_HEADER[name].str, f"{RECORD_HEADER[name].itemsize}s")
+        for name in RECORD_HEADER.names or ()
+    )
+)
+assert _HEADER.size == RECORD_HEADER.itemsize
+
+
+def _encode(message: Message, queue_id: int, store_host: tuple[bytes, int], max_body: int, now: int) -> bytes:
+    body, topic = message.body, message.topic.encode()
+    check_body_size(len(body), max_body)
+    properties = encode_properties(message.all_properties())
+    magic = topic_magic(message.topic)
+    born = now if message.born_timestamp is None else message.born_timestamp
+    header = _HEADER.pack(
+        _HEADER.size + len(body) + TOPIC_LENGTH_BYTES[magic] + len(topic) + PROPERTIES_LENGTH_BYTES + len(properties),
+        magic,
+        zlib.crc32(body) & BODY_CRC_MASK,
+        queue_id,
+        message.flag,
+        0,
+        0,
+        0,
+        born,
+        store_host[0],
+        0,
+        0,
+        *store_host,
+        0,
+        0,
+        len(body),
+    )
+    topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
+    return b"".join((header, body, topic_length, topic, len(properties).to_bytes(2, "big"), properties))
+
+
+def topic_magic(topic: str) -> int:
+    """V2 for names that one signed byte cannot measure, else V1 (`autoMessageVersionOnTopicLen`)."""
+    return MAGIC_V2 if len(topic) > MAX_TOPIC_BYTES else MAGIC_V1
+
+
+def check_body_size(length: int, max_message_size: int) -> None:
+    """Raises `MessageRefused` when a body of `length` bytes exceeds `maxMessageSize`."""
+    if length > max_message_size:
+        raise MessageRefused(
+            PutStatus.MESSAGE_ILLEGAL,
+            f"a body of {length} bytes, at most {max_message_size}; raise maxMessageSize in store.conf, or split it",
+        )
+
+
+def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> StoredMessage:
+    """The message of one whole record; `where` names it in errors.
+
+    Raises `CorruptRecord` when lengths, magic or body CRC do not hold together.
+    """
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise CorruptRecord(f"{where}: {what}; run recovery, or restore the segment from a copy")
+
+    need(len(record) >= MIN_RECORD_BYTES, f"only {len(record)} bytes")
+    sys_flag = int(np.frombuffer(record, RECORD_HEADER, 1)["sys_flag"][0])
+    born_v6, store_v6 = bool(sys_flag & SYS_BORN_HOST_V6), bool(sys_flag & SYS_STORE_HOST_V6)
+    dtype = RECORD_HEADERS[born_v6][store_v6]
+    need(len(record) >= dtype.itemsize, f"only {len(record)} bytes")
+    header = np.frombuffer(record, dtype, 1)[0]
+    magic = int(header["magic"])
+    need(int(header["total_size"]) == len(record), f"length {header['total_size']}, expected {len(record)}")
+    need(magic in TOPIC_LENGTH_BYTES, f"magic {magic & 0xFFFFFFFF:#x}")
+
+    def take(at: int, width: int, what: str) -> tuple[bytes, int]:
+        length = int.from_bytes(record[at : at + width], "big", signed=width > 1)
+        need(0 <= length <= len(record) - at - width, f"{what} of {length} bytes")
+        return record[at + width : at + width + length], at + width + length
+
+    body, end = take(dtype.itemsize - 4, 4, "a body")
+    topic, end = take(end, TOPIC_LENGTH_BYTES[magic], "a topic")
+    properties_bytes, end = take(end, PROPERTIES_LENGTH_BYTES, "properties")
+    need(end == len(record), f"its parts take {end} bytes of {len(record)}")
+    stored_crc = int(header["body_crc"])
+    if check_crc and body:
+        crc = zlib.crc32(body) & BODY_CRC_MASK
+        need(crc == stored_crc, f"body CRC {crc:#x}, stored {stored_crc:#x}")
+    properties = decode_properties(properties_bytes)
+    store_ip, store_port = header["store_ip"].tobytes(), int(header["store_port"])
+    return StoredMessage(
+        topic=topic.decode(),
+        queue_id=int(header["queue_id"]),
+        queue_offset=int(header["queue_offset"]),
+        physical_offset=int(header["physical_offset"]),
+        msg_id=properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, int(header["physical_offset"])),
+        body=decompress(body, sys_flag) if sys_flag & SYS_COMPRESSED else body,
+        properties=properties,
+        born_timestamp=int(header["born_timestamp"]),
+        store_timestamp=int(header["store_timestamp"]),
+        born_host=host_text(header["born_ip"].tobytes(), int(header["born_port"])),
+        store_host=host_text(store_ip, store_port),
+        reconsume_times=int(header["reconsume_times"]),
+        flag=int(header["flag"]),
+        sys_flag=sys_flag & ~SYS_COMPRESSED,
+        body_crc=stored_crc,
+        prepared_transaction_offset=int(header["prepared_transaction_offset"]),
+    )
+
+
+def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
+    """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
+    return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
+
+
+def host_text(ip: bytes, port: int) -> str:
+    """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
+    address = ipaddress.ip_address(ip)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+def _stream(codec: str) -> Callable[[bytes], bytes]:
+    # RocketMQ's frames do not all carry the decompressed size, so one-shot decoders will not do.
+    return lambda body: bytes(pa.CompressedInputStream(io.BytesIO(body), codec).read())
+
+
+_DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "zlib": zlib.decompress,
+    "lz4": _stream("lz4"),
+    "zstd": _stream("zstd"),
+}
+
+
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """A body that a client compressed (sysFlag bit 0x1); the type is in bits 0x700. Raises `CorruptRecord`."""
+    name = SYS_COMPRESSION.get(sys_flag & SYS_COMPRESSION_MASK)
+    if name is None:
+        raise CorruptRecord(f"sysFlag {sys_flag:#x}: a compression type that RocketMQ 5.3 does not know")
+    try:
+        return _DECOMPRESSORS[name](body)
+    except (zlib.error, OSError, ValueError) as error:
+        raise CorruptRecord(f"a {name} body of {len(body)} bytes does not decompress: {error}") from error

@@ -1,0 +1,401 @@
+"""`MessageStore`: the few verbs a user needs, composed of the rooms of this package. No byte is touched here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.appender import Appender, AppendResult
+from store.columns import DEFAULT_COLUMNS, check_columns
+from store.commit_log import CommitLog
+from store.config import StoreConfig
+from store.consume_queue import ConsumeQueue
+from store.directory import Directory
+from store.errors import (
+    OffsetLost,
+    OffsetNotYet,
+    PutStatus,
+    ReadOnlyStore,
+    StoreLocked,
+    UnknownQueue,
+    UnknownTopic,
+)
+from store.filters import TagFilter, java_hash, java_hash_code
+from store.flusher import Flusher
+from store.getting import GetResult, get_message
+from store.locks import StoreLock
+from store.message import Message, encode_messages, offset_msg_id
+from store.recovery import LogEnd, recover
+from store.scan import scan_queue
+from store.tables import MessageColumns, encode_columns
+from store.topics import Topics
+from store.watermark import Watch, Watermark
+
+_MAX_OPEN_QUEUES = 256
+_APPEND_BYTES = 32 << 20
+_SCAN_ROWS = 1 << 15
+_SCAN_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """RocketMQ's SendResult of one message."""
+
+    status: PutStatus
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    msg_id: str
+
+
+class MessageStore:
+    """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
+
+    Any number of stores, in any processes of one host, may be open on one directory, to write and to read.
+    One store may be used by several threads.
+    """
+
+    def __init__(self, directory: Directory, config: StoreConfig, *, read_only: bool) -> None:
+        self.path = directory.root
+        self.config = config
+        self._directory = directory
+        self._read_only = read_only
+        self._topics = Topics(directory.root)
+        self._log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=not read_only)
+        self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
+        self._round_robin: dict[str, Iterator[int]] = {}
+        self._watch: Watch | None = None
+        self._lock: StoreLock | None = None
+        self._closed = False
+        if read_only:
+            self._watermark: Watermark | LogEnd = directory.watermark(self._log)
+        else:
+            self._open_for_writing()
+
+    @staticmethod
+    def open(
+        path: str | os.PathLike[str],
+        create: bool = True,
+        read_only: bool = False,
+        config: StoreConfig | str | os.PathLike[str] | None = None,
+    ) -> MessageStore:
+        """Open the store in directory `path`, local to this host.
+
+        create: make a store of a missing or empty directory (not with `read_only`).
+        read_only: take no lock and write nothing; also for the directory of a RocketMQ broker.
+        config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own
+        `config/store.conf`, else RocketMQ's defaults. File sizes of an existing store stay what they are.
+
+        Raises `NotAStore`, `StoreLocked`, `ConfigError`, `CorruptSegment`, `CorruptStore`.
+        """
+        directory = Directory(Path(path))
+        if read_only or not create:
+            directory.must_be_store()
+        else:
+            directory.create()
+        return MessageStore(directory, directory.configuration(config), read_only=read_only)
+
+    def _open_for_writing(self) -> None:
+        self._lock = lock = StoreLock(self.path)
+        try:
+            with lock.exclusive():
+                alone = lock.join()
+                self._directory.save_configuration(self.config)
+                self._directory.mark_open()
+                if self._directory.needs_recovery():
+                    self._recover(alone)
+                self._watermark = watermark = Watermark(self.path, writable=True)
+        except BaseException:
+            lock.close()
+            raise
+        self._appender = Appender(
+            lock, watermark, self._log, self._queue, self._queues_on_disk, sync_flush=self.config.sync_flush
+        )
+        self._flusher = Flusher(
+            watermark,
+            self._log,
+            lambda: (self._queue(*name) for name in self._queues_on_disk()),
+            self.config.flushIntervalCommitLog / 1000,
+        )
+
+    def _recover(self, alone: bool) -> None:
+        if not alone:
+            raise StoreLocked(
+                f"{self.path}: its watermark was deleted while other processes write here; close those first"
+            )
+        recover(self.path, self._log, self._queue, self._queues_on_disk, self._directory.flushed_offset())
+
+    # --- topics ----------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, queues: int = 4) -> int:
+        """Create a topic, or add queues to one; returns its number of queues.
+
+        Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are.
+        """
+        with self._writing().exclusive():
+            return self._topics.create(topic, queues)
+
+    def topics(self) -> dict[str, int]:
+        """Topic name to number of queues, as it stands now."""
+        return self._topics.queue_counts()
+
+    # --- putting ---------------------------------------------------------------------------------------
+
+    def put(self, message: Message) -> PutResult:
+        """Append one message; when this returns, every reader sees it (with SYNC_FLUSH it is on the device).
+
+        Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`, `StoreFull`.
+        """
+        return self.put_many([message])[0]
+
+    def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
+        self._writing()
+        if not messages:
+            return []
+        records = encode_messages(
+            messages,
+            [self._choose_queue(message) for message in messages],
+            store_host=self.config.store_host,
+            max_message_size=self.config.maxMessageSize,
+            now=_now(),
+        )
+        placed = self._appender.append(records)
+        self._flusher.start()
+        rows = zip(
+            placed.queue_ids.tolist(),
+            placed.queue_offsets.tolist(),
+            placed.physical_offsets.tolist(),
+            strict=True,
+        )
+        return [
+            PutResult(PutStatus.PUT_OK, queue, offset, physical, offset_msg_id(*self.config.store_host, physical))
+            for queue, offset, physical in rows
+        ]
+
+    def append_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> AppendResult:
+        """Append a table of messages to one topic, vectorised.
+
+        Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
+        (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Large tables
+        go in pieces of about 32 MiB, each one append that readers see as a whole.
+
+        Raises `InvalidColumns` and what `put` raises; pieces before the failing one stay appended.
+        """
+        self._writing()
+        results = []
+        for messages in MessageColumns.split(table, _APPEND_BYTES):
+            records = encode_columns(
+                topic,
+                messages,
+                self._choose_queues(topic, messages),
+                store_host=self.config.store_host,
+                max_message_size=self.config.maxMessageSize,
+                now=_now(),
+            )
+            results.append(self._appender.append(records))
+            self._flusher.start()
+        return AppendResult.concatenate(results)
+
+    def flush(self) -> None:
+        """Bring everything published so far to the device."""
+        self._writing()
+        self._flusher.flush()
+
+    def _choose_queue(self, message: Message) -> int:
+        queues = self._queue_count(message.topic)
+        if message.queue_id is not None:
+            return self._check_queue(message.topic, message.queue_id, queues)
+        if message.sharding_key:
+            return abs(java_hash_code(message.sharding_key)) % queues
+        return next(self._turns(message.topic)) % queues
+
+    def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
+        queues = self._queue_count(topic)
+        if messages.queue_ids is not None:
+            for queue_id in np.unique(messages.queue_ids).tolist():
+                self._check_queue(topic, queue_id, queues)
+            return messages.queue_ids
+        first = next(self._turns(topic))
+        chosen = (first + np.arange(len(messages), dtype=np.int64)) % queues
+        self._round_robin[topic] = count(first + len(messages))
+        if messages.sharding_keys is None:
+            return chosen
+        sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % queues
+        without = messages.sharding_keys.fill_null("").to_numpy(zero_copy_only=False) == ""
+        return np.where(without, chosen, sharded)
+
+    def _turns(self, topic: str) -> Iterator[int]:
+        return self._round_robin.setdefault(topic, count())
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    @property
+    def confirm_offset(self) -> int:
+        """Commit log offset (bytes) up to which messages are visible; it never steps back."""
+        return self._watermark.confirm_offset
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self.offsets(topic, queue_id)[0]
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self._checked_queue(topic, queue_id).tail(self.confirm_offset)
+
+    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """`min_offset` and `max_offset` at one moment."""
+        queue = self._checked_queue(topic, queue_id)
+        tail = queue.tail(self.confirm_offset)
+        return queue.head(self._log.min_offset(), tail), tail
+
+    def get_message(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        message_filter: TagFilter | None = None,
+    ) -> GetResult:
+        """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
+
+        `group` names the consumer group, for the day's statistics only. An unknown topic or queue answers
+        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`.
+        """
+        try:
+            queue, (minimum, maximum) = self._checked_queue(topic, queue_id), self.offsets(topic, queue_id)
+        except UnknownTopic:
+            queue, minimum, maximum = self._queue(topic, queue_id), 0, 0
+        accept = message_filter or TagFilter(None)
+        return get_message(self._log, queue, offset, minimum, maximum, max_messages, accept, self.config)
+
+    def sizes(self, topic: str, queue_id: int, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
+        queue = self._checked_range(topic, queue_id, start, end)
+        return queue.entries(start, end)["size"].astype(np.int64)
+
+    def scan(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        tags: str | None = None,
+        *,
+        check_crc: bool = True,
+        max_rows: int = _SCAN_ROWS,
+        max_bytes: int = _SCAN_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
+
+        tags: an expression such as "paid || shipped". A batch has at most `max_rows` rows and `max_bytes` bytes
+        of records (one row at least).
+
+        Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
+        `FilterError`; while iterating `CorruptRecord`, and `OffsetLost` when retention overtakes the reader.
+        """
+        check_columns(columns)
+        queue = self._checked_range(topic, queue_id, start, end)
+        return scan_queue(
+            self._log,
+            queue,
+            start,
+            end,
+            tuple(columns),
+            TagFilter.parse(tags),
+            check_crc=check_crc,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+        )
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it."""
+        deadline = time.monotonic() + timeout
+        if self._watch is None:
+            self._watch = Watch()
+            self._watch.add(self._watermark.path)
+        while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
+            self._watch.wait(left)
+        return confirm
+
+    # --- closing ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush and leave the directory; the last writer to leave marks it as closed cleanly."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watch is not None:
+            self._watch.close()
+        if self._lock is not None:
+            try:
+                self._flusher.stop()
+                with self._lock.exclusive():
+                    self._appender.repair()
+                    if self._lock.is_last():
+                        self._directory.mark_closed()
+            finally:
+                self._lock.close()
+        self._watermark.close()
+
+    def __enter__(self) -> MessageStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- looking up ------------------------------------------------------------------------------------
+
+    def _writing(self) -> StoreLock:
+        if self._lock is None:
+            raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
+        return self._lock
+
+    def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        size = self.config.mappedFileSizeConsumeQueue
+        return ConsumeQueue(self.path, topic, queue_id, size, writable=not self._read_only)
+
+    def _queues_on_disk(self) -> list[tuple[str, int]]:
+        return [(topic, queue_id) for topic, ids in self._topics.on_disk().items() for queue_id in ids]
+
+    def _queue_count(self, topic: str) -> int:
+        queues = self._topics.queue_count(topic)
+        if not queues:
+            known = ", ".join(self.topics()) or "none"
+            raise UnknownTopic(f"{self.path}: no topic {topic!r}; create it with create_topic (there are: {known})")
+        return queues
+
+    def _check_queue(self, topic: str, queue_id: int, queues: int) -> int:
+        if not 0 <= queue_id < queues:
+            raise UnknownQueue(f"{self.path}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
+        return queue_id
+
+    def _checked_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        return self._queue(topic, self._check_queue(topic, queue_id, self._queue_count(topic)))
+
+    def _checked_range(self, topic: str, queue_id: int, start: int, end: int) -> ConsumeQueue:
+        minimum, maximum = self.offsets(topic, queue_id)
+        where = f"{self.path}: topic {topic!r}, queue {queue_id}"
+        if start < minimum and start < end:
+            raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
+        if end > maximum:
+            raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
+        return self._queue(topic, queue_id)
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,54 @@
+"""RocketMQ's property strings: `name 0x01 value 0x02`, repeated (MessageDecoder)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from store.errors import MessageRefused, PutStatus
+from store.layout import MAX_PROPERTIES_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+
+_NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
+_PROPERTY = chr(PROPERTY_SEPARATOR)
+_MIN_UNITS = 3  # a name, the separator, a value: shorter pieces are passed over
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The property string, UTF-8.
+
+    Raises `MessageRefused` for a separator inside a name or a value (it could not be read back), for an empty
+    name, and for more than 32,767 bytes. Empty values are left out: RocketMQ's parser drops them.
+    """
+    for name, value in properties.items():
+        if not name or any(mark in text for mark in (_NAME_VALUE, _PROPERTY) for text in (name, value)):
+            raise MessageRefused(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"property {name!r}={value!r}: a name must not be empty, and neither part may contain "
+                "the separators \\x01 or \\x02",
+            )
+    encoded = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value).encode()
+    if len(encoded) > MAX_PROPERTIES_BYTES:
+        raise properties_too_large(len(encoded))
+    return encoded
+
+
+def properties_too_large(length: int) -> MessageRefused:
+    """The refusal of `length` bytes of properties."""
+    return MessageRefused(
+        PutStatus.PROPERTIES_SIZE_EXCEEDED,
+        f"{length} bytes of properties (tags and keys included), at most {MAX_PROPERTIES_BYTES}; "
+        "put large values into the body",
+    )
+
+
+def decode_properties(encoded: bytes) -> dict[str, str]:
+    """Name to value, as `MessageDecoder.string2messageProperties` reads it.
+
+    A missing last separator is tolerated, pieces without a name or a value are passed over, the last one of
+    a name wins.
+    """
+    properties: dict[str, str] = {}
+    for piece in encoded.decode("utf-8", "replace").split(_PROPERTY):
+        name, separator, value = piece.partition(_NAME_VALUE)
+        if separator and name and value and len(piece) >= _MIN_UNITS:
+            properties[name] = value
+    return properties

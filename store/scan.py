@@ -1,0 +1,84 @@
+"""A range of one queue as Arrow batches: entries, filter, records, columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.columns import COLUMNS, Block
+from store.commit_log import CommitLog
+from store.consume_queue import ConsumeQueue
+from store.errors import CorruptRecord
+from store.filters import TagFilter
+from store.layout import MIN_RECORD_BYTES
+
+_ENTRIES_AT_ONCE = 1 << 18
+
+Ints = npt.NDArray[np.int64]
+
+
+def scan_queue(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+    tag_filter: TagFilter,
+    *,
+    check_crc: bool,
+    max_rows: int,
+    max_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    """Messages [start, end) that pass the filter, in order, decoded to `columns`.
+
+    The range must be published. A batch has at most `max_rows` rows and `max_bytes` bytes of records, one row
+    at least, and does not cross a commit log segment. Raises `CorruptRecord`.
+    """
+    schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+    while start < end:
+        stop = min(end, start + _ENTRIES_AT_ONCE)
+        entries = queue.entries(start, stop)
+        kept = np.flatnonzero(tag_filter.match_codes(entries["tags_code"].astype(np.int64)))
+        queue_offsets = kept + start
+        physical = entries["physical_offset"][kept].astype(np.int64)
+        sizes = entries["size"][kept].astype(np.int64)
+        for first, last in _batches(physical, sizes, log.segments.size, max_rows, max_bytes):
+            block = _block(log, queue, queue_offsets[first:last], physical[first:last], sizes[first:last])
+            if check_crc:
+                block.check_crc()
+            batch = pa.RecordBatch.from_arrays([block.column(name) for name in columns], schema=schema)
+            if tag_filter.tags is not None:
+                batch = batch.filter(tag_filter.match_tags(block.column("tags")))
+            if batch.num_rows:
+                yield batch
+        start = stop
+
+
+def _block(log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: Ints, sizes: Ints) -> Block:
+    begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
+    if (np.diff(physical) <= 0).any() or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
+        raise CorruptRecord(
+            f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
+            "entries are no records in ascending order; delete the queue's files and run recovery"
+        )
+    view = log.segments.view(begin, end - begin)
+    return Block(view, begin, queue.topic, queue.queue_id, queue_offsets, physical, sizes)
+
+
+def _batches(
+    physical: Ints, sizes: Ints, segment_size: int, max_rows: int, max_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Cut rows into [first, last) pieces within one segment each, bounded by rows and bytes."""
+    ends = np.cumsum(sizes)
+    cuts = np.append(np.flatnonzero(np.diff(physical // segment_size)) + 1, len(sizes))
+    first = 0
+    while first < len(sizes):
+        done = ends[first - 1] if first else 0
+        by_bytes = max(first + 1, int(np.searchsorted(ends, done + max_bytes, side="right")))
+        by_segment = int(cuts[np.searchsorted(cuts, first, side="right")])
+        last = min(first + max_rows, by_bytes, by_segment)
+        yield first, last
+        first = last

@@ -1,0 +1,208 @@
+"""Fixed-size files, named by the logical offset they start at: RocketMQ's MappedFileQueue.
+
+Files are created at full length, sparse and zero filled, under another name and then renamed, so that a file
+that exists has its length. Published log records are read through a mapping; everything that may be a hole
+(queue entries past the tail) is read with `pread`: a read fault in a hole needs a page, and on a full memory
+file system that is a SIGBUS instead of an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore, StoreFull
+from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
+
+Bytes = npt.NDArray[np.uint8]
+
+_OPEN_FILES = 8
+_ZERO_BLOCK = 4096
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+# Data and length, without the times, where the system knows the difference.
+sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+
+class SegmentFile:
+    """One open segment. Closed when the last reference goes, so a reader never loses it in the middle."""
+
+    def __init__(self, path: Path, size: int, *, writable: bool) -> None:
+        self.path = path
+        self.size = size
+        self._fd = -1
+        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        length = os.fstat(self._fd).st_size
+        if length != size:
+            raise CorruptSegment(
+                f"{path}: {length} bytes, but segments of this store have {size}; "
+                "restore the file from a copy, or move it away and run recovery"
+            )
+
+    def read(self, position: int, length: int) -> bytes:
+        return os.pread(self._fd, length, position)
+
+    def write(self, position: int, data: memoryview) -> None:
+        """Write all of `data`; raises `StoreFull`."""
+        try:
+            while data:
+                written = os.pwrite(self._fd, data, position)
+                data, position = data[written:], position + written
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise StoreFull(
+                    f"{self.path}: no space left at byte {position}; nothing of this append is visible. "
+                    "Free some space and repeat it"
+                ) from error
+            raise
+
+    @cached_property
+    def mapped(self) -> Bytes:
+        """The whole file, shape (size,), read-only. Touch published bytes only."""
+        return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def flush(self) -> None:
+        sync(self._fd)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class Segments:
+    """The segments of one directory as one sequence of bytes, addressed by logical offset."""
+
+    def __init__(self, root: Path, directory: str, size: int, *, writable: bool) -> None:
+        self.directory = root / directory
+        self.size = size
+        self._root = root
+        self._writable = writable
+        self._opened = lru_cache(maxsize=_OPEN_FILES)(self._open)
+
+    def starts(self) -> list[int]:
+        """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
+
+        Raises `CorruptSegment` for a wrong name or length, or for a gap between two files. An empty last
+        file is what a RocketMQ killed during creation leaves; it is passed over, as RocketMQ does.
+        """
+        try:
+            files = sorted((entry for entry in os.scandir(self.directory) if entry.is_file()), key=lambda e: e.name)
+        except FileNotFoundError:
+            return []
+        if files and files[-1].stat().st_size == 0:
+            files.pop()
+        return [self._checked_start(entry) for entry in files]
+
+    def check(self) -> list[int]:
+        """`starts`, after making sure that no segment is missing between the first and the last."""
+        starts = self.starts()
+        for start, following in itertools.pairwise(starts):
+            if following != start + self.size:
+                raise CorruptSegment(
+                    f"{self.directory}: no file for bytes {start + self.size} to {following}; "
+                    "restore the missing segments from a copy"
+                )
+        return starts
+
+    def exists(self, offset: int) -> bool:
+        """Whether there is a file for this logical offset."""
+        return self._path(self._start(offset)).exists()
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
+        start = self._start(offset)
+        position = offset - start
+        return self._opened(start).mapped[position : position + length]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone."""
+        start = self._start(offset)
+        return self._opened(start).read(offset - start, length)
+
+    def write(self, offset: int, data: bytes | memoryview | Bytes) -> None:
+        """Write within one segment, creating its file if needed. Raises `StoreFull`."""
+        start = self._start(offset)
+        if not self._path(start).exists():
+            self._create(start)
+        self._opened(start).write(offset - start, memoryview(data).cast("B"))
+
+    def zero(self, begin: int, end: int) -> None:
+        """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
+        offset = begin
+        while offset < end:
+            start = self._start(offset)
+            stop = min(end, start + self.size)
+            if self._path(start).exists():
+                self._zero_within(self._opened(start), offset - start, stop - start)
+            offset = stop
+
+    def flush(self, begin: int, end: int) -> None:
+        """Bring [begin, end) to the device."""
+        for start in range(self._start(begin), end, self.size):
+            if self._path(start).exists():
+                self._opened(start).flush()
+
+    def _start(self, offset: int) -> int:
+        return offset - offset % self.size
+
+    def _path(self, start: int) -> Path:
+        return self.directory / segment_name(start)
+
+    def _open(self, start: int) -> SegmentFile:
+        try:
+            return SegmentFile(self._path(start), self.size, writable=self._writable)
+        except FileNotFoundError as error:
+            raise OffsetLost(
+                f"{self._path(start)}: no such segment; bytes {start} to {start + self.size} were deleted by "
+                "retention, or never written"
+            ) from error
+
+    def _create(self, start: int) -> None:
+        if not self._writable:
+            raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
+        temporary = self._root / PREALLOCATE_FILE
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.truncate(self.size)
+                os.fsync(file.fileno())
+            temporary.rename(self._path(start))
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise StoreFull(f"{self._path(start)}: no space left for a new segment") from error
+            raise
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _checked_start(self, entry: os.DirEntry[str]) -> int:
+        name = entry.name
+        if len(name) != SEGMENT_NAME_DIGITS or not name.isascii() or not name.isdigit() or int(name) % self.size:
+            raise CorruptSegment(
+                f"{entry.path}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} digits, a "
+                "multiple of that size); move the file out of the store"
+            )
+        if entry.stat().st_size != self.size:
+            raise CorruptSegment(
+                f"{entry.path}: {entry.stat().st_size} bytes, but segments of this store have {self.size}; "
+                "restore the file from a copy"
+            )
+        return int(name)
+
+    @staticmethod
+    def _zero_within(file: SegmentFile, begin: int, end: int) -> None:
+        zeros = memoryview(bytes(_ZERO_BLOCK))
+        for position in range(begin, end, _ZERO_BLOCK):
+            length = min(_ZERO_BLOCK, end - position)
+            if file.read(position, length).strip(b"\0"):
+                file.write(position, zeros[:length])

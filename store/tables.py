@@ -1,0 +1,248 @@
+"""Arrow tables to records, vectorised: the writing counterpart of `columns`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.errors import InvalidColumns, MessageRefused, PutStatus
+from store.filters import java_hash
+from store.layout import (
+    BODY_CRC_MASK,
+    KEY_SEPARATOR,
+    MAX_PROPERTIES_BYTES,
+    NAME_VALUE_SEPARATOR,
+    PROPERTIES_LENGTH_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_SEPARATOR,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    RECORD_HEADER,
+    TOPIC_LENGTH_BYTES,
+)
+from store.message import check_body_size, topic_magic
+from store.properties import properties_too_large
+from store.records import Records
+
+_TABLE_COLUMNS = {
+    "body": "binary or string, no nulls",
+    "tags": "string",
+    "keys": "string (keys separated by blanks) or list<string>",
+    "properties": "map<string, string>",
+    "queueId": "integer",
+    "shardingKey": "string",
+    "flag": "integer",
+    "bornTimestamp": "timestamp, or integer ms since the epoch",
+}
+_EMPTY = pa.scalar("", pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """The columns of n messages of one topic, checked and in the types that records need.
+
+    body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
+    queue_ids, flags: int64, shape (n,), or None. born_timestamps: int64 ms, shape (n,), or None.
+    """
+
+    body: pa.BinaryArray
+    tags: pa.StringArray | None
+    keys: pa.StringArray | None
+    properties: pa.MapArray | None
+    queue_ids: npt.NDArray[np.int64] | None
+    sharding_keys: pa.StringArray | None
+    flags: npt.NDArray[np.int64] | None
+    born_timestamps: npt.NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    @staticmethod
+    def split(table: pa.Table | pa.RecordBatch, max_bytes: int) -> Iterator[MessageColumns]:
+        """Pieces of at most `max_bytes` bytes of Arrow data (one row at least), in order.
+
+        Raises `InvalidColumns` for an unknown column, a missing body, or a type that does not fit.
+        """
+        unknown = [name for name in table.column_names if name not in _TABLE_COLUMNS]
+        if unknown or "body" not in table.column_names:
+            wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
+            known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
+            raise InvalidColumns(f"{wrong}. A table of messages has {known}")
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        rows = max(1, table.num_rows * max_bytes // max(1, table.nbytes))
+        for first in range(0, table.num_rows, rows):
+            piece = table.slice(first, rows)
+            yield MessageColumns._of({name: piece[name].combine_chunks() for name in piece.column_names})
+
+    @staticmethod
+    def _of(columns: dict[str, pa.Array]) -> MessageColumns:
+        def text(name: str) -> pa.StringArray | None:
+            return _cast(name, columns[name], pa.string()) if name in columns else None
+
+        def integers(name: str) -> npt.NDArray[np.int64] | None:
+            if name not in columns:
+                return None
+            column = columns[name]
+            if pa.types.is_timestamp(column.type):
+                column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+            return _no_nulls(name, _cast(name, column, pa.int64())).to_numpy()
+
+        keys = columns.get("keys")
+        if keys is not None and (pa.types.is_list(keys.type) or pa.types.is_large_list(keys.type)):
+            keys = pc.binary_join(keys.cast(pa.list_(pa.string())), KEY_SEPARATOR)
+        properties = columns.get("properties")
+        return MessageColumns(
+            body=_no_nulls("body", _cast("body", columns["body"], pa.binary())),
+            tags=text("tags"),
+            keys=None if keys is None else _cast("keys", keys, pa.string()),
+            properties=None
+            if properties is None
+            else _cast("properties", properties, pa.map_(pa.string(), pa.string())),
+            queue_ids=integers("queueId"),
+            sharding_keys=text("shardingKey"),
+            flags=integers("flag"),
+            born_timestamps=integers("bornTimestamp"),
+        )
+
+
+def encode_columns(
+    topic: str,
+    messages: MessageColumns,
+    queue_ids: npt.NDArray[np.int64],
+    *,
+    store_host: tuple[bytes, int],
+    max_message_size: int,
+    now: int,
+) -> Records:
+    """Records of one topic, in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
+
+    Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
+    appended then.
+    """
+    count = len(messages)
+    body_lengths = pc.binary_length(messages.body).to_numpy()
+    check_body_size(int(body_lengths.max(initial=0)), max_message_size)
+    properties = _encode_properties(messages)
+    properties_lengths = pc.binary_length(properties).to_numpy()
+    if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
+        raise properties_too_large(int(properties_lengths.max()))
+    middle = _middle(topic, properties_lengths)
+    header = np.zeros(count, RECORD_HEADER)
+    sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] + properties_lengths
+    header["total_size"] = sizes
+    header["magic"] = topic_magic(topic)
+    header["body_crc"] = _crcs(messages.body)
+    header["queue_id"] = queue_ids
+    header["born_timestamp"] = now if messages.born_timestamps is None else messages.born_timestamps
+    header["born_ip"] = header["store_ip"] = np.frombuffer(store_host[0], np.uint8)
+    header["store_port"] = store_host[1]
+    header["body_length"] = body_lengths
+    if messages.flags is not None:
+        header["flag"] = messages.flags
+    fixed = header.view(np.uint8).reshape(count, RECORD_HEADER.itemsize)
+    joined = pc.binary_join_element_wise(_rows(fixed), messages.body, _rows(middle), properties.cast(pa.binary()), b"")
+    distinct, queues = np.unique(queue_ids, return_inverse=True)
+    return Records(
+        buffer=np.frombuffer(joined.buffers()[2], np.uint8)[: int(sizes.sum())].copy(),
+        sizes=sizes.astype(np.int64),
+        queues=queues.astype(np.int32),
+        destinations=[(topic, int(queue_id)) for queue_id in distinct],
+        tags_codes=np.zeros(count, np.int64) if messages.tags is None else _tags_codes(messages.tags),
+    )
+
+
+def _middle(topic: str, properties_lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Topic length, topic and properties length of every record, shape (n, width)."""
+    name = topic.encode()
+    prefix = len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
+    middle = np.empty((len(properties_lengths), len(prefix) + PROPERTIES_LENGTH_BYTES), np.uint8)
+    middle[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    middle[:, len(prefix) :] = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)
+    return middle
+
+
+def _encode_properties(messages: MessageColumns) -> pa.StringArray:
+    """The property string of every message, length n: the map's entries, then tags, keys and sharding key."""
+    own = {
+        PROPERTY_TAGS: messages.tags,
+        PROPERTY_KEYS: messages.keys,
+        PROPERTY_SHARDING_KEY: messages.sharding_keys,
+    }
+    parts = [] if messages.properties is None else [_encode_map(messages.properties)]
+    parts += [_encode_property(name, values) for name, values in own.items() if values is not None]
+    if not parts:
+        return pa.repeat(_EMPTY, len(messages))
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _EMPTY)
+
+
+def _encode_property(name: str, values: pa.StringArray) -> pa.StringArray:
+    """`name 0x01 value 0x02` for each value, "" for null and empty ones (RocketMQ's parser drops those)."""
+    _refuse_separators(name, values)
+    encoded = pc.binary_join_element_wise(name + chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
+    missing = pc.fill_null(pc.equal(pc.binary_length(values), 0), True)
+    return pc.if_else(missing, _EMPTY, encoded) if pc.any(missing).as_py() else encoded
+
+
+def _encode_map(properties: pa.MapArray) -> pa.StringArray:
+    offsets = properties.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    names, values = properties.keys.slice(first, last - first), properties.items.slice(first, last - first)
+    _refuse_separators("properties", names)
+    _refuse_separators("properties", values)
+    if pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
+        raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "properties: a name must not be empty")
+    entry = pc.binary_join_element_wise(names, chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
+    kept = pc.if_else(pc.fill_null(pc.equal(pc.binary_length(values), 0), True), _EMPTY, entry)
+    lists = pa.ListArray.from_arrays(
+        pc.subtract(offsets, first), kept.combine_chunks() if isinstance(kept, pa.ChunkedArray) else kept
+    )
+    return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, ""))
+
+
+def _refuse_separators(name: str, values: pa.StringArray) -> None:
+    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
+    suspicious = (data == NAME_VALUE_SEPARATOR) | (data == PROPERTY_SEPARATOR)
+    if suspicious.any() and pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
+        raise MessageRefused(
+            PutStatus.MESSAGE_ILLEGAL, f"{name}: no name or value may contain the separators \\x01 or \\x02"
+        )
+
+
+def _tags_codes(tags: pa.StringArray) -> npt.NDArray[np.int64]:
+    """Java hashes by distinct tag: there are few."""
+    distinct = tags.dictionary_encode()
+    codes = java_hash(distinct.dictionary).astype(np.int64)
+    indices = distinct.indices.fill_null(len(codes)).to_numpy()
+    return np.append(codes, 0)[indices]
+
+
+def _crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """CRC32 of every body without the top bit, as RocketMQ's UtilAll.crc32 returns it."""
+    return np.fromiter(map(zlib.crc32, bodies.to_numpy(zero_copy_only=False)), np.int64, len(bodies)) & BODY_CRC_MASK
+
+
+def _rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:
+    """The rows of an (n, k) byte matrix as binary values."""
+    count, width = matrix.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(matrix)])
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidColumns(f"column {name!r} is {column.type}, expected {_TABLE_COLUMNS[name]}: {error}") from error
+
+
+def _no_nulls(name: str, column: pa.Array) -> pa.Array:
+    if column.null_count:
+        raise InvalidColumns(f"column {name!r} has {column.null_count} nulls in this table; fill or drop them first")
+    return column

@@ -1,0 +1,194 @@
+"""The published end of the log: read it, publish it, wait for it.
+
+`watermark` is this project's own small file beside RocketMQ's. A record exists for readers when
+`record end <= confirm_offset`. An append first *announces* how far it will write and at last *publishes*:
+
+    announced_end > confirm_offset   an append is under way, or its writer died in the middle
+    announced_end <= confirm_offset  clean
+
+The announcement is stored through the mapping, which wakes nobody; the publication is one `pwrite` of eight
+aligned bytes, which also wakes every process that waits on the file through the kernel's file notification.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from store.errors import CorruptStore
+from store.layout import (
+    WATERMARK,
+    WATERMARK_FILE,
+    WATERMARK_FILE_BYTES,
+    WATERMARK_MAGIC,
+    WATERMARK_VERSION,
+    field_offset,
+)
+from store.segments import sync
+
+if sys.platform == "linux":
+    import inotify_simple
+
+_CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
+POLL_SECONDS = 0.02  # where the system cannot notify
+
+
+class Watermark:
+    """One mapped watermark file.
+
+    Attributes are re-read from the mapping at every access, so they are as fresh as the page cache. Only the
+    holder of the append lock may call `announce`, `publish`, `mark_flushed`.
+    """
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
+        self.path = root / WATERMARK_FILE
+        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            if os.fstat(self._fd).st_size != WATERMARK_FILE_BYTES:
+                raise CorruptStore(
+                    f"{self.path}: {os.fstat(self._fd).st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
+                    "delete the file and open the store for writing: it is rebuilt from the log"
+                )
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            mapped = mmap.mmap(self._fd, WATERMARK_FILE_BYTES, access=access)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._fields = np.frombuffer(mapped, WATERMARK, count=1)
+        magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
+        if magic != WATERMARK_MAGIC or version != WATERMARK_VERSION:
+            self.close()
+            raise CorruptStore(
+                f"{self.path}: magic {magic!r} version {version}, expected {WATERMARK_MAGIC!r} version "
+                f"{WATERMARK_VERSION}; written by a newer pyspark-mq (upgrade), or by something else"
+            )
+
+    @staticmethod
+    def create(root: Path, confirm_offset: int, store_timestamp: int = 0) -> None:
+        """Write a clean watermark at `confirm_offset`, atomically, in place of any other."""
+        fields = np.zeros(1, WATERMARK)
+        fields["magic"], fields["version"] = WATERMARK_MAGIC, WATERMARK_VERSION
+        fields["boot_id"] = current_boot_id()
+        fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = confirm_offset
+        fields["store_timestamp"] = store_timestamp
+        temporary = root / f"{WATERMARK_FILE}.tmp"
+        with temporary.open("wb") as file:
+            file.write(fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0"))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(root / WATERMARK_FILE)
+
+    @property
+    def confirm_offset(self) -> int:
+        """Commit log offset (bytes) up to which records and their queue entries are complete."""
+        return int(self._fields["confirm_offset"][0])
+
+    @property
+    def announced_end(self) -> int:
+        """Commit log offset (bytes) that the append under way, or the one that died, may have written to."""
+        return int(self._fields["announced_end"][0])
+
+    @property
+    def flushed_offset(self) -> int:
+        """Commit log offset (bytes) known to be on the device."""
+        return int(self._fields["flushed_offset"][0])
+
+    @property
+    def store_timestamp(self) -> int:
+        """Store timestamp (ms) of the newest append; they never step back, whatever the clock does."""
+        return int(self._fields["store_timestamp"][0])
+
+    @property
+    def same_boot(self) -> bool:
+        """False when the machine (and its page cache) died since the last append; True when that is unknown."""
+        written, now = bytes(self._fields["boot_id"][0]), current_boot_id()
+        return not written or not now or written == now
+
+    def announce(self, end: int, store_timestamp: int) -> None:
+        """Say how far this append will write, before it writes."""
+        self._fields["store_timestamp"] = store_timestamp
+        self._fields["announced_end"] = end
+
+    def publish(self, confirm_offset: int) -> None:
+        """Make everything below `confirm_offset` visible, and wake who waits."""
+        os.pwrite(self._fd, confirm_offset.to_bytes(8, "big"), _CONFIRM_OFFSET)
+
+    def mark_flushed(self, offset: int) -> None:
+        """Record that the log is on the device up to `offset`, never stepping back."""
+        if offset > self.flushed_offset:
+            self._fields["flushed_offset"] = offset
+
+    def flush(self) -> None:
+        """Bring the file itself to the device."""
+        sync(self._fd)
+
+    def close(self) -> None:
+        """Drop the descriptor; the mapping goes with the last reference to it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Watch:
+    """Sleeps until one of the watched watermark files is published. Not shared between threads.
+
+    inotify instances are few per user (128 by default): a process needs one `Watch`, whatever the number of
+    stores and readers. Without one (other systems, none left) it polls, and says so once.
+    """
+
+    def __init__(self) -> None:
+        self._notify: inotify_simple.INotify | None = None
+        if sys.platform == "linux":
+            try:
+                self._notify = inotify_simple.INotify(nonblocking=True)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
+                    raise
+                warnings.warn(
+                    f"no inotify instance left ({error.strerror}): polling every {POLL_SECONDS * 1000:.0f} ms; "
+                    "raise fs.inotify.max_user_instances",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def add(self, path: Path) -> None:
+        """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
+        if self._notify is not None:
+            self._notify.add_watch(path, inotify_simple.flags.MODIFY)
+
+    def wait(self, timeout: float) -> None:
+        """Return at the next publication, or after `timeout` seconds, whichever is first."""
+        if self._notify is not None:
+            self._notify.read(timeout=max(0, round(timeout * 1000)))
+        else:
+            time.sleep(min(timeout, POLL_SECONDS))
+
+    def close(self) -> None:
+        """Give the inotify instance back."""
+        if self._notify is not None:
+            self._notify.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def current_boot_id() -> bytes:
+    """The kernel's id of this boot; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b""
