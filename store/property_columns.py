@@ -40,7 +40,8 @@ class PropertyColumns:
         rows = np.searchsorted(row_ends, ends, side="right")
         if len(open_ends):
             rows = np.where(np.isin(ends, open_ends), np.searchsorted(row_ends, ends, side="left"), rows)
-        starts = np.maximum(np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends, self._bounds[rows])
+        inside = np.diff(rows, prepend=-1) == 0
+        starts = np.where(inside, np.append(0, ends[:-1] + 1)[: len(ends)], self._bounds[rows])
         marks = np.flatnonzero(self._data == NAME_VALUE_SEPARATOR)
         first_mark = np.searchsorted(marks, starts)
         splits = np.append(marks, len(self._data))[first_mark]

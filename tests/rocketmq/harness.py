@@ -1,4 +1,4 @@
-"""RocketMQ as the judge: runs its own store, broker and client (src/, built by Maven) on directories of the tests.
+"""RocketMQ as the judge: its own store, broker and client (src/, built by Maven) on directories of the tests.
 
 Each command is one short-lived JVM that prints JSON lines. `read` and `write` change the directory they are
 given, as RocketMQ does on opening one; pass a copy where that matters.
@@ -46,7 +46,7 @@ def unavailable() -> str | None:
 
 
 def put(topic: str, body: bytes = b"", queue_id: int = 0, **fields: Any) -> Json:
-    """One message for `write`; `fields` are those of Put in Spec.java. A batch is `put(topic, batch=[put(...), ...])`."""
+    """One message for `write`, with `fields` of Put in Spec.java; batches are `put(topic, batch=[put(...), ...])`."""
     return {"topic": topic, "queueId": queue_id, "body": base64.b64encode(body).decode(), **fields}
 
 
@@ -106,7 +106,10 @@ class RocketMQ:
         The lines are "ready", then "sent" for each acknowledged message, then "done". Leaving the block
         shuts all three down.
         """
-        with _spec_file({"config": _strings(config), "live": live}) as spec, tempfile.TemporaryFile() as words:
+        with (
+            _spec_file({"config": _strings(config), "live": live}) as spec,
+            tempfile.TemporaryFile() as words,
+        ):
             process = subprocess.Popen(
                 self._command("broker", directory, spec),
                 stdin=subprocess.PIPE,
@@ -133,7 +136,10 @@ class RocketMQ:
     def _run(self, verb: str, directory: Path, spec: Json) -> list[Json]:
         with _spec_file(spec) as spec_path:
             done = subprocess.run(
-                self._command(verb, directory, spec_path), capture_output=True, timeout=COMMAND_SECONDS, check=False
+                self._command(verb, directory, spec_path),
+                capture_output=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
             )
         if done.returncode != 0:
             raise HarnessError(f"RocketMQ {self.line}, {verb} {directory}:\n{_tail(done.stderr)}")
@@ -142,7 +148,17 @@ class RocketMQ:
     def _command(self, verb: str, directory: Path, spec: Path) -> list[str]:
         classpath = f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath.txt').read_text()}"
         home = f"-Duser.home={self._target / 'home'}"  # where clients would put their logs
-        return ["java", *JVM_OPTIONS, home, "-cp", classpath, "mq.harness.Main", verb, str(directory), str(spec)]
+        return [
+            "java",
+            *JVM_OPTIONS,
+            home,
+            "-cp",
+            classpath,
+            "mq.harness.Main",
+            verb,
+            str(directory),
+            str(spec),
+        ]
 
     def _build(self) -> None:
         digest = hashlib.sha256()

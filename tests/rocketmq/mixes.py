@@ -33,11 +33,17 @@ def tagged(rng: random.Random, number: int) -> Json:
 def keyed(rng: random.Random, number: int) -> Json:
     keys = " ".join(f"k{rng.randrange(2000)}" for _ in range(rng.randrange(4)))
     properties = {"TAGS": rng.choice(TAGS), "UNIQ_KEY": f"{number:032X}"}
-    return {**plain(rng, number), "topic": "keyed", "properties": {**properties, **({"KEYS": keys} if keys else {})}}
+    return {
+        **plain(rng, number),
+        "topic": "keyed",
+        "properties": {**properties, **({"KEYS": keys} if keys else {})},
+    }
 
 
 def with_properties(rng: random.Random, number: int) -> Json:
-    properties = {f"p{rng.randrange(30)}-{rng.choice(WORDS)}": rng.choice(WORDS) for _ in range(rng.randrange(12))}
+    properties = {
+        f"p{rng.randrange(30)}-{rng.choice(WORDS)}": rng.choice(WORDS) for _ in range(rng.randrange(12))
+    }
     return {**plain(rng, number), "topic": "properties", "properties": properties}
 
 
@@ -93,10 +99,15 @@ def transactions(rng: random.Random, number: int) -> Json:
 
 
 def delayed(rng: random.Random, number: int) -> Json:
-    """As a broker's hook leaves them. Short levels stay out: RocketMQ 4.9's store would deliver them meanwhile."""
+    """As a broker's hook leaves them. No short levels: RocketMQ 4.9's store would deliver those meanwhile."""
     level = rng.randrange(9, 21)  # 18 is the longest, higher ones count as 18
     properties = {"TAGS": "T", "DELAY": str(level), "REAL_TOPIC": "orders", "REAL_QID": "1"}
-    return {**plain(rng, number), "topic": SCHEDULE_TOPIC, "queueId": min(level, 18) - 1, "properties": properties}
+    return {
+        **plain(rng, number),
+        "topic": SCHEDULE_TOPIC,
+        "queueId": min(level, 18) - 1,
+        "properties": properties,
+    }
 
 
 def long_topic(rng: random.Random, number: int) -> Json:
@@ -110,10 +121,27 @@ def many_topics(rng: random.Random, number: int) -> Json:
 
 def multi_dispatch(rng: random.Random, number: int) -> Json:
     targets = ",".join(sorted({f"%LMQ%device-{rng.randrange(5)}" for _ in range(rng.randrange(1, 3))}))
-    return {**tagged(rng, number), "topic": "lmq", "properties": {"INNER_MULTI_DISPATCH": targets, "TAGS": "m"}}
+    return {
+        **tagged(rng, number),
+        "topic": "lmq",
+        "properties": {"INNER_MULTI_DISPATCH": targets, "TAGS": "m"},
+    }
 
 
-KINDS = (plain, tagged, keyed, with_properties, sized, headers, hosts, compressed, batch, transactions, delayed, many_topics)
+KINDS = (
+    plain,
+    tagged,
+    keyed,
+    with_properties,
+    sized,
+    headers,
+    hosts,
+    compressed,
+    batch,
+    transactions,
+    delayed,
+    many_topics,
+)
 
 
 def everything(rng: random.Random, number: int) -> Json:
@@ -171,7 +199,11 @@ MIXES = (
     Mix("property-crc", with_properties, {"enabledAppendPropCRC": True}, lines=ONLY_5),
     Mix("multi-dispatch", multi_dispatch, {"enableLmq": True, "enableMultiDispatch": True}),
     Mix("queue-extension", tagged, {"enableConsumeQueueExt": True}),
-    Mix("large-files", everything, {"mappedFileSizeCommitLog": 1 << 28, "mappedFileSizeConsumeQueue": 6_000_000}),
+    Mix(
+        "large-files",
+        everything,
+        {"mappedFileSizeCommitLog": 1 << 28, "mappedFileSizeConsumeQueue": 6_000_000},
+    ),
     Mix("everything", everything),
     Mix("halted", everything, exit="halt"),
 )

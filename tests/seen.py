@@ -1,0 +1,151 @@
+"""What RocketMQ's own reader saw in a directory, and what this store sees there, in one shape to compare.
+
+RocketMQ's side are the lines of tests/rocketmq (`RocketMQ.read`), kept for the golden directories in
+tests/golden/NAME.jsonl. A message is a dict of all columns of `store.columns.COLUMNS`; timestamps are ms.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store import GetStatus, MessageStore, StoredMessage
+from store.columns import COLUMNS
+from store.layout import SYS_COMPRESSED
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Queue:
+    """One queue: offsets [minimum, maximum) and its messages in order."""
+
+    minimum: int
+    maximum: int
+    rows: list[Row] = field(default_factory=list)
+
+
+Queues = dict[tuple[str, int], Queue]
+Reader = Callable[[MessageStore], Queues]
+
+
+def by_rocketmq(lines: Iterable[dict[str, Any]]) -> Queues:
+    """Queues from the lines of RocketMQ's reader; those without messages are left out."""
+    queues: Queues = {}
+    for line in lines:
+        assert line["kind"] != "gap", line
+        if line["kind"] == "queue":
+            queue = queues[line["topic"], line["queueId"]] = Queue(line["min"], line["max"])
+        elif line["kind"] == "message":
+            queue.rows.append(_expected_row(line))
+    return {name: queue for name, queue in queues.items() if queue.maximum}
+
+
+def golden(path: Path) -> Queues:
+    """`by_rocketmq` of a file in tests/golden."""
+    return by_rocketmq(map(json.loads, path.read_text("utf-8").splitlines()))
+
+
+def assert_same(ours: Queues, theirs: Queues) -> None:
+    """Fails with the first few fields that differ, instead of with all messages."""
+    assert {name: (q.minimum, q.maximum) for name, q in ours.items()} == {
+        name: (q.minimum, q.maximum) for name, q in theirs.items()
+    }
+    differences = [
+        f"{name} @ {theirs_row['queueOffset']}: {column} is {ours_row[column]!r}, RocketMQ has {theirs_row[column]!r}"
+        for name, queue in theirs.items()
+        for ours_row, theirs_row in zip(ours[name].rows, queue.rows, strict=True)
+        for column in COLUMNS
+        if ours_row[column] != theirs_row[column]
+    ]
+    assert not differences, f"{len(differences)} fields differ:\n" + "\n".join(differences[:10])
+
+
+def by_scan(store: MessageStore) -> Queues:
+    """Every queue read completely with `scan`, all columns."""
+    return {
+        name: Queue(*store.offsets(*name), rows=_scan(store, *name))
+        for name in _queues(store)
+        if store.max_offset(*name)
+    }
+
+
+def by_get_message(store: MessageStore) -> Queues:
+    """Every queue read completely with `get_message`, from call to call by the offset it gives."""
+    queues: Queues = {}
+    for topic, queue_id in _queues(store):
+        queue = Queue(*store.offsets(topic, queue_id))
+        offset = queue.minimum
+        while offset < queue.maximum:
+            result = store.get_message("test", topic, queue_id, offset)
+            assert result.status is GetStatus.FOUND
+            assert result.next_begin_offset == offset + len(result.messages)
+            queue.rows += [_message_row(message) for message in result.messages]
+            offset = result.next_begin_offset
+        if queue.maximum:
+            queues[topic, queue_id] = queue
+    return queues
+
+
+def _queues(store: MessageStore) -> list[tuple[str, int]]:
+    return [(topic, queue_id) for topic, count in store.topics().items() for queue_id in range(count)]
+
+
+def _scan(store: MessageStore, topic: str, queue_id: int) -> list[Row]:
+    batches = store.scan(topic, queue_id, *store.offsets(topic, queue_id), columns=tuple(COLUMNS))
+    table = pa.Table.from_batches(batches, pa.schema(list(COLUMNS.items())))
+    for name in ("bornTimestamp", "storeTimestamp"):
+        at = table.schema.get_field_index(name)
+        ms = pc.divide(table[name].cast(pa.int64()), 1000)
+        table = table.set_column(at, name, ms)
+    return [{**row, "properties": dict(row["properties"])} for row in table.to_pylist()]
+
+
+def _message_row(message: StoredMessage) -> Row:
+    return {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "msgId": message.msg_id,
+        "tags": message.tags,
+        "keys": message.properties.get("KEYS"),
+        "body": message.body,
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "properties": message.properties,
+        "physicalOffset": message.physical_offset,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "reconsumeTimes": message.reconsume_times,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "bodyCRC": message.body_crc,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+    }
+
+
+def _expected_row(line: dict[str, Any]) -> Row:
+    same = {name: line[name] for name in COLUMNS if name in line}
+    return {
+        **same,
+        "body": base64.b64decode(line["body"]),
+        "sysFlag": line["sysFlag"] & ~SYS_COMPRESSED,  # after inflating, RocketMQ 5 clears it and 4.9 leaves it
+        "tags": line["properties"].get("TAGS"),
+        "keys": line["properties"].get("KEYS"),
+        "bornHost": _host(line["bornHost"]),
+        "storeHost": _host(line["storeHost"]),
+    }
+
+
+def _host(text: str) -> str:
+    ip, port = text.split("|")
+    address = ipaddress.ip_address(ip)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
