@@ -1,0 +1,43 @@
+"""The batch reader: one fixed range of each subscribed queue, planned once for each DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets import QueueRange
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.planning import split
+from pyspark_mq.queues import Queues
+from pyspark_mq.reading import RangeReader
+from store import MessageStore
+
+
+class MqBatchReader(DataSourceReader):
+    """Reads [startingOffsets, endingOffsets) of each subscribed queue."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises `OptionError`, `SchemaError`."""
+        self._options = options
+        self._start, self._end = options.batch_limits()
+        self._range_reader = RangeReader(options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Raises what `Queues.resolve` does, and `OptionError` for a range that ends before it starts."""
+        with MessageStore.open(self._options.path, create=False, read_only=True) as store:
+            queues = Queues(store, self._options)
+            ends = queues.resolve("endingOffsets", self._end)
+            starts = queues.resolve("startingOffsets", self._start)
+        ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
+        for r in ranges:
+            if r.start > r.end:
+                raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
+        pieces = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
+        return [InputPartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._range_reader.read(partition)

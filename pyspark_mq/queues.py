@@ -1,0 +1,68 @@
+"""The subscribed queues of one open store, as the driver sees them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from pyspark_mq.errors import data_loss
+from pyspark_mq.offsets import Bounds, Positions, Queue, QueueRange, resolve
+from pyspark_mq.options import SourceOptions
+from store import MessageStore
+
+_AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
+
+
+class Queues:
+    """What there is to read. Every call asks the store anew: other processes append to it."""
+
+    def __init__(self, store: MessageStore, options: SourceOptions) -> None:
+        self._store = store
+        self._options = options
+
+    def tails(self, known: Iterable[Queue] = ()) -> Positions:
+        """The next offset each subscribed queue will be given, sorted by queue.
+
+        Raises `SubscriptionError` for a topic or queue that an option names and that neither exists nor is in
+        `known` (those of a checkpoint, whose absence is data loss instead).
+        """
+        topics = self._store.topics()
+        known_topics = dict.fromkeys((queue.topic for queue in known), 0)
+        for queue in known:
+            known_topics[queue.topic] = max(known_topics[queue.topic], queue.queue_id + 1)
+        self._options.subscription.require({**known_topics, **topics})
+        selected = self._options.subscription.select(topics)
+        return {queue: self._store.max_offset(*queue) for queue in selected}
+
+    def bounds(self, tails: Positions) -> dict[Queue, Bounds]:
+        """What each queue of `tails` has, up to there."""
+        return {queue: Bounds(self._store.min_offset(*queue), tail) for queue, tail in tails.items()}
+
+    def resolve(self, option: str, limit: int | Positions) -> Positions:
+        """`limit`, the value of `option`, as one existing offset for each subscribed queue.
+
+        Raises what `offsets.resolve` and `tails` do; an offset outside of its queue is data loss.
+        """
+        bounds = self.bounds(self.tails())
+        positions = resolve(option, limit, bounds)
+        for queue, offset in positions.items():
+            first, end = bounds[queue]
+            positions[queue] = min(max(offset, first), end)
+            if offset != positions[queue]:
+                why = f"{option} says {offset}, and the queue has only [{first}, {end})"
+                lost = QueueRange(*queue, *sorted((offset, positions[queue])))
+                data_loss(self._options.fail_on_data_loss, f"{lost} is lost: {why}")
+        return positions
+
+    def hold(self, seconds: float, current: Callable[[], Positions], seen: Positions) -> Positions:
+        """Wait until `current()` is no longer `seen`, at most `seconds`; returns what it is then."""
+        deadline = time.monotonic() + seconds
+        while True:
+            confirm_offset = self._store.confirm_offset  # before the look, so that no arrival is missed
+            tails = current()
+            left = deadline - time.monotonic()
+            if tails != seen or left <= 0:
+                return tails
+            if self._store.wait(confirm_offset, left) != confirm_offset and current() == seen:
+                # An arrival of another topic: its steady stream must not make this a spinning loop.
+                time.sleep(min(left, _AFTER_FOREIGN_ARRIVAL_SECONDS))

@@ -1,0 +1,54 @@
+"""What tests share: one Spark session for the run, and small stores to read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.filled import Filled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two cores, UTC, no UI. Its Python processes find this checkout through PYTHONPATH, as an install would
+    be."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("pyspark-mq tests")
+        .config("spark.driver.extraJavaOptions", f"{log4j} -Duser.timezone=UTC")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[Filled]:
+    """A store with topic "orders": 3 messages in queue 0, 5 in queue 1."""
+    it = Filled(tmp_path / "mq", {"orders": 2})
+    with it.store:
+        it.put("orders", 0, 3)
+        it.put("orders", 1, 5)
+        yield it

@@ -1,0 +1,108 @@
+"""Batch queries through Spark."""
+
+from __future__ import annotations
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tests.filled import Filled
+
+ROW_SCHEMA = "topic string, queueId int, queueOffset bigint, body binary"
+
+
+def load(spark: SparkSession, filled: Filled, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("mq").options(**{"subscribe": "orders", **options})
+    return (reader.schema(schema) if schema else reader).load(filled.path)
+
+
+def test_the_rows_are_the_messages(spark: SparkSession, filled: Filled) -> None:
+    expected = spark.createDataFrame(filled.rows, ROW_SCHEMA)
+    actual = load(spark, filled)
+    assert_df_equality(actual.select(*expected.columns), expected, ignore_row_order=True)
+    message = actual.where("queueId = 1 and queueOffset = 3").first()
+    assert message is not None
+    assert (message.tags, message["keys"], len(message.msgId)) == ("B", "k3", 32)
+    assert message.bornTimestamp <= message.storeTimestamp
+    assert actual.where(F.expr("storeTimestamp between now() - interval 1 hour and now()")).count() == 8
+
+
+def test_every_column_in_any_order(spark: SparkSession, filled: Filled) -> None:
+    schema = (
+        "preparedTransactionOffset bigint, bodyCRC int, sysFlag int, flag int, reconsumeTimes int, storeHost string, "
+        "bornHost string, physicalOffset bigint NOT NULL, properties map<string,string>, storeTimestamp timestamp, "
+        "bornTimestamp timestamp, body binary, keys string, tags string, msgId string, queueOffset bigint, "
+        "queueId int, topic string NOT NULL"
+    )
+    actual = load(spark, filled, schema)
+    assert actual.columns[0] == "preparedTransactionOffset"
+    first = actual.orderBy("physicalOffset").first()
+    assert first is not None
+    assert (first.topic, first.queueId, first.queueOffset, bytes(first.body)) == filled.rows[0]
+    assert (first.physicalOffset, first.preparedTransactionOffset, first.reconsumeTimes) == (0, 0, 0)
+    assert first.storeHost == "127.0.0.1:10911"
+    assert first.properties["region"] == "eu"
+
+
+def test_properties_are_a_column_when_asked_for(spark: SparkSession, filled: Filled) -> None:
+    assert "properties" not in load(spark, filled).columns
+    regions = load(spark, filled, includeProperties="true").select("properties.region").distinct().collect()
+    assert [row.region for row in regions] == ["eu"]
+
+
+def test_from_to(spark: SparkSession, filled: Filled) -> None:
+    actual = load(
+        spark,
+        filled,
+        "queueId int, queueOffset bigint",
+        startingOffsets='{"orders": {"0": 1, "1": -2}}',
+        endingOffsets='{"orders": {"0": -1, "1": 2}}',
+        minPartitions="4",
+    )
+    assert sorted(map(tuple, actual.collect())) == [(0, 1), (0, 2), (1, 0), (1, 1)]
+    assert actual.rdd.getNumPartitions() == 4
+
+
+def test_tags(spark: SparkSession, filled: Filled) -> None:
+    actual = load(spark, filled, "tags string", subExpression="B")
+    assert [row.tags for row in actual.collect()] == ["B"] * 3
+
+
+def test_assigned_queues(spark: SparkSession, filled: Filled) -> None:
+    assigned = spark.read.format("mq").option("assign", '{"orders": [1]}').load(filled.path)
+    assert assigned.count() == 5
+
+
+def test_an_empty_topic(spark: SparkSession, filled: Filled) -> None:
+    filled.store.create_topic("empty", 2)
+    assert load(spark, filled, subscribe="empty").collect() == []
+
+
+def test_sql(spark: SparkSession, filled: Filled) -> None:
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING mq OPTIONS (path '{filled.path}', subscribe 'orders')")
+    counts = spark.sql("SELECT queueId, count(*) AS n FROM orders GROUP BY queueId ORDER BY queueId").collect()
+    assert [tuple(row) for row in counts] == [(0, 3), (1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "message"),
+    [
+        ({"startingOffset": "earliest"}, None, "Unknown option 'startingoffset': did you mean startingOffsets?"),
+        ({"assign": '{"orders": [0]}'}, None, "subscribe and assign exclude each other"),
+        ({"startingOffsets": '{"orders": {"0": 1'}, None, "line 1 column 19"),
+        ({"startingOffsets": '{"orders": {"0": 1, "7": 1}}'}, None, "orders/7"),
+        ({"subscribe": "payments"}, None, "The store has no payments; it has orders"),
+        ({}, "queueId bigint", "Column queueId is int, the schema says bigint"),
+        ({}, "tag string", "no column 'tag': did you mean tags?"),
+        ({"path": "/nowhere/mq"}, None, "NotAStore: /nowhere/mq"),
+    ],
+)
+def test_bad_input(
+    spark: SparkSession, filled: Filled, options: dict[str, str], schema: str | None, message: str
+) -> None:
+    reader = spark.read.format("mq").options(**{"path": filled.path, "subscribe": "orders", **options})
+    with pytest.raises(PySparkException) as caught:
+        (reader.schema(schema) if schema else reader).load().collect()
+    assert message in str(caught.value)

@@ -1,0 +1,177 @@
+"""Streaming queries through Spark. The test process appends; Spark's source always runs in another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.filled import Filled
+
+Rows = list[tuple[str, int, int, bytes]]
+
+
+class Sink:
+    """What each batch brought, the latest attempt of a batch instead of an earlier one."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Rows] = {}
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        rows = batch.select("topic", "queueId", "queueOffset", "body").collect()
+        self.batches[batch_id] = sorted((r.topic, r.queueId, r.queueOffset, bytes(r.body)) for r in rows)
+
+    @property
+    def rows(self) -> Rows:
+        return sorted(row for batch in self.batches.values() for row in batch)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@contextmanager
+def query(
+    spark: SparkSession, filled: Filled, sink: Sink, checkpoint: Path, trigger: dict[str, Any], **options: str
+) -> Iterator[StreamingQuery]:
+    if "subscribePattern" not in options:
+        options = {"subscribe": "orders", **options}
+    frame = spark.readStream.format("mq").options(**options).load(filled.path)
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    running = (writer.trigger(**trigger) if trigger else writer).start()
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def run(
+    spark: SparkSession, filled: Filled, sink: Sink, checkpoint: Path, trigger: str = "availableNow", **options: str
+) -> list[dict[str, Any]]:
+    """Run a query to its end; the source's part of each batch's progress."""
+    with query(spark, filled, sink, checkpoint, {trigger: True}, **options) as running:
+        assert running.awaitTermination(120)
+        return [json.loads(progress.json)["sources"][0] for progress in running.recentProgress]
+
+
+EARLIEST = {"startingOffsets": "earliest"}
+
+
+def test_a_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    sink = Sink()
+    progress = run(spark, filled, sink, checkpoint, **EARLIEST)
+    assert sink.batches == {0: sorted(filled.rows)}
+    assert progress[0]["endOffset"]["orders"] == progress[0]["latestOffset"]["orders"] == {"0": 3, "1": 5}
+    filled.put("orders", 0, 2)
+    progress = run(spark, filled, sink, checkpoint, **EARLIEST)
+    assert sink.batches[1] == sorted(filled.rows[-2:])
+    assert progress[0]["endOffset"] == {"orders": {"0": 5, "1": 5}}
+    with query(spark, filled, sink, checkpoint, {}, **EARLIEST) as running:
+        filled.put("orders", 1, 1)
+        running.processAllAvailable()
+        filled.put("orders", 1, 1)
+        running.processAllAvailable()
+    filled.put("orders", 0, 1)
+    run(spark, filled, sink, checkpoint, **EARLIEST)
+    assert sink.rows == sorted(filled.rows)
+
+
+def test_a_batch_that_was_not_committed_is_the_same_batch_again(
+    spark: SparkSession, filled: Filled, checkpoint: Path
+) -> None:
+    # The first batch of a query that starts at the latest offset: the pin keeps what "latest" was.
+    sink = Sink()
+    with query(spark, filled, sink, checkpoint, {}) as running:
+        running.processAllAvailable()
+        filled.put("orders", 0, 4)
+        running.processAllAvailable()
+    assert sink.rows == filled.rows[-4:]
+    once = dict(sink.batches)
+    for batch_id in once:
+        (checkpoint / "commits" / str(batch_id)).unlink()
+        (checkpoint / "commits" / f".{batch_id}.crc").unlink(missing_ok=True)
+    for batch_id in list(once)[1:]:
+        (checkpoint / "offsets" / str(batch_id)).unlink()
+        (checkpoint / "offsets" / f".{batch_id}.crc").unlink(missing_ok=True)
+    filled.put("orders", 0, 2)
+    sink.batches.clear()
+    run(spark, filled, sink, checkpoint)
+    assert sink.batches[0] == once[0]
+    assert sink.rows == sorted(filled.rows[-6:])
+
+
+def test_limits_hold_in_every_batch(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    sink = Sink()
+    run(spark, filled, sink, checkpoint, maxOffsetsPerTrigger="4", maxBytesPerTrigger="10k", **EARLIEST)
+    assert [len(batch) for batch in sink.batches.values()] == [4, 4]
+    assert sink.rows == sorted(filled.rows)
+
+
+def test_once_takes_everything(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    sink = Sink()
+    run(spark, filled, sink, checkpoint, "once", maxOffsetsPerTrigger="4", **EARLIEST)
+    assert sink.batches == {0: sorted(filled.rows)}
+
+
+def test_new_topics_and_queues_join_a_running_query(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    sink = Sink()
+    with query(spark, filled, sink, checkpoint, {}, subscribePattern="orders.*", **EARLIEST) as running:
+        running.processAllAvailable()
+        filled.store.create_topic("orders", 3)
+        filled.store.create_topic("orders-eu", 1)
+        filled.put("orders", 2, 2)
+        filled.put("orders-eu", 0, 3)
+        running.processAllAvailable()
+    assert sink.rows == sorted(filled.rows)
+
+
+def test_a_lost_range_stops_the_query_and_says_how_to_go_on(
+    spark: SparkSession, filled: Filled, checkpoint: Path
+) -> None:
+    sink = Sink()
+    run(spark, filled, sink, checkpoint, **EARLIEST)
+    filled.put("orders", 0, 200, size=1000)
+    for segment in sorted((Path(filled.path) / "commitlog").iterdir())[:2]:
+        segment.unlink()
+    first, end = filled.store.offsets("orders", 0)
+    with pytest.raises(StreamingQueryException) as caught:
+        run(spark, filled, sink, checkpoint, **EARLIEST)
+    assert f"orders/0 [3, {first}) is lost" in str(caught.value)
+    assert "set the option failOnDataLoss to false" in str(caught.value)
+    run(spark, filled, sink, checkpoint, failOnDataLoss="false", **EARLIEST)
+    assert [row[2] for row in sink.batches[1]] == list(range(first, end))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets is for batch queries"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger takes a whole number above 0"),
+        ({"startingOffsets": '{"orders": {"0": 0}}'}, "leaves out: orders/1"),
+    ],
+)
+def test_bad_options(
+    spark: SparkSession, filled: Filled, checkpoint: Path, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PySparkException, match=message):
+        run(spark, filled, Sink(), checkpoint, **options)
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    run(spark, filled, Sink(), checkpoint, **EARLIEST)
+    offsets = checkpoint / "offsets" / "0"
+    lines = offsets.read_text().splitlines()
+    lines[-1] = json.dumps({**json.loads(lines[-1]), "$epoch": {"id": 1}})
+    offsets.write_text("\n".join(lines))
+    (checkpoint / "offsets" / ".0.crc").unlink(missing_ok=True)
+    filled.put("orders", 0, 1)
+    with pytest.raises(StreamingQueryException, match="written by a newer pyspark-mq: upgrade"):
+        run(spark, filled, Sink(), checkpoint, **EARLIEST)
