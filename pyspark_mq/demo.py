@@ -5,6 +5,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.resources import files
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,13 +63,17 @@ def run_demo(directory: str | None, rate: int) -> bool:
     return report(totals, totals_by_carrier(flights), read_early)
 
 
-def append_flights(path: str, rate: int) -> None:
-    """The appending process: every flight, in order of scheduled departure, at `rate` messages a second."""
+def append_flights(path: str, rate: int, reading: Event) -> None:
+    """The appending process: every flight, in order of scheduled departure; a first few, and when the query is
+    `reading` (its first batch takes Spark seconds to warm up for) the others at `rate` messages a second."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the demo, and with it this process
     messages = as_messages(load_flights())
-    began = time.monotonic()
     try:
         with MessageStore.open(path, create=False) as store:
-            for start in range(0, messages.num_rows, ROWS_PER_APPEND):
+            store.append_table(TOPIC, messages.slice(0, ROWS_PER_APPEND))
+            reading.wait()
+            began = time.monotonic()
+            for start in range(ROWS_PER_APPEND, messages.num_rows, ROWS_PER_APPEND):
                 # A live feed does not come all at once.
                 time.sleep(max(0.0, began + start / rate - time.monotonic()))
                 store.append_table(TOPIC, messages.slice(start, ROWS_PER_APPEND))
@@ -149,9 +155,9 @@ def start_query(spark: "SparkSession", path: str, checkpoint: str) -> "Streaming
 def stream_while_appending(query: "StreamingQuery", path: str, total: int, rate: int) -> int:
     """Starts the appending process and follows both until the query has read `total` messages; how many of
     them it had read before the last was appended."""
-    appender = multiprocessing.get_context("spawn").Process(
-        target=append_flights, args=(path, rate), daemon=True
-    )
+    processes = multiprocessing.get_context("spawn")
+    reading = processes.Event()
+    appender = processes.Process(target=append_flights, args=(path, rate, reading), daemon=True)
     appender.start()
     with (
         MessageStore.open(path, read_only=True) as store,
@@ -167,6 +173,8 @@ def stream_while_appending(query: "StreamingQuery", path: str, total: int, rate:
             appended = sum(store.max_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
             appended_bar.update(appended - before[0])
             streamed_bar.update(streamed - before[1])
+            if streamed:
+                reading.set()
             if appended < total:
                 read_early = streamed
             progressed = time.monotonic() if (appended, streamed) != before else progressed
@@ -177,7 +185,7 @@ def stream_while_appending(query: "StreamingQuery", path: str, total: int, rate:
 
 def progress_bar(total: int, name: str, position: int) -> "tqdm[None]":
     seldom = 0.1 if sys.stderr.isatty() else 2.0
-    return tqdm(total=total, desc=name, unit=" messages", position=position, mininterval=seldom)
+    return tqdm(total=total, desc=name, unit=" messages", unit_scale=True, position=position, mininterval=seldom)
 
 
 def messages_read(query: "StreamingQuery") -> int:
@@ -199,9 +207,7 @@ def check_running(appender: BaseProcess, progressed: float) -> None:
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
     """Prints the table and the check; True when the streamed totals equal the expected ones."""
     print("carrier  flights   landed  arrival delay, minutes   mean")
-    for carrier, flights, landed, delay in zip(
-        *(column.to_pylist() for column in streamed.columns), strict=True
-    ):
+    for carrier, flights, landed, delay in zip(*(column.to_pylist() for column in streamed.columns), strict=True):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")
     rows_in, rows_out = (sum(table["flights"].to_pylist()) for table in (expected, streamed))
     equal: bool = streamed.to_pylist() == expected.to_pylist()

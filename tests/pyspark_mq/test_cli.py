@@ -120,8 +120,8 @@ def test_lines_are_sent_while_the_input_is_still_open(path: Path) -> None:
 
 
 def test_tail_prints_all_queues_in_the_order_of_appending(path: Path) -> None:
-    for body in "abcdef":
-        succeed("send", path, "orders", body)
+    for number, body in enumerate("abcdef"):
+        succeed("send", path, "orders", body, "--queue", number % 2)
     assert succeed("tail", path, "orders", "--from", "earliest", "--count", 6).split() == list("abcdef")
     assert succeed("tail", path, "orders", "--from", 2, "--count", 2).split() == list("ef")
     assert len(succeed("tail", path, "orders", "--from", "earliest", "--count", 4).split()) == 4

@@ -1,0 +1,21 @@
+"""The README's program, pasted into a file and run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
+    text = README.read_text("utf-8")
+    program, output = re.findall(r"## Ten lines\n```python\n(.*?)```\n```\n(.*?)```", text, re.DOTALL)[0]
+    assert "/tmp/quickstart" in program
+    file = tmp_path / "pasted.py"
+    file.write_text(program.replace("/tmp/quickstart", str(tmp_path / "store")), "utf-8")
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(output.split())
