@@ -22,6 +22,7 @@ SIZES = {
     "maxHashSlotNum": 100,
     "maxIndexNum": 400,
 }
+SMALL_INDEX = {"maxHashSlotNum": 20, "maxIndexNum": 30}
 GIVEN = ("clean", "crashed", "property-crc")
 MADE = {
     "batch-5.3": ("5.3", "batch"),
@@ -30,6 +31,8 @@ MADE = {
     "compressed-4.9": ("4.9", "zlib", "lz4", "zstd"),
     "hosts-5.3": ("5.3", "hosts"),
     "properties-4.9": ("4.9", "properties"),
+    "index-5.3": ("5.3", "keyed"),
+    "index-4.9": ("4.9", "keyed"),
     "transactions-5.3": ("5.3", "transactions"),
     "delayed-5.3": ("5.3", "delayed"),
     "multi-dispatch-5.3": ("5.3", "multi-dispatch"),
@@ -38,23 +41,28 @@ MADE = {
 MESSAGES = 36
 
 
+def config_of(name: str) -> dict[str, object]:
+    """The MessageStoreConfig of tests/golden/NAME."""
+    mixes = MADE.get(name, ("5.3",))[1:]
+    own = {key: value for mix in MIXES if mix.name in mixes for key, value in mix.config.items()}
+    return {**own, **SIZES, **(SMALL_INDEX if name.startswith("index-") else {})}
+
+
 def make(name: str) -> None:
     """Write tests/golden/NAME anew."""
     line, *mixes = MADE[name]
     chosen = [mix for mix in MIXES if mix.name in mixes]
-    config = {key: value for mix in chosen for key, value in mix.config.items()}
     puts = [one for mix in chosen for one in mix.puts(MESSAGES // len(chosen))]
     shutil.rmtree(GOLDEN / name, ignore_errors=True)
-    RocketMQ(line).write(GOLDEN / name, puts, {**config, **SIZES})
+    RocketMQ(line).write(GOLDEN / name, puts, config_of(name))
 
 
 def expect(name: str) -> None:
     """Print what RocketMQ reads in tests/golden/NAME to tests/golden/NAME.jsonl, from a copy of it."""
-    line, *mixes = MADE.get(name, ("5.3",))
-    config = {key: value for mix in MIXES if mix.name in mixes for key, value in mix.config.items()}
+    line, *_ = MADE.get(name, ("5.3",))
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(GOLDEN / name, Path(folder) / name)
-        seen = RocketMQ(line).read(copy, {**config, **SIZES})
+        seen = RocketMQ(line).read(copy, config_of(name))
     (GOLDEN / f"{name}.jsonl").write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen))
 
 
