@@ -133,6 +133,34 @@ SCHEDULE_DELAYS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
 )  # messageDelayLevel; larger levels count as the last
 
+# --- index (IndexHeader, IndexFile) ----------------------------------------------------------------------
+# A file is one header, the slots of a hash table, then room for entries; entries of one slot form a chain,
+# newest first. Its name is the local time of its creation.
+
+INDEX_DIR: Final = "index"
+INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
+INDEX_HEADER: Final = np.dtype(
+    [
+        ("begin_timestamp", ">i8"),  # ms, store time of the first entry
+        ("end_timestamp", ">i8"),  # ms, of the last
+        ("begin_offset", ">i8"),  # commit log offset of the first
+        ("end_offset", ">i8"),  # of the last
+        ("slots_used", ">i4"),
+        ("next_entry", ">i4"),  # the number that the next entry gets
+    ]
+)
+INDEX_SLOT: Final = np.dtype(">i4")  # number of the newest entry
+INDEX_ENTRY: Final = np.dtype(
+    [
+        ("key_hash", ">i4"),
+        ("physical_offset", ">i8"),
+        ("seconds", ">i4"),  # since the header's begin_timestamp
+        ("previous", ">i4"),  # number of the next older entry of the same slot
+    ]
+)
+INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
+INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
+
 # --- watermark (this project's; RocketMQ ignores the file) ----------------------------------------------
 
 WATERMARK_MAGIC: Final = b"PYMQMARK"
@@ -162,6 +190,8 @@ assert all(
     for name in (RECORD_HEADER.names or ())[:9]
 )
 assert CQ_ENTRY.itemsize == 20
+assert INDEX_HEADER.itemsize == 40
+assert INDEX_ENTRY.itemsize == 20
 assert len(SCHEDULE_DELAYS_MS) == 18
 assert WATERMARK.itemsize <= WATERMARK_FILE_BYTES
 assert field_offset(WATERMARK, "confirm_offset") % 8 == 0, "published by one aligned write"
