@@ -16,7 +16,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """The property string, UTF-8.
 
     Raises `MessageRefused` for a separator inside a name or a value (it could not be read back), for an empty
-    name, and for more than 32,767 bytes. Empty values are left out: RocketMQ's parser drops them.
+    name, for a lone surrogate, and for more than 32,767 bytes. Empty values are left out: RocketMQ's parser drops them.
     """
     for name, value in properties.items():
         if not name or any(mark in text for mark in (_NAME_VALUE, _PROPERTY) for text in (name, value)):
@@ -25,7 +25,11 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
                 f"property {name!r}={value!r}: a name must not be empty, and neither part may contain "
                 "the separators \\x01 or \\x02",
             )
-    encoded = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value).encode()
+    text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"properties {text!r} have no UTF-8 form: {error}") from error
     if len(encoded) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(len(encoded))
     return encoded

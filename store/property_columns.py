@@ -30,16 +30,15 @@ class PropertyColumns:
 
     def _cut(self) -> None:
         row_ends = self._bounds[1:]
-        ended = np.flatnonzero(self._data == PROPERTY_SEPARATOR)
-        full = self._bounds[1:] > self._bounds[:-1]
-        open_ends = (
-            row_ends[full][self._data[row_ends[full] - 1] != PROPERTY_SEPARATOR] if len(self._data) else row_ends[:0]
-        )
-        ends = np.sort(np.concatenate([ended, open_ends]), kind="stable") if len(open_ends) else ended
-        # a piece begins behind the separator before it, or where its message does
+        ends = np.flatnonzero(self._data == PROPERTY_SEPARATOR)
         rows = np.searchsorted(row_ends, ends, side="right")
-        if len(open_ends):
-            rows = np.where(np.isin(ends, open_ends), np.searchsorted(row_ends, ends, side="left"), rows)
+        filled = np.flatnonzero(row_ends > self._bounds[:-1])
+        unended = filled[self._data[row_ends[filled] - 1] != PROPERTY_SEPARATOR]
+        if len(unended):
+            rows, ends = np.concatenate([unended, rows]), np.concatenate([row_ends[unended], ends])
+            order = np.lexsort((ends, rows))
+            rows, ends = rows[order], ends[order]
+        # a piece begins behind the separator before it, or where its message does
         inside = np.diff(rows, prepend=-1) == 0
         starts = np.where(inside, np.append(0, ends[:-1] + 1)[: len(ends)], self._bounds[rows])
         marks = np.flatnonzero(self._data == NAME_VALUE_SEPARATOR)

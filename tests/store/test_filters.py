@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import FilterError, TagFilter
+from store.filters import java_hash, java_hash_code
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def naive_hash(text: str) -> int:
+    """Java's definition, one UTF-16 unit after the other."""
+    value = 0
+    encoded = text.encode("utf-16-le", "surrogatepass")
+    for at in range(0, len(encoded), 2):
+        value = (31 * value + int.from_bytes(encoded[at : at + 2], "little")) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 0), ("TagA", 2598919), ("TopicA#UID0", 641174225), ("polygenelubricants", -(1 << 31)), ("a" * 100, None)],
+)
+def test_known_hashes(text: str, code: int | None) -> None:
+    assert java_hash_code(text) == (naive_hash(text) if code is None else code)
+
+
+@given(st.text(max_size=40))
+def test_hash_of_one_text_surrogates_included(text: str) -> None:
+    assert java_hash_code(text) == naive_hash(text)
+
+
+@given(st.lists(st.none() | TEXT, max_size=8), st.integers(0, 3))
+def test_hashes_of_many_strings(texts: list[str | None], cut: int) -> None:
+    sliced = pa.array(texts, pa.string())[cut:]
+    expected = [0 if text is None else naive_hash(text) for text in texts[cut:]]
+    hashes = java_hash(sliced)
+    assert hashes.dtype == np.int32
+    assert hashes.tolist() == expected
+
+
+@pytest.mark.parametrize("expression", [None, "", "*", " * ", "   "])
+def test_everything(expression: str | None) -> None:
+    accept = TagFilter.parse(expression)
+    assert accept.tags is None
+    assert accept.match(None)
+    assert accept.match_codes(np.array([0, 5])).all()
+    assert accept.match_tags(pa.array(["a", None])).to_pylist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("paid", ("paid",)), ("paid||shipped", ("paid", "shipped")), (" paid ||  || shipped ", ("paid", "shipped"))],
+)
+def test_tags_between_bars(expression: str, tags: tuple[str, ...]) -> None:
+    assert TagFilter.parse(expression).tags == tags
+
+
+def test_an_expression_without_a_tag() -> None:
+    with pytest.raises(FilterError, match=r"'\|\|' names no tag; write tags as"):
+        TagFilter.parse("||")
+
+
+def test_equal_hashes_pass_the_codes_but_not_the_tags() -> None:
+    assert java_hash_code("Aa") == java_hash_code("BB")
+    accept = TagFilter.parse("Aa")
+    assert accept.match_codes(np.array([java_hash_code("BB"), 0])).tolist() == [True, False]
+    assert accept.match_tags(pa.array(["Aa", "BB", None])).to_pylist() == [True, False, False]
+    assert accept.match("Aa")
+    assert not accept.match("BB")
+    assert not accept.match(None)
