@@ -249,9 +249,12 @@ class MessageStore:
         """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
         return self.offsets(topic, queue_id)[0]
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`."""
-        return self._checked_queue(topic, queue_id).tail(self.confirm_offset)
+    def max_offset(self, topic: str, queue_id: int, known: int = 0) -> int:
+        """Queue offset after the newest message; `known`, one seen earlier, makes the search short.
+
+        Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        return self._checked_queue(topic, queue_id).tail(self.confirm_offset, known)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """`min_offset` and `max_offset` at one moment."""
@@ -284,6 +287,13 @@ class MessageStore:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
         queue = self._checked_range(topic, queue_id, start, end)
         return queue.entries(start, end)["size"].astype(np.int64)
+
+    def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Tags codes of messages [start, end) as their queue has them, int64, shape (end - start,).
+
+        The range must be published. Raises `OffsetLost` where retention took the queue's files.
+        """
+        return self._checked_queue(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
         self,
@@ -324,11 +334,16 @@ class MessageStore:
         """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it."""
         deadline = time.monotonic() + timeout
         if self._watch is None:
-            self._watch = Watch()
-            self._watch.add(self._watermark.path)
+            self._watch = self.watch()
         while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
             self._watch.wait(left)
         return confirm
+
+    def watch(self) -> Watch:
+        """What wakes one more waiting thread at each publication; polls where a RocketMQ broker publishes."""
+        watch = Watch(notified=isinstance(self._watermark, Watermark))
+        watch.add(self._watermark.path)
+        return watch
 
     # --- closing ---------------------------------------------------------------------------------------
 

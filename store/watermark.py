@@ -12,11 +12,13 @@ aligned bytes, which also wakes every process that waits on the file through the
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import mmap
 import os
+import select
 import sys
-import time
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +41,7 @@ if sys.platform == "linux":
 
 _CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
 POLL_SECONDS = 0.02  # where the system cannot notify
+_INTERRUPTS_AT_ONCE = 4096
 
 
 class Watermark:
@@ -139,15 +142,16 @@ class Watermark:
 
 
 class Watch:
-    """Sleeps until one of the watched watermark files is published. Not shared between threads.
+    """Sleeps until one of the watched watermark files is published, or `interrupt` is called.
 
-    inotify instances are few per user (128 by default): a process needs one `Watch`, whatever the number of
-    stores and readers. Without one (other systems, none left) it polls, and says so once.
+    One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
+    needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
+    left, `notified=False` for files whose writer wakes nobody) it polls every `POLL_SECONDS`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, notified: bool = True) -> None:
         self._notify: inotify_simple.INotify | None = None
-        if sys.platform == "linux":
+        if sys.platform == "linux" and notified:
             try:
                 self._notify = inotify_simple.INotify(nonblocking=True)
             except OSError as error:
@@ -159,6 +163,13 @@ class Watch:
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        self._interrupted, self._interrupt = os.pipe()
+        os.set_blocking(self._interrupted, False)
+        os.set_blocking(self._interrupt, False)
+        self._poll = select.poll()
+        self._poll.register(self._interrupted, select.POLLIN)
+        if self._notify is not None:
+            self._poll.register(self._notify.fileno(), select.POLLIN)
 
     def add(self, path: Path) -> None:
         """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
@@ -166,16 +177,26 @@ class Watch:
             self._notify.add_watch(path, inotify_simple.flags.MODIFY)
 
     def wait(self, timeout: float) -> None:
-        """Return at the next publication, or after `timeout` seconds, whichever is first."""
-        if self._notify is not None:
-            self._notify.read(timeout=max(0, round(timeout * 1000)))
-        else:
-            time.sleep(min(timeout, POLL_SECONDS))
+        """Return at the next publication, interruption, or after `timeout` seconds, whichever is first."""
+        if self._notify is None:
+            timeout = min(timeout, POLL_SECONDS)
+        for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
+            if fd == self._interrupted:
+                os.read(fd, _INTERRUPTS_AT_ONCE)
+            elif self._notify is not None:
+                self._notify.read(timeout=0)
+
+    def interrupt(self) -> None:
+        """End the wait that is under way, or else the next one, at once."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions already
+            os.write(self._interrupt, b"!")
 
     def close(self) -> None:
         """Give the inotify instance back."""
         if self._notify is not None:
             self._notify.close()
+        os.close(self._interrupted)
+        os.close(self._interrupt)
 
     def __enter__(self) -> Watch:
         return self
