@@ -113,10 +113,13 @@ class Block:
     def _need(self, holds: Mask, what: str) -> None:
         if not holds.all():
             row = int(np.argmin(holds))
-            raise CorruptRecord(
-                f"topic {self._topic}, queue {self._queue_id}, offset {self._queue_offsets[row]} "
-                f"(commit log offset {self._physical_offsets[row]}): {what}; restore the segment from a copy"
-            )
+            raise CorruptRecord(f"{self._where(row)}: {what}; restore the segment from a copy")
+
+    def _where(self, row: int) -> str:
+        return (
+            f"topic {self._topic}, queue {self._queue_id}, offset {self._queue_offsets[row]} "
+            f"(commit log offset {self._physical_offsets[row]})"
+        )
 
     def _matrix(self, starts: Ints, width: int) -> npt.NDArray[np.uint8]:
         """`width` bytes from each start, shape (n, width)."""
@@ -131,7 +134,7 @@ class Block:
             return stored
         bodies = stored.to_pylist()
         for row in compressed:
-            bodies[row] = decompress(bodies[row], int(self._records.sys_flags[row]))
+            bodies[row] = decompress(bodies[row], int(self._records.sys_flags[row]), self._where(row))
         return pa.array(bodies, pa.binary())
 
     @cached_property

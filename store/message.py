@@ -109,14 +109,15 @@ def encode_messages(
 ) -> Records:
     """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
 
-    Raises `MessageRefused` for a body or properties that are too large.
+    Raises `MessageRefused` for a body or properties that are too large, and for numbers that do not fit.
     """
     destinations: dict[tuple[str, int], int] = {}
     encoded, queues, codes = [], [], []
     for message, queue_id in zip(messages, queue_ids, strict=True):
-        encoded.append(_encode(message, queue_id, store_host, max_message_size, now))
+        properties = message.all_properties()
+        encoded.append(_encode(message, properties, queue_id, store_host, max_message_size, now))
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
-        codes.append(java_hash_code(message.tags) if message.tags else 0)
+        codes.append(java_hash_code(properties.get(PROPERTY_TAGS, "")))
     return Records(
         buffer=np.frombuffer(bytearray().join(encoded), np.uint8),
         sizes=np.array([len(record) for record in encoded], np.int64),
@@ -138,12 +139,21 @@ _HEADER = struct.Struct(
 assert _HEADER.size == RECORD_HEADER.itemsize
 
 
-def _encode(message: Message, queue_id: int, store_host: tuple[bytes, int], max_body: int, now: int) -> bytes:
+def _encode(
+    message: Message,
+    all_properties: Mapping[str, str],
+    queue_id: int,
+    store_host: tuple[bytes, int],
+    max_body: int,
+    now: int,
+) -> bytes:
     body, topic = message.body, message.topic.encode()
     check_body_size(len(body), max_body)
-    properties = encode_properties(message.all_properties())
+    properties = encode_properties(all_properties)
     magic = topic_magic(message.topic)
     born = now if message.born_timestamp is None else message.born_timestamp
+    check_fits("flag", message.flag, 32)
+    check_fits("born timestamp", born, 64)
     header = _HEADER.pack(
         _HEADER.size + len(body) + TOPIC_LENGTH_BYTES[magic] + len(topic) + PROPERTIES_LENGTH_BYTES + len(properties),
         magic,
@@ -164,6 +174,12 @@ def _encode(message: Message, queue_id: int, store_host: tuple[bytes, int], max_
     )
     topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
     return b"".join((header, body, topic_length, topic, len(properties).to_bytes(2, "big"), properties))
+
+
+def check_fits(name: str, value: int, bits: int) -> None:
+    """Raises `MessageRefused` for a number that a signed field of `bits` bits cannot hold."""
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"{name} {value}: must fit a signed {bits}-bit integer")
 
 
 def topic_magic(topic: str) -> int:
@@ -216,12 +232,12 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
     properties = decode_properties(properties_bytes)
     store_ip, store_port = header["store_ip"].tobytes(), int(header["store_port"])
     return StoredMessage(
-        topic=topic.decode(),
+        topic=topic.decode("utf-8", "replace"),
         queue_id=int(header["queue_id"]),
         queue_offset=int(header["queue_offset"]),
         physical_offset=int(header["physical_offset"]),
         msg_id=properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, int(header["physical_offset"])),
-        body=decompress(body, sys_flag) if sys_flag & SYS_COMPRESSED else body,
+        body=decompress(body, sys_flag, where) if sys_flag & SYS_COMPRESSED else body,
         properties=properties,
         born_timestamp=int(header["born_timestamp"]),
         store_timestamp=int(header["store_timestamp"]),
@@ -258,12 +274,15 @@ _DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def decompress(body: bytes, sys_flag: int) -> bytes:
-    """A body that a client compressed (sysFlag bit 0x1); the type is in bits 0x700. Raises `CorruptRecord`."""
+def decompress(body: bytes, sys_flag: int, where: str) -> bytes:
+    """A body that a client compressed (sysFlag bit 0x1); the type is in bits 0x700.
+
+    Raises `CorruptRecord` that begins with `where`.
+    """
     name = SYS_COMPRESSION.get(sys_flag & SYS_COMPRESSION_MASK)
     if name is None:
-        raise CorruptRecord(f"sysFlag {sys_flag:#x}: a compression type that RocketMQ 5.3 does not know")
+        raise CorruptRecord(f"{where}: sysFlag {sys_flag:#x}: a compression type that RocketMQ 5.3 does not know")
     try:
         return _DECOMPRESSORS[name](body)
     except (zlib.error, OSError, ValueError) as error:
-        raise CorruptRecord(f"a {name} body of {len(body)} bytes does not decompress: {error}") from error
+        raise CorruptRecord(f"{where}: a {name} body of {len(body)} bytes does not decompress: {error}") from error

@@ -26,8 +26,9 @@ from store.layout import (
     RECORD_HEADER,
     TOPIC_LENGTH_BYTES,
 )
-from store.message import check_body_size, topic_magic
+from store.message import check_body_size, check_fits, topic_magic
 from store.properties import properties_too_large
+from store.property_columns import PropertyColumns
 from store.records import Records
 
 _TABLE_COLUMNS = {
@@ -145,16 +146,19 @@ def encode_columns(
     header["store_port"] = store_host[1]
     header["body_length"] = body_lengths
     if messages.flags is not None:
+        for flag in (messages.flags.min(initial=0), messages.flags.max(initial=0)):
+            check_fits("flag", int(flag), 32)
         header["flag"] = messages.flags
     fixed = header.view(np.uint8).reshape(count, RECORD_HEADER.itemsize)
     joined = pc.binary_join_element_wise(_rows(fixed), messages.body, _rows(middle), properties.cast(pa.binary()), b"")
+    tags = messages.tags if messages.properties is None else PropertyColumns(properties).value(PROPERTY_TAGS)
     distinct, queues = np.unique(queue_ids, return_inverse=True)
     return Records(
         buffer=np.frombuffer(joined.buffers()[2], np.uint8)[: int(sizes.sum())].copy(),
         sizes=sizes.astype(np.int64),
         queues=queues.astype(np.int32),
         destinations=[(topic, int(queue_id)) for queue_id in distinct],
-        tags_codes=np.zeros(count, np.int64) if messages.tags is None else _tags_codes(messages.tags),
+        tags_codes=np.zeros(count, np.int64) if tags is None else _tags_codes(tags),
     )
 
 

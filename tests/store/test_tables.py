@@ -1,0 +1,118 @@
+"""What a table of messages may look like; that its records are right is in test_message.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from store import InvalidColumns, MessageRefused, PutStatus
+from store.filters import java_hash_code
+from store.message import decode_record
+from store.records import Records
+from store.tables import MessageColumns, encode_columns
+
+HOST = (bytes([127, 0, 0, 1]), 10911)
+
+
+def encode(table: pa.Table, max_message_size: int = 1000) -> Records:
+    (columns,) = MessageColumns.split(table, 1 << 20)
+    queues = np.zeros(len(columns), np.int64)
+    return encode_columns("t", columns, queues, store_host=HOST, max_message_size=max_message_size, now=5)
+
+
+def first_message(**columns: pa.Array) -> Any:
+    records = encode(pa.table({"body": pa.array([b"b"]), **columns}))
+    return decode_record(records.buffer.tobytes(), "here")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"bodies": ["x"]}), "unknown columns bodies. A table of messages has body: binary"),
+        (pa.table({"tags": ["x"]}), "no column 'body'"),
+        (pa.table({"body": [1]}), "column 'body' is int64, expected binary or string"),
+        (pa.table({"body": [b"x", None]}), "column 'body' has 1 nulls in this table; fill or drop them first"),
+        (pa.table({"body": ["x"], "queueId": ["a"]}), "column 'queueId' is string, expected integer"),
+        (pa.table({"body": ["x"], "queueId": pa.array([None], pa.int32())}), "column 'queueId' has 1 nulls"),
+        (pa.table({"body": ["x"], "tags": [[1]]}), "column 'tags' is list<.*int64>, expected string"),
+        (
+            pa.table({"body": ["x"], "properties": ["a=b"]}),
+            "column 'properties' is string, expected map<string, string>",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
+    with pytest.raises(InvalidColumns, match=message):
+        list(MessageColumns.split(table, 1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("columns", "status", "message"),
+    [
+        ({"body": ["x" * 1001]}, PutStatus.MESSAGE_ILLEGAL, "a body of 1001 bytes, at most 1000"),
+        ({"body": ["x"], "tags": ["t" * 32767]}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "32773 bytes of properties"),
+        ({"body": ["x"], "tags": ["a\x01b"]}, PutStatus.MESSAGE_ILLEGAL, "TAGS: no name or value may contain"),
+        ({"body": ["x"], "keys": [["a\x02"]]}, PutStatus.MESSAGE_ILLEGAL, "KEYS: no name or value may contain"),
+        ({"body": ["x"], "flag": [1 << 31]}, PutStatus.MESSAGE_ILLEGAL, "flag 2147483648: must fit a signed 32-bit"),
+    ],
+)
+def test_messages_that_are_refused(columns: dict[str, list[Any]], status: PutStatus, message: str) -> None:
+    with pytest.raises(MessageRefused, match=message) as refused:
+        encode(pa.table(columns))
+    assert refused.value.status is status
+
+
+@pytest.mark.parametrize("pair", [("", "v"), ("a\x02", "v"), ("a", "\x01")])
+def test_properties_that_could_not_be_read_back(pair: tuple[str, str]) -> None:
+    with pytest.raises(MessageRefused, match="properties"):
+        first_message(properties=pa.array([[pair]], pa.map_(pa.string(), pa.string())))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary_view()])
+def test_kinds_of_bodies(kind: pa.DataType) -> None:
+    records = encode(pa.table({"body": pa.array([b"abc"], pa.binary()).cast(kind)}))
+    assert decode_record(records.buffer.tobytes(), "here").body == b"abc"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array(["a b"]),
+        pa.array([["a", "b"]]),
+        pa.array([["a", "b"]], pa.large_list(pa.string())),
+        pa.array(["a b"]).dictionary_encode(),
+    ],
+)
+def test_kinds_of_keys(keys: pa.Array) -> None:
+    assert first_message(keys=keys).keys == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "born", [pa.array([1234]), pa.array([1234], pa.timestamp("ms")), pa.array([1234567], pa.timestamp("us", "UTC"))]
+)
+def test_kinds_of_born_timestamps(born: pa.Array) -> None:
+    assert first_message(bornTimestamp=born).born_timestamp == 1234
+
+
+def test_now_is_the_default_born_timestamp() -> None:
+    assert first_message().born_timestamp == 5
+
+
+def test_tags_among_the_properties_count_as_tags() -> None:
+    maps = pa.array([[("TAGS", "x")], [("TAGS", "x")], [], None], pa.map_(pa.string(), pa.string()))
+    records = encode(pa.table({"body": ["1", "2", "3", "4"], "properties": maps, "tags": [None, "y", "z", None]}))
+    assert records.tags_codes.tolist() == [java_hash_code("x"), java_hash_code("y"), java_hash_code("z"), 0]
+
+
+def test_pieces_keep_all_rows_in_order() -> None:
+    table = pa.table({"body": [f"{i:04d}" for i in range(1000)]})
+    for piece_bytes in (1, 100, 1 << 20):
+        pieces = list(MessageColumns.split(table, piece_bytes))
+        assert [body for piece in pieces for body in piece.body.to_pylist()] == table["body"].cast("binary").to_pylist()
+
+
+def test_no_rows_are_no_pieces() -> None:
+    assert list(MessageColumns.split(pa.table({"body": pa.array([], pa.binary())}), 100)) == []
