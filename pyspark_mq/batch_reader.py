@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import split
+from pyspark_mq.pushdown import narrow, narrow_tags
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader
 from store import MessageStore
@@ -24,6 +26,8 @@ class MqBatchReader(DataSourceReader):
         """Raises `OptionError`, `SchemaError`."""
         self._options = options
         self._start, self._end = options.batch_limits()
+        self._schema = schema
+        self._filters: list[Filter] = []
         self._range_reader = RangeReader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
@@ -36,8 +40,22 @@ class MqBatchReader(DataSourceReader):
         for r in ranges:
             if r.start > r.end:
                 raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
+        ranges = narrow(ranges, self._filters)
         pieces = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
         return [InputPartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)
+
+
+class FilteringBatchReader(MqBatchReader):
+    """A batch reader that reads less where Spark hands it the query's filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Spark still has to evaluate all of them."""
+        self._filters = filters
+        tags = narrow_tags(self._options.sub_expression, filters)
+        if tags:
+            self._options = replace(self._options, sub_expression=" || ".join(tags))
+            self._range_reader = RangeReader(self._options, self._schema)
+        return filters

@@ -35,10 +35,12 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> MqBatchReader:
         require_own_store()
-        from pyspark_mq.batch_reader import MqBatchReader
+        from pyspark_mq.batch_reader import FilteringBatchReader, MqBatchReader
         from pyspark_mq.options import SourceOptions
+        from pyspark_mq.pushdown import pushdown_is_on
 
-        return MqBatchReader(SourceOptions.parse(self.options), schema)
+        kind = FilteringBatchReader if pushdown_is_on() else MqBatchReader
+        return kind(SourceOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader:
         require_own_store()

@@ -35,8 +35,8 @@ class Queues:
         return {queue: self._store.max_offset(*queue) for queue in selected}
 
     def bounds(self, tails: Positions) -> dict[Queue, Bounds]:
-        """What each queue of `tails` has, up to there."""
-        return {queue: Bounds(self._store.min_offset(*queue), tail) for queue, tail in tails.items()}
+        """What each queue of `tails` has, up to there: retention may have gone further meanwhile."""
+        return {queue: Bounds(min(self._store.min_offset(*queue), tail), tail) for queue, tail in tails.items()}
 
     def resolve(self, option: str, limit: int | Positions) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each subscribed queue.
@@ -57,12 +57,15 @@ class Queues:
     def hold(self, seconds: float, current: Callable[[], Positions], seen: Positions) -> Positions:
         """Wait until `current()` is no longer `seen`, at most `seconds`; returns what it is then."""
         deadline = time.monotonic() + seconds
+        pause = 0.0
         while True:
             confirm_offset = self._store.confirm_offset  # before the look, so that no arrival is missed
             tails = current()
             left = deadline - time.monotonic()
             if tails != seen or left <= 0:
                 return tails
-            if self._store.wait(confirm_offset, left) != confirm_offset and current() == seen:
-                # An arrival of another topic: its steady stream must not make this a spinning loop.
-                time.sleep(min(left, _AFTER_FOREIGN_ARRIVAL_SECONDS))
+            # What woke us was for other topics: a steady stream there must not make this a spinning loop.
+            time.sleep(min(left, pause))
+            pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
+            if self._store.wait(confirm_offset, left) == confirm_offset:
+                return tails

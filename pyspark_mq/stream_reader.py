@@ -73,6 +73,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         once = isinstance(limit, ReadAllAvailable)
         hold = 0.0 if once or self._target is not None else self._options.hold_timeout_seconds
         self._tails = self._queues.hold(hold, lambda: self._queues.tails(offset.next), seen=offset.next)
+        if self._tails == offset.next:
+            return start
         batch = begin_batch(offset, self._queues.bounds(self._tails))
         for loss in batch.losses:
             data_loss(self._options.fail_on_data_loss, str(loss))

@@ -106,3 +106,17 @@ def test_bad_input(
     with pytest.raises(PySparkException) as caught:
         (reader.schema(schema) if schema else reader).load().collect()
     assert message in str(caught.value)
+
+
+def test_filters_are_pushed_down_where_spark_allows_it(spark: SparkSession, filled: Filled) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        queue = load(spark, filled, maxRecordsPerPartition="1").where("queueId = 1 and queueOffset >= 3")
+        assert queue.rdd.getNumPartitions() == 2
+        assert sorted(row.queueOffset for row in queue.collect()) == [3, 4]
+        tagged = load(spark, filled, subExpression="A || B").where("tags = 'B' and keys != 'k3'")
+        assert sorted((row.queueId, row.queueOffset) for row in tagged.collect()) == [(0, 1), (1, 1)]
+        assert load(spark, filled, subExpression="A").where("tags = 'B'").collect() == []
+        assert load(spark, filled).count() == 8
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
