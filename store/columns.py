@@ -24,6 +24,7 @@ from store.layout import (
 from store.message import decompress, host_text
 from store.property_columns import PropertyColumns
 from store.record_view import Ints, Mask, RecordView
+from store.records import gather_rows
 from store.segments import Bytes
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -86,11 +87,12 @@ class Block:
         self._queue_offsets = queue_offsets
         self._physical_offsets = physical_offsets
         self._records = records = RecordView(view, physical_offsets - base, sizes)
+        same = records.expect_topic(topic.encode())
         self._need(records.sound, "the log holds no record of that length there")
-        same = records.field("queue_id") == queue_id
+        same &= records.field("queue_id") == queue_id
         same &= records.field("queue_offset") == queue_offsets
         same &= records.field("physical_offset") == physical_offsets
-        self._need(same & self._topic_matches(), "the log holds another message there")
+        self._need(same, "the log holds another message there")
 
     def __len__(self) -> int:
         return len(self._queue_offsets)
@@ -103,13 +105,6 @@ class Block:
         """Raises `CorruptRecord` for the first body whose CRC32 differs from the stored one."""
         self._need(self._records.crc_matches(), "its body does not match its CRC")
 
-    def _topic_matches(self) -> Mask:
-        name = np.frombuffer(self._topic.encode(), np.uint8)
-        same: Mask = self._records.topic_lengths == len(name)
-        if same.all():
-            same = (self._matrix(self._records.topic_starts, len(name)) == name).all(axis=1)
-        return same
-
     def _need(self, holds: Mask, what: str) -> None:
         if not holds.all():
             row = int(np.argmin(holds))
@@ -121,21 +116,21 @@ class Block:
             f"(commit log offset {self._physical_offsets[row]})"
         )
 
-    def _matrix(self, starts: Ints, width: int) -> npt.NDArray[np.uint8]:
-        """`width` bytes from each start, shape (n, width)."""
-        return self._records.view[starts[:, None] + np.arange(width)]
-
     # --- columns ---------------------------------------------------------------------------------------
 
     def _bodies(self) -> pa.BinaryArray:
         stored = self._records.stored_bodies
-        compressed = np.flatnonzero(self._records.sys_flags & SYS_COMPRESSED)
+        compressed = np.flatnonzero(self._sys_flags & SYS_COMPRESSED)
         if not len(compressed):
             return stored
         bodies = stored.to_pylist()
-        for row in compressed:
-            bodies[row] = decompress(bodies[row], int(self._records.sys_flags[row]), self._where(row))
+        for row in compressed.tolist():
+            bodies[row] = decompress(bodies[row], int(self._sys_flags[row]), self._where(row))
         return pa.array(bodies, pa.binary())
+
+    @cached_property
+    def _sys_flags(self) -> Ints:
+        return self._records.field("sys_flag")
 
     @cached_property
     def _properties(self) -> PropertyColumns:
@@ -174,11 +169,15 @@ class Block:
         self, which: str, bit: int, texts: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
     ) -> pa.StringArray:
         """`texts` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
-        v6 = (self._records.sys_flags & bit) != 0
+        v6 = (self._sys_flags & bit) != 0
         starts = self._records.field_positions(f"{which}_ip")
         port = RECORD_HEADER[f"{which}_port"].itemsize
         parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
-        arrays = [texts(self._matrix(starts[rows], width + port), rows) for rows, width in parts if len(rows)]
+        arrays = [
+            texts(gather_rows(self._records.view, starts[rows], width + port), rows)
+            for rows, width in parts
+            if len(rows)
+        ]
         if len(arrays) == 1:
             return arrays[0]
         order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
@@ -202,7 +201,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "reconsumeTimes": lambda block: block._ints("reconsume_times", pa.int32()),
     "flag": lambda block: block._ints("flag", pa.int32()),
     # RocketMQ's decoder clears the bit once the body is inflated
-    "sysFlag": lambda block: pa.array((block._records.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
+    "sysFlag": lambda block: pa.array((block._sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: block._ints("body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: block._ints("prepared_transaction_offset", pa.int64()),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -73,7 +74,7 @@ class StoreConfig:
         return "".join(f"{field.name}={getattr(self, field.name)}\n" for field in fields(self))
 
     @staticmethod
-    def load(path: Path | str) -> StoreConfig:
+    def load(path: str | os.PathLike[str]) -> StoreConfig:
         """Read a `store.conf`. Raises `ConfigError` naming file, line and the nearest known key."""
         values: dict[str, Any] = {}
         for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):

@@ -26,6 +26,7 @@ from store.layout import (
 )
 from store.property_columns import PropertyColumns
 from store.record_view import Ints, RecordView
+from store.segments import Bytes
 
 _CHUNK_BYTES = 8 << 20
 
@@ -69,7 +70,7 @@ def _chunk(log: CommitLog, at: int, *, check_crc: bool) -> LogChunk:
             positions, sizes, position = _hop(data)
     starts = np.array(positions, np.int64)
     view = np.frombuffer(data, np.uint8)
-    records = RecordView(view, starts, np.array(sizes, np.int64))
+    records = _measured(view, starts, np.array(sizes, np.int64))
     good = records.sound & (records.field("physical_offset") == starts + at) if len(starts) else records.sound
     records = _first(records, good)
     if check_crc and len(records):
@@ -117,7 +118,13 @@ def _first(records: RecordView, good: np.ndarray[tuple[int], np.dtype[np.bool_]]
     if good.all():
         return records
     stop = int(np.argmin(good))
-    return RecordView(records.view, records.positions[:stop], records.sizes[:stop])
+    return _measured(records.view, records.positions[:stop], records.sizes[:stop])
+
+
+def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
+    records = RecordView(view, positions, sizes)
+    records.measure_topics()
+    return records
 
 
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
@@ -134,7 +141,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     entries = np.empty(len(records), CQ_ENTRY)
     entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
     entries["tags_code"] = _tags_codes(records, topics)
-    transaction = records.sys_flags & SYS_TRANSACTION_MASK
+    transaction = records.field("sys_flag") & SYS_TRANSACTION_MASK
     rows = np.flatnonzero((transaction != SYS_TRANSACTION_PREPARED) & (transaction != SYS_TRANSACTION_ROLLBACK))
     queue_offsets = records.field("queue_offset")
     order = rows[np.lexsort((rows, queue_ids[rows], topic_ids[rows]))]

@@ -6,6 +6,7 @@ RocketMQ's broker compares hashes only and lets the client compare the strings; 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ def java_hash(strings: pa.StringArray) -> npt.NDArray[np.int32]:
         return np.empty(0, np.int32)
     offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1]
     data = strings.buffers()[2]
-    flat = np.frombuffer(data if data is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
+    flat: npt.NDArray[Any] = np.frombuffer(data if data is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
     bounds = (offsets - offsets[0]).astype(np.int64)
     if len(flat) and flat.max() >= 0x80:
         flat, bounds = _utf16_units(flat, bounds)

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from store.layout import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 
@@ -21,56 +22,45 @@ class PropertyColumns:
     """
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
-        """`encoded`: length n, no nulls, its offsets begin at 0."""
+        """`encoded`: length n, no nulls, not a slice of a longer array."""
         self._count = len(encoded)
-        self._bounds = np.frombuffer(encoded.buffers()[1], np.int32)[: self._count + 1].astype(np.int64)
-        data = encoded.buffers()[2]
-        self._data = np.frombuffer(data if data is not None else b"", np.uint8)[: self._bounds[-1]]
-        self._cut()
-
-    def _cut(self) -> None:
-        row_ends = self._bounds[1:]
-        ends = np.flatnonzero(self._data == PROPERTY_SEPARATOR)
-        rows = np.searchsorted(row_ends, ends, side="right")
-        filled = np.flatnonzero(row_ends > self._bounds[:-1])
-        unended = filled[self._data[row_ends[filled] - 1] != PROPERTY_SEPARATOR]
-        if len(unended):
-            rows, ends = np.concatenate([unended, rows]), np.concatenate([row_ends[unended], ends])
-            order = np.lexsort((ends, rows))
-            rows, ends = rows[order], ends[order]
-        # a piece begins behind the separator before it, or where its message does
-        inside = np.diff(rows, prepend=-1) == 0
-        starts = np.where(inside, np.append(0, ends[:-1] + 1)[: len(ends)], self._bounds[rows])
-        marks = np.flatnonzero(self._data == NAME_VALUE_SEPARATOR)
-        first_mark = np.searchsorted(marks, starts)
-        splits = np.append(marks, len(self._data))[first_mark]
+        bounds, data = _buffers(encoded)
+        if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
+            bounds, data = _buffers(pc.binary_join_element_wise(encoded, b"", bytes([PROPERTY_SEPARATOR])))
+        self._data = data
+        ends = np.flatnonzero(data == PROPERTY_SEPARATOR)
+        starts = np.empty_like(ends)
+        starts[:1], starts[1:] = 0, ends[:-1] + 1
+        splits = np.flatnonzero(data == NAME_VALUE_SEPARATOR)
+        if len(splits) != len(ends) or not ((splits > starts) & (splits + 1 < ends)).all():
+            splits = np.append(splits, len(data))[np.searchsorted(splits, starts)]  # the first one of each piece
+        pieces = np.diff(np.searchsorted(ends, bounds))
+        rows = np.repeat(np.arange(self._count), pieces)
         good = (splits > starts) & (splits + 1 < ends)
-        self._rows, self._starts, self._splits, self._ends = (
-            rows[good],
-            starts[good],
-            splits[good],
-            ends[good],
-        )
+        if not good.all():
+            rows, starts, splits, ends = rows[good], starts[good], splits[good], ends[good]
+        self._rows, self._starts, self._splits, self._ends = rows, starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
         """The value of property `name` in every message, length n, null where there is none."""
         pieces = self._named(name.encode())
-        starts, ends = np.zeros(self._count, np.int64), np.zeros(self._count, np.int64)
-        rows = self._rows[pieces]
-        starts[rows], ends[rows] = (
-            self._splits[pieces] + 1,
-            self._ends[pieces],
-        )  # of equal rows the last one stays
-        present = ends > 0
-        if not present.any():
+        if not len(pieces):
             return pa.nulls(self._count, pa.string())
-        return _strings(self._data, starts[present], ends[present]).take(_index(present))
+        rows = self._rows[pieces]
+        starts, ends = self._splits[pieces] + 1, self._ends[pieces]
+        if len(rows) == self._count and (rows[1:] > rows[:-1]).all():
+            return _strings(self._data, starts, ends)
+        last = np.full(self._count, -1)
+        last[rows] = np.arange(len(rows))  # of equal rows the last one stays
+        present = last >= 0
+        kept = last[present]
+        index = pa.array(np.cumsum(present) - 1, mask=~present)
+        return _strings(self._data, starts[kept], ends[kept]).take(index)
 
     def maps(self) -> pa.MapArray:
         """All properties, map<string, string>, length n; messages without any have an empty map."""
         keep = ~self._overridden
-        rows = self._rows[keep]
-        offsets = np.searchsorted(rows, np.arange(self._count + 1)).astype(np.int32)
+        offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
         names = _strings(self._data, self._starts[keep], self._splits[keep])
         values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
@@ -78,9 +68,11 @@ class PropertyColumns:
     def _named(self, name: bytes) -> Ints:
         """Pieces whose name is `name`."""
         pieces = np.flatnonzero(self._splits - self._starts == len(name))
-        for position, byte in enumerate(name):
-            pieces = pieces[self._data[self._starts[pieces] + position] == byte]
-        return pieces
+        if not len(pieces):
+            return pieces
+        strings = np.ndarray((len(self._data) - len(name) + 1,), f"S{len(name)}", buffer=self._data, strides=(1,))
+        named: Ints = pieces[strings[self._starts[pieces]] == name]
+        return named
 
     @cached_property
     def _overridden(self) -> npt.NDArray[np.bool_]:
@@ -88,28 +80,28 @@ class PropertyColumns:
         overridden = np.zeros(len(self._rows), np.bool_)
         if len(self._rows):
             names = _strings(self._data, self._starts, self._splits).dictionary_encode()
-            name_ids = names.indices.to_numpy().astype(np.int64)
-            group = self._rows * len(names.dictionary) + name_ids
+            group = self._rows * len(names.dictionary) + names.indices.to_numpy().astype(np.int64)
             order = np.argsort(group, kind="stable")
             overridden[order[:-1]] = group[order[:-1]] == group[order[1:]]
         return overridden
 
 
+def _buffers(encoded: pa.BinaryArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Bounds (int64, shape (n + 1,)) and bytes of an array that begins at offset 0."""
+    bounds = np.frombuffer(encoded.buffers()[1], np.int32)[: len(encoded) + 1].astype(np.int64)
+    data = encoded.buffers()[2]
+    return bounds, np.frombuffer(data if data is not None else b"", np.uint8)[: bounds[-1]]
+
+
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
     """data[start:end] as strings; starts ascend and do not overlap. Bytes that are not UTF-8 are replaced."""
-    bounds = np.empty(2 * len(starts), np.int32)
-    bounds[0::2], bounds[1::2] = starts, ends
     if not len(starts):
         return pa.array([], pa.string())
+    bounds = np.empty(2 * len(starts), np.int32)
+    bounds[0::2], bounds[1::2] = starts, ends
     pieces = pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
     taken = pieces.take(pa.array(np.arange(0, len(bounds), 2, dtype=np.int32)))
     try:
         return taken.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([value.decode("utf-8", "replace") for value in taken.to_pylist()], pa.string())
-
-
-def _index(present: npt.NDArray[np.bool_]) -> pa.Int64Array:
-    """Take indices that spread the rows where `present` holds, with nulls elsewhere."""
-    index = np.cumsum(present) - 1
-    return pa.array(index, mask=~present)

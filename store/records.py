@@ -62,6 +62,12 @@ def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.ND
     return view[positions].astype(np.int64)
 
 
+def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
+    """`width` bytes from each position, copied, uint8, shape (n, width); `width` >= 1."""
+    view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
+    return view[positions].view(np.uint8).reshape(len(positions), width)
+
+
 def scatter_i8(buffer: Bytes, positions: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | int) -> None:
     """Write big-endian 64-bit integers at any byte positions."""
     np.ndarray((len(buffer) - 7,), ">i8", buffer=buffer, strides=(1,))[positions] = values

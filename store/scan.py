@@ -41,10 +41,11 @@ def scan_queue(
     while start < end:
         stop = min(end, start + _ENTRIES_AT_ONCE)
         entries = queue.entries(start, stop)
-        kept = np.flatnonzero(tag_filter.match_codes(entries["tags_code"].astype(np.int64)))
-        queue_offsets = kept + start
-        physical = entries["physical_offset"][kept].astype(np.int64)
-        sizes = entries["size"][kept].astype(np.int64)
+        queue_offsets = np.arange(start, stop)
+        if tag_filter.tags is not None:
+            kept = tag_filter.match_codes(entries["tags_code"].astype(np.int64))
+            entries, queue_offsets = entries[kept], queue_offsets[kept]
+        physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         for first, last in _batches(physical, sizes, log.segments.size, max_rows, max_bytes):
             block = _block(log, queue, queue_offsets[first:last], physical[first:last], sizes[first:last])
             if check_crc:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,12 +128,12 @@ class Segments:
         start = self._start(offset)
         return self._opened(start).read(offset - start, length)
 
-    def write(self, offset: int, data: bytes | memoryview | Bytes) -> None:
+    def write(self, offset: int, data: bytes | npt.NDArray[Any]) -> None:
         """Write within one segment, creating its file if needed. Raises `StoreFull`."""
         start = self._start(offset)
         if not self._path(start).exists():
             self._create(start)
-        self._opened(start).write(offset - start, memoryview(data).cast("B"))
+        self._opened(start).write(offset - start, memoryview(data))
 
     def zero(self, begin: int, end: int) -> None:
         """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""

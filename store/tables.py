@@ -93,7 +93,8 @@ class MessageColumns:
             column = columns[name]
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-            return _no_nulls(name, _cast(name, column, pa.int64())).to_numpy()
+            values: npt.NDArray[np.int64] = _no_nulls(name, _cast(name, column, pa.int64())).to_numpy()
+            return values
 
         keys = columns.get("keys")
         if keys is not None and (pa.types.is_list(keys.type) or pa.types.is_large_list(keys.type)):
@@ -224,12 +225,14 @@ def _tags_codes(tags: pa.StringArray) -> npt.NDArray[np.int64]:
     distinct = tags.dictionary_encode()
     codes = java_hash(distinct.dictionary).astype(np.int64)
     indices = distinct.indices.fill_null(len(codes)).to_numpy()
-    return np.append(codes, 0)[indices]
+    tags_codes: npt.NDArray[np.int64] = np.append(codes, 0)[indices]
+    return tags_codes
 
 
 def _crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
     """CRC32 of every body without the top bit, as RocketMQ's UtilAll.crc32 returns it."""
-    return np.fromiter(map(zlib.crc32, bodies.to_numpy(zero_copy_only=False)), np.int64, len(bodies)) & BODY_CRC_MASK
+    crcs = np.fromiter(map(zlib.crc32, bodies.to_numpy(zero_copy_only=False)), np.int64, len(bodies))
+    return crcs & BODY_CRC_MASK
 
 
 def _rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:
