@@ -46,7 +46,9 @@ def expected(flights: pa.Table) -> list[dict[str, object]]:
     """Totals of the days (UTC) that end before the last scheduled time less the watermark's six hours."""
     times = scheduled(flights)
     closed = (pc.max(times).as_py() - timedelta(hours=6)).date()
-    table = flights.append_column("day", pc.cast(pc.floor_temporal(times, unit="day"), pa.date32()))
+    table = flights.select(["origin", "dep_delay"]).append_column(
+        "day", pc.cast(pc.floor_temporal(times, unit="day"), pa.date32())
+    )
     days = table.group_by(["day", "origin"]).aggregate([([], "count_all"), ("dep_delay", "mean")])
     rows = days.sort_by([("day", "ascending"), ("origin", "ascending")]).to_pylist()
     return [
