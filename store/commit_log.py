@@ -80,7 +80,7 @@ class CommitLog:
         position = 0
         for first, last, at in placement.runs:
             length = int(sizes[first:last].sum())
-            self.segments.write(at, buffer[position : position + length])
+            self.segments.write(at, buffer[position : position + length].data)
             position += length
 
     def next_segment(self, offset: int) -> int:

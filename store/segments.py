@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +127,7 @@ class Segments:
         start = self._start(offset)
         return self._opened(start).read(offset - start, length)
 
-    def write(self, offset: int, data: bytes | npt.NDArray[Any]) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write within one segment, creating its file if needed. Raises `StoreFull`."""
         start = self._start(offset)
         if not self._path(start).exists():
