@@ -16,26 +16,26 @@ from pyspark_mq.offsets import QueueRange
 
 Sizes = npt.NDArray[np.int64]
 
+_SIZES_AT_ONCE = 1 << 14
+
 
 def limit_ranges(
     ranges: Sequence[QueueRange],
     max_messages: int | None,
     max_bytes: int | None,
     sizes: Callable[[QueueRange], Sizes],
-    smallest_record: int,
     turn: int = 0,
 ) -> list[QueueRange]:
     """Cut `ranges` so that both limits hold. Each range keeps its start; it may become empty.
 
-    sizes: the record sizes of a range in bytes, int64, one a message. It is asked for no more messages of a
-    queue than could fit into `max_bytes` if each had `smallest_record` bytes.
+    sizes: the record sizes of a range in bytes, int64, one a message. Asked for as much of each queue as
+    might fit into `max_bytes`, or little more, however long the backlog is.
     """
     limited = list(ranges)
     if max_messages is not None:
         limited = _take(limited, share(max_messages, [r.length for r in limited], turn))
     if max_bytes is not None:
-        most = max_bytes // smallest_record + 1
-        known = [sizes(r) for r in _take(limited, [min(r.length, most) for r in limited])]
+        known = [_head_sizes(r, max_bytes, sizes) for r in limited]
         # Bytes of what lies beyond the known sizes: as many a message as the known ones have on average.
         backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
         limited = _take(limited, fit(max_bytes, known, backlog, turn))
@@ -72,36 +72,34 @@ def fit(limit: int, sizes: Sequence[Sizes], backlog: Sequence[int], turn: int = 
     """How many messages of each queue fit into `limit` bytes together.
 
     sizes: sizes in bytes of the messages at the head of each queue. backlog: bytes of each queue, for shares.
-    Each queue gets the longest prefix that its share has room for; what is left over is used up by further
-    messages, queue by queue. The queue whose turn it is gets its first message even where that is more than
-    its share, and alone where it is more than `limit`: else it might wait for ever.
+    Each queue gets its first message if there is room for it, those whose turn comes next before the others,
+    and the first of these even alone where it is larger than `limit`: else it might wait for ever. Then each
+    gets the longest prefix that its share has room for. What is left over is used up queue by queue.
     """
     counts = [0] * len(sizes)
+    ends = [np.cumsum(s) for s in sizes]
     waiting = [i for i, s in enumerate(sizes) if len(s)]
     if not waiting:
         return counts
-    ends = [np.cumsum(s) for s in sizes]
-    left = limit
-    rooms = share(limit, backlog, turn)
-    first = waiting[turn % len(waiting)]
-    head = int(sizes[first][0])
-    if rooms[first] < head:
-        counts[first] = 1
-        left -= head
-        if left <= 0:
-            return counts
-        rooms = share(left, [0 if i == first else size for i, size in enumerate(backlog)], turn)
-    for i, room in enumerate(rooms):
+    first = turn % len(waiting)
+    in_turn = waiting[first:] + waiting[:first]
+    if sizes[in_turn[0]][0] > limit:
+        counts[in_turn[0]] = 1
+        return counts
+    left, rest = limit, list(backlog)
+    for i in in_turn:
+        if (head := int(sizes[i][0])) <= left:
+            counts[i] = 1
+            left -= head
+            rest[i] -= head
+    for i, room in enumerate(share(left, rest, turn)):
         left -= _extend(counts, i, ends[i], room)
-    for k in range(len(waiting)):
-        i = waiting[(turn + k) % len(waiting)]
+    for i in in_turn:
         left -= _extend(counts, i, ends[i], left)
     return counts
 
 
-def split(
-    ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None
-) -> list[QueueRange]:
+def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
     """Cut ranges into input partitions: none larger than `max_records`, and `min_partitions` of them if
     possible.
 
@@ -111,9 +109,7 @@ def split(
     ranges = [r for r in ranges if r.length > 0]
     pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
     missing = (min_partitions or 0) - sum(pieces)
-    largest = [
-        (-r.length / n, i) for i, (r, n) in enumerate(zip(ranges, pieces, strict=True)) if n < r.length
-    ]
+    largest = [(-r.length / n, i) for i, (r, n) in enumerate(zip(ranges, pieces, strict=True)) if n < r.length]
     heapq.heapify(largest)
     while missing > 0 and largest:
         _, i = largest[0]
@@ -124,6 +120,15 @@ def split(
         else:
             heapq.heappop(largest)
     return [piece for r, n in zip(ranges, pieces, strict=True) for piece in _pieces(r, n)]
+
+
+def _head_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Sizes]) -> Sizes:
+    """Sizes from the start of `r` on: all of them, or enough to reach `max_bytes`."""
+    known = sizes(r._replace(end=min(r.end, r.start + _SIZES_AT_ONCE)))
+    while len(known) < r.length and known.sum() < max_bytes:
+        begin = r.start + len(known)
+        known = np.concatenate([known, sizes(r._replace(start=begin, end=min(r.end, begin + len(known))))])
+    return known
 
 
 def _pieces(r: QueueRange, n: int) -> list[QueueRange]:

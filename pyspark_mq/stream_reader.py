@@ -31,7 +31,6 @@ from pyspark_mq.planning import limit_ranges, split
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader
 from store import MessageStore
-from store.layout import MIN_RECORD_BYTES
 
 _NO_LIMIT = (1 << 63) - 1
 
@@ -126,6 +125,5 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._options.max_offsets_per_trigger,
             self._options.max_bytes_per_trigger,
             lambda r: self._store.sizes(*r),
-            MIN_RECORD_BYTES,
             self._turn,
         )

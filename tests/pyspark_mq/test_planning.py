@@ -106,20 +106,32 @@ def test_both_limits_hold_together(
     messages: int | None, limit_bytes: int | None, sizes: list[list[int]], turn: int
 ) -> None:
     ranges = [QueueRange("t", i, 10, 10 + len(s)) for i, s in enumerate(sizes)]
-    asked = []
 
     def sizes_of(r: QueueRange) -> np.ndarray:
-        asked.append(r.length)
         return np.array(sizes[r.queue_id][r.start - 10 : r.end - 10], np.int64)
 
-    limited = limit_ranges(ranges, messages, limit_bytes, sizes_of, 91, turn)
+    limited = limit_ranges(ranges, messages, limit_bytes, sizes_of, turn)
     assert [r._replace(end=0) for r in limited] == [r._replace(end=0) for r in ranges]
     count = sum(r.length for r in limited)
     used = sum(sum(sizes[r.queue_id][: r.length]) for r in limited)
     assert count <= (messages or 1000)
     assert limit_bytes is None or used <= limit_bytes or count == 1
     assert count > 0 or not any(sizes)
-    assert all(n <= (limit_bytes or 0) // 91 + 1 for n in asked)
+
+
+def test_a_long_backlog_is_not_sized_to_its_end() -> None:
+    asked: list[QueueRange] = []
+
+    def sizes_of(r: QueueRange) -> np.ndarray:
+        asked.append(r)
+        return np.full(r.length, 100, np.int64)
+
+    backlog = [QueueRange("t", 0, 7, 10**12), QueueRange("t", 1, 0, 5)]
+    limited = limit_ranges(backlog, None, 10_000_000, sizes_of)
+    assert limited == [QueueRange("t", 0, 7, 7 + 99_999), QueueRange("t", 1, 0, 1)]
+    assert sum(r.length for r in asked) < 3 * 100_000
+    sized = [r for r in asked if r.queue_id == 0]
+    assert [r.start for r in sized[1:]] == [r.end for r in sized[:-1]]
 
 
 @pytest.mark.parametrize(
