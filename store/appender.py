@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from store.commit_log import CommitLog, Placement
+from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.locks import StoreLock
 from store.records import Records
@@ -63,8 +63,9 @@ class Appender:
         self._queue = queue
         self._existing_queues = existing_queues
         self._sync_flush = sync_flush
-        self._tails: dict[tuple[str, int], int] = {}
-        self._published = -1
+        self._published = -1  # the confirm offset after our last append
+        self._tails: dict[tuple[str, int], int] = {}  # exact, as long as nobody else appends
+        self._known: dict[tuple[str, int], int] = {}  # tails seen earlier: to search from
 
     def append(self, records: Records) -> AppendResult:
         """Append all records under one publication.
@@ -75,19 +76,24 @@ class Appender:
             self.repair()
             begin = self._watermark.confirm_offset
             placement = self._log.place(begin, records.sizes)
-            queue_offsets, tails = self._queue_offsets(records, begin)
+            queues = _by_queue(records)
+            tails = {name: self._tail(name, begin) for name, _ in queues}
+            queue_offsets = np.empty(len(records), np.int64)
+            for name, rows in queues:
+                queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
             store_timestamp = max(int(time.time() * 1000), self._watermark.store_timestamp)
             records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
             self._watermark.announce(placement.end, store_timestamp)
             self._log.write(placement, records.buffer, records.sizes)
-            self._write_entries(records, placement, queue_offsets)
+            entries = records.entries(placement.physical_offsets)
+            for name, rows in queues:
+                self._queue(*name).write(tails[name], entries[rows])
             if self._sync_flush:
-                self._log.segments.flush(begin, placement.end)
-                self._watermark.mark_flushed(placement.end)
-                self._watermark.flush()
+                # Not only our own bytes: recovery walks up to them through everything before.
+                self._log.segments.flush(self._watermark.flushed_offset, placement.end)
             self._watermark.publish(placement.end)
-            self._tails.update(tails)
             self._published = placement.end
+            self._tails.update({name: tails[name] + len(rows) for name, rows in queues})
         ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
         return AppendResult(ids[records.queues], queue_offsets, placement.physical_offsets)
 
@@ -98,35 +104,22 @@ class Appender:
         over them, and then a stale entry would count and a stale record would parse.
         """
         confirm, announced = self._watermark.confirm_offset, self._watermark.announced_end
-        if confirm != self._published:
-            self._tails.clear()  # another process appended
         if announced <= confirm:
             return
-        self._tails.clear()
         self._log.segments.zero(confirm, announced)
-        for topic, queue_id in self._existing_queues():
-            queue = self._queue(topic, queue_id)
-            queue.truncate(queue.tail(confirm))
+        for name in self._existing_queues():
+            self._queue(*name).truncate(self._queue(*name).tail(confirm))
         self._watermark.announce(confirm, self._watermark.store_timestamp)
 
-    def _queue_offsets(
-        self, records: Records, confirm: int
-    ) -> tuple[npt.NDArray[np.int64], dict[tuple[str, int], int]]:
-        """The queue offset of every record, and the tails of their queues after it."""
-        queue_offsets = np.empty(len(records), np.int64)
-        tails = {}
-        for destination, rows in _by_queue(records):
-            tail = self._tails.get(destination)
-            if tail is None:
-                tail = self._queue(*destination).tail(confirm)
-            queue_offsets[rows] = np.arange(tail, tail + len(rows))
-            tails[destination] = tail + len(rows)
-        return queue_offsets, tails
-
-    def _write_entries(self, records: Records, placement: Placement, queue_offsets: npt.NDArray[np.int64]) -> None:
-        entries = records.entries(placement.physical_offsets)
-        for destination, rows in _by_queue(records):
-            self._queue(*destination).write(int(queue_offsets[rows[0]]), entries[rows])
+    def _tail(self, name: tuple[str, int], confirm: int) -> int:
+        """The queue offset that the next message of a queue gets."""
+        if confirm != self._published:  # another process appended
+            self._known.update(self._tails)
+            self._tails.clear()
+            self._published = confirm
+        if name not in self._tails:
+            self._tails[name] = self._queue(*name).tail(confirm, self._known.get(name, 0))
+        return self._tails[name]
 
 
 def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class StoreConfig:
             entries = -(-self.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize)
             object.__setattr__(self, "mappedFileSizeConsumeQueue", entries * CQ_ENTRY.itemsize)
 
-    @property
+    @cached_property
     def store_host(self) -> tuple[bytes, int]:
         """IPv4 bytes and port of the host that records name as their store."""
         return ipaddress.IPv4Address(self.brokerIP1).packed, self.listenPort

@@ -6,6 +6,7 @@ RocketMQ's broker compares hashes only and lets the client compare the strings; 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ class TagFilter:
         return self.tags is None or tag in self.tags
 
 
+@lru_cache(maxsize=1024)
 def java_hash_code(text: str) -> int:
     """Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")

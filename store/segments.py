@@ -113,8 +113,11 @@ class Segments:
         return starts
 
     def exists(self, offset: int) -> bool:
-        """Whether there is a file for this logical offset."""
-        return self._path(self._start(offset)).exists()
+        """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
+        try:
+            return self._path(self._start(offset)).stat().st_size > 0
+        except FileNotFoundError:
+            return False
 
     def view(self, offset: int, length: int) -> Bytes:
         """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
@@ -130,9 +133,12 @@ class Segments:
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write within one segment, creating its file if needed. Raises `StoreFull`."""
         start = self._start(offset)
-        if not self._path(start).exists():
+        try:
+            file = self._opened(start)
+        except OffsetLost:
             self._create(start)
-        self._opened(start).write(offset - start, memoryview(data))
+            file = self._opened(start)
+        file.write(offset - start, memoryview(data))
 
     def zero(self, begin: int, end: int) -> None:
         """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
@@ -140,14 +146,14 @@ class Segments:
         while offset < end:
             start = self._start(offset)
             stop = min(end, start + self.size)
-            if self._path(start).exists():
+            if self.exists(start):
                 self._zero_within(self._opened(start), offset - start, stop - start)
             offset = stop
 
     def flush(self, begin: int, end: int) -> None:
         """Bring [begin, end) to the device."""
         for start in range(self._start(begin), end, self.size):
-            if self._path(start).exists():
+            if self.exists(start):
                 self._opened(start).flush()
 
     def _start(self, offset: int) -> int:
@@ -169,8 +175,8 @@ class Segments:
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
-        self.directory.mkdir(parents=True, exist_ok=True)
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 file.truncate(self.size)
                 os.fsync(file.fileno())
@@ -179,11 +185,10 @@ class Segments:
             if error.errno in _NO_SPACE:
                 raise StoreFull(f"{self._path(start)}: no space left for a new segment") from error
             raise
-        directory = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        for directory in (self.directory, *self.directory.parents):
+            _sync_directory(directory)
+            if directory == self._root:
+                break
 
     def _checked_start(self, entry: os.DirEntry[str]) -> int:
         name = entry.name
@@ -206,3 +211,12 @@ class Segments:
             length = min(_ZERO_BLOCK, end - position)
             if file.read(position, length).strip(b"\0"):
                 file.write(position, zeros[:length])
+
+
+def _sync_directory(directory: Path) -> None:
+    """Bring the names in a directory to the device."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
