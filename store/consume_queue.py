@@ -33,7 +33,7 @@ class ConsumeQueue:
 
     def tail(self, confirm_offset: int, known: int = 0) -> int:
         """Queue offset after the last entry that counts; `known` is a tail seen earlier, to start from."""
-        low = max(known, self.first()) if known == 0 else known
+        start = low = max(known, self.first()) if known == 0 else known
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -44,6 +44,9 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
+        # One look at an entry that is being written may show its size without its offset; a second shows both.
+        while low > start and not self._counts(low - 1, confirm_offset):
+            low -= 1
         return low
 
     def head(self, min_physical_offset: int, tail: int) -> int:
@@ -70,9 +73,9 @@ class ConsumeQueue:
             data = self._segments.read(start * CQ_ENTRY.itemsize, length)
             if len(data) != length:
                 raise CorruptSegment(f"{self._segments.directory}: entries {start} to {stop} are cut off")
-            pieces.append(np.frombuffer(data, CQ_ENTRY))
+            pieces.append(data)
             start = stop
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, CQ_ENTRY), *pieces])
+        return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
     def write(self, start: int, entries: Entries) -> None:
         """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`."""

@@ -41,6 +41,8 @@ class SegmentFile:
         self._fd = -1
         self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         length = os.fstat(self._fd).st_size
+        if length == 0:  # its creator died; `starts` passes over it too
+            raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
         if length != size:
             raise CorruptSegment(
                 f"{path}: {length} bytes, but segments of this store have {size}; "

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import CorruptSegment, OffsetLost
+from store.consume_queue import ConsumeQueue, Entries
+from store.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE, segment_name
+
+PER_FILE = 10
+
+
+def queue(root: Path, per_file: int = PER_FILE) -> ConsumeQueue:
+    return ConsumeQueue(root, "t", 0, per_file * CQ_ENTRY.itemsize, writable=True)
+
+
+def entries(first: int, last: int, size: int = 100) -> Entries:
+    """Entries [first, last) of a queue whose records of 100 bytes fill a log without gaps."""
+    made = np.zeros(last - first, CQ_ENTRY)
+    made["physical_offset"] = np.arange(first, last) * size
+    made["size"] = size
+    made["tags_code"] = np.arange(first, last)
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(written=st.integers(0, 45), published=st.integers(0, 45), known=st.integers(0, 45))
+def test_the_tail_is_where_the_log_ends(
+    written: int, published: int, known: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    it = queue(tmp_path_factory.mktemp("queue"))
+    it.write(0, entries(0, written))
+    tail = min(written, published)
+    assert it.tail(published * 100) == tail
+    assert it.tail(published * 100 + 99) == tail
+    assert it.tail(published * 100, known=min(known, tail)) == tail
+
+
+@settings(max_examples=60, deadline=None)
+@given(start=st.integers(0, 3 * PER_FILE), count=st.integers(1, 2 * PER_FILE))
+def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As RocketMQ does, a first file that begins before the first entry is filled with pre-blank ones."""
+    it = queue(tmp_path_factory.mktemp("queue"))
+    it.write_first(start, entries(start, start + count))
+    confirm = (start + count) * 100
+    assert it.first() == start - start % PER_FILE
+    assert it.tail(confirm) == start + count
+    assert it.head(0, start + count) == start
+    assert it.head((start + 1) * 100, start + count) == start + 1
+    assert it.head(confirm, start + count) == start + count
+    blanks = it.entries(it.first(), start)
+    assert (blanks["size"] == CQ_PRE_BLANK_SIZE).all()
+    assert it.entries(start, start + count).tobytes() == entries(start, start + count).tobytes()
+
+
+def test_without_files_it_is_empty(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    assert (it.first(), it.tail(1000), it.head(0, 0)) == (0, 0, 0)
+    assert len(it.entries(3, 3)) == 0
+    it.truncate(0)
+    with pytest.raises(OffsetLost):
+        it.entries(0, 1)
+
+
+def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 35))
+    it.truncate(12)
+    assert it.tail(1 << 40) == 12
+    assert it.entries(0, 12).tobytes() == entries(0, 12).tobytes()
+    assert it.entries(12, 40).tobytes() == bytes(28 * CQ_ENTRY.itemsize)
+
+
+@pytest.mark.parametrize("cut", range(CQ_ENTRY.itemsize))
+def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 7))
+    torn = bytearray(entries(7, 8, size=1 << 20).tobytes())  # every byte of its size may matter
+    torn[cut:] = bytes(len(torn) - cut)
+    with (tmp_path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:
+        file.seek(7 * CQ_ENTRY.itemsize)
+        file.write(torn)
+    assert it.tail(700) == 7
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 10))
+    os.truncate(tmp_path / "consumequeue/t/0" / segment_name(0), 50)
+    with pytest.raises(CorruptSegment, match=r"t/0: entries 0 to 10 are cut off"):
+        it.entries(0, 10)
+
+
+_STRADDLING = [index for index in range(3_000_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]
+"""Indices of entries whose physical offset stands on one page and whose size on the next."""
+
+
+def _write_straddling(root: str, turn: Synchronized[int]) -> None:
+    it = queue(Path(root), _STRADDLING[-1] + 1)
+    for number, index in enumerate(_STRADDLING):
+        while turn.value < number:
+            pass
+        it.write(index, entries(index, index + 1))
+
+
+def test_an_entry_seen_while_it_is_written_does_not_count_too_early() -> None:
+    """A read is not atomic against a write across two pages: it may see the size without the offset.
+
+    On a memory file system, where that happens most."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as root:
+        it = queue(Path(root), _STRADDLING[-1] + 1)
+        it.write(0, entries(0, 1))
+        fork = multiprocessing.get_context("fork")
+        turn = fork.Value("l", -1, lock=False)
+        writer = fork.Process(target=_write_straddling, args=(root, turn))
+        writer.start()
+        try:
+            for number, index in enumerate(_STRADDLING):
+                turn.value = number
+                tails = {it.tail(100, index) for _ in range(10)}
+                while it.entries(index, index + 1)["physical_offset"][0] == 0:
+                    tails.add(it.tail(100, index))
+                assert tails == {index}
+        finally:
+            writer.terminate()
+            writer.join()
