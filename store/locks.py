@@ -65,7 +65,8 @@ class StoreLock:
 
     def is_last(self) -> bool:
         """True when no other writer is left; call inside `exclusive()`, so that none can join meanwhile."""
-        return _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE, wait=False)
+        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE, wait=False)
+        return _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE, wait=False) and alone  # one may join before we have left
 
     def close(self) -> None:
         """Leave; the kernel drops the locks with the descriptor."""

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import CorruptStore, MessageStore
+from store.layout import WATERMARK, WATERMARK_FILE_BYTES, field_offset
+from store.watermark import Watch, Watermark, current_boot_id
+
+
+@pytest.fixture
+def watermark(tmp_path: Path) -> Watermark:
+    Watermark.create(tmp_path, 100, store_timestamp=7)
+    return Watermark(tmp_path, writable=True)
+
+
+def test_a_new_one_is_clean(watermark: Watermark) -> None:
+    assert watermark.confirm_offset == watermark.announced_end == watermark.flushed_offset == 100
+    assert watermark.store_timestamp == 7
+    assert watermark.same_boot
+    assert watermark.path.stat().st_size == WATERMARK_FILE_BYTES
+
+
+def test_an_append_seen_by_another_reader(watermark: Watermark) -> None:
+    reader = Watermark(watermark.path.parent, writable=False)
+    watermark.announce(150, 9)
+    assert (reader.confirm_offset, reader.announced_end, reader.store_timestamp) == (100, 150, 9)
+    watermark.publish(150)
+    assert reader.confirm_offset == 150
+    watermark.mark_flushed(150)
+    watermark.mark_flushed(120)
+    assert reader.flushed_offset == 150
+    watermark.flush()
+
+
+def test_another_boot(watermark: Watermark) -> None:
+    if not current_boot_id():
+        pytest.skip("this system has no boot id")
+    fields = np.frombuffer(bytearray(watermark.path.read_bytes()), WATERMARK, 1)
+    fields["boot_id"] = b"another"
+    with watermark.path.open("r+b") as file:
+        file.write(fields.tobytes())
+    assert not watermark.same_boot
+
+
+@pytest.mark.parametrize("size", [0, WATERMARK.itemsize, WATERMARK_FILE_BYTES + 1])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
+    MessageStore.open(tmp_path).close()
+    os.truncate(tmp_path / "watermark", size)
+    with pytest.raises(CorruptStore, match=rf"watermark: {size} bytes, expected 4096; delete the file and open"):
+        MessageStore.open(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (2).to_bytes(8, "big"))])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read_only: bool) -> None:
+    MessageStore.open(tmp_path).close()
+    with (tmp_path / "watermark").open("r+b") as file:
+        file.seek(field_offset(WATERMARK, field))
+        file.write(value)
+    with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 1; .*upgrade"):
+        MessageStore.open(tmp_path, read_only=read_only)
+
+
+def test_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Watermark(tmp_path, writable=False)
+
+
+def test_waiting_wakes_at_a_publication(watermark: Watermark) -> None:
+    with Watch() as watch:
+        watch.add(watermark.path)
+        publisher = threading.Timer(0.05, watermark.publish, [200])
+        publisher.start()
+        deadline = time.monotonic() + 30
+        while watermark.confirm_offset == 100 and time.monotonic() < deadline:
+            watch.wait(deadline - time.monotonic())
+    publisher.join()
+    assert watermark.confirm_offset == 200
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+from store.watermark import Watermark
+watermark = Watermark(Path(sys.argv[1]), writable=True)
+for line in sys.stdin:
+    watermark.publish(int(line))
+"""
+
+
+def test_waiting_wakes_at_another_process(watermark: Watermark) -> None:
+    root = watermark.path.parent
+    process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root)], stdin=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    with Watch() as watch:
+        watch.add(watermark.path)
+        for offset in range(101, 111):
+            print(offset, file=process.stdin, flush=True)
+            while watermark.confirm_offset != offset:
+                watch.wait(30)
+    process.stdin.close()
+    assert process.wait() == 0
+
+
+def test_waiting_ends_in_time(watermark: Watermark) -> None:
+    with Watch() as watch:
+        watch.add(watermark.path)
+        watch.wait(0)
+        watch.wait(0.001)
