@@ -1,0 +1,118 @@
+"""Writers that die. Run as a program of its own: it forks them, so that a hundred deaths take seconds.
+
+    python -m tests.end_to_end.dying_writers random STORE KILLS SEED
+    python -m tests.end_to_end.dying_writers at
+
+`random`: three writers at any time, one after the other killed with SIGKILL. Each keeps what was acknowledged to it
+in STORE.acks/, one line `queue offset body` a message.
+`at`: for each line `STORE MODE CALL` of standard input one `put_many` that dies at its CALL-th system call: before
+it, after it, or (MODE half) in the middle of what it writes. Prints "done" when the append made fewer calls, then
+the exit status.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from store import Message, MessageStore
+from store.watermark import Watermark
+
+TOPIC, QUEUES = "t", 3
+WRITERS = 3
+
+
+def append_until_killed(store_path: str, name: str) -> None:
+    chance = random.Random(name)
+    acknowledged = os.open(f"{store_path}.acks/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    store = MessageStore.open(store_path)
+    numbers = itertools.count()
+    while True:
+        count = chance.choice([1, 1, 2, 7, 60])
+        bodies = [f"{name}-{next(numbers)}-{'x' * chance.randrange(200)}" for _ in range(count)]
+        if chance.random() < 0.5:
+            put = store.put_many([Message(TOPIC, body.encode(), tags="x") for body in bodies])
+            placed = [(result.queue_id, result.queue_offset) for result in put]
+        else:
+            result = store.append_table(TOPIC, pa.table({"body": bodies}))
+            placed = list(zip(result.queue_ids.tolist(), result.queue_offsets.tolist(), strict=True))
+        lines = [f"{queue} {offset} {body}\n" for (queue, offset), body in zip(placed, bodies, strict=True)]
+        os.write(acknowledged, "".join(lines).encode())
+
+
+def start(store_path: str, name: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        append_until_killed(store_path, name)
+    return pid
+
+
+def kill_at_random(store_path: str, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    names = (f"w{number}" for number in itertools.count())
+    alive = [start(store_path, next(names)) for _ in range(WRITERS)]
+    for _ in range(kills):
+        time.sleep(chance.random() * 0.06)
+        victim = alive.pop(chance.randrange(len(alive)))
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+        alive.append(start(store_path, next(names)))
+    for victim in alive:
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+
+
+def die_at(store_path: str, mode: str, call: int) -> None:
+    """Every way in which an append touches the directory counts as one call."""
+    calls = itertools.count()
+
+    def dying(original: Any, *, splits: bool = False) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            mine = next(calls) == call
+            if mine and mode == "before":
+                os._exit(9)
+            if mine and mode == "half" and splits:
+                fd, data, position = args
+                original(fd, data[: len(data) // 2], position)
+                os._exit(9)
+            result = original(*args, **kwargs)
+            if mine:
+                os._exit(9)
+            return result
+
+        return wrapped
+
+    store = MessageStore.open(store_path)
+    os.pwrite = dying(os.pwrite, splits=True)
+    os.fsync = dying(os.fsync)
+    os.rename = dying(os.rename)
+    Path.rename = dying(Path.rename)  # type: ignore[method-assign]
+    Watermark.announce = dying(Watermark.announce)  # type: ignore[method-assign]
+    store.put_many([Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x") for n in range(12)])
+    print("done", flush=True)
+    os._exit(0)
+
+
+def main() -> None:
+    if sys.argv[1] == "random":
+        store_path, kills, seed = sys.argv[2:]
+        kill_at_random(store_path, int(kills), int(seed))
+        return
+    for line in sys.stdin:
+        store_path, mode, call = line.split()
+        pid = os.fork()
+        if pid == 0:
+            die_at(store_path, mode, int(call))
+        print(f"exit {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

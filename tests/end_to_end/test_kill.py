@@ -1,0 +1,127 @@
+"""Writers that die at any moment, in processes of their own: what was acknowledged stays, the rest leaves no trace."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.commit_log import CommitLog
+from store.dispatch import walk
+from tests.end_to_end.dying_writers import QUEUES, TOPIC
+
+ROOT = Path(__file__).parents[2]
+KILLS = 150
+
+
+def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], bytes]:
+    """(queue, offset) to body of everything the store has; offsets are dense or `scan` raises."""
+    found = {}
+    for queue in range(store.topics()[topic]):
+        minimum, maximum = store.offsets(topic, queue)
+        assert minimum == 0
+        for batch in store.scan(topic, queue, minimum, maximum, columns=("queueOffset", "body")):
+            found.update({(queue, row["queueOffset"]): row["body"] for row in batch.to_pylist()})
+        assert [offset for q, offset in found if q == queue] == list(range(maximum))
+    return found
+
+
+def check_log(path: Path, records: int) -> None:
+    """The log is walked from its first byte to its published end, and there is nothing behind it."""
+    with MessageStore.open(path, read_only=True) as store:
+        end, size = store.confirm_offset, store.config.mappedFileSizeCommitLog
+    log = CommitLog(path, size, writable=False)
+    chunks = list(walk(log, 0))
+    assert sum(len(chunk.records) for chunk in chunks) == records
+    assert (chunks[-1].end if chunks else 0) == end
+    for start in log.segments.check():
+        data = log.segments.read(start, size)
+        assert not any(data[max(0, end - start) :]), "stale bytes behind the end"
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    path, acks = tmp_path / "mq", tmp_path / "mq.acks"
+    acks.mkdir()
+    with MessageStore.open(
+        path, config=StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000)
+    ) as store:
+        store.create_topic(TOPIC, QUEUES)
+    command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), str(KILLS), "1"]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+    acknowledged = {}
+    for file in acks.iterdir():
+        for line in file.read_text().splitlines():
+            queue, offset, body = line.split(" ")
+            assert (int(queue), int(offset)) not in acknowledged
+            acknowledged[int(queue), int(offset)] = body.encode()
+    assert len(acknowledged) > KILLS
+    with MessageStore.open(path, read_only=True) as reader:
+        found = bodies(reader)
+        assert acknowledged.items() <= found.items()
+        assert max(Counter(found.values()).values()) == 1
+        unacknowledged = found.keys() - acknowledged.keys()
+        assert len(unacknowledged) <= 60 * (KILLS + 3)  # at most one append a writer
+
+    assert (path / "abort").exists()
+    with MessageStore.open(path) as store:
+        result = store.put(Message(TOPIC, b"next", queue_id=0))
+        after = bodies(store)
+    assert after == {**found, (0, result.queue_offset): b"next"}
+    assert not (path / "abort").exists()
+    check_log(path, len(after))
+
+
+@pytest.fixture
+def forker() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.end_to_end.dying_writers", "at"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.communicate()
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("mode", ["before", "half", "after"])
+def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str, flush: str) -> None:
+    """The append goes over three segments and two queue files in each of two queues."""
+    base = tmp_path / "base"
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushDiskType=flush)
+    with MessageStore.open(base, config=config) as store:
+        store.create_topic(TOPIC, 2)
+        store.put_many([Message(TOPIC, f"old {n}".encode(), queue_id=n % 2) for n in range(16)])
+        old = bodies(store)
+    new = {(n % 2, 8 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
+    outcomes = []
+    for call in range(100):
+        path = tmp_path / f"{call}"
+        shutil.copytree(base, path)
+        assert forker.stdin is not None
+        assert forker.stdout is not None
+        print(path, mode, call, file=forker.stdin, flush=True)
+        answer = forker.stdout.readline()
+        if answer == "done\n":
+            assert forker.stdout.readline() == "exit 0\n"
+            break
+        assert answer == "exit 9\n"
+        with MessageStore.open(path, read_only=True) as reader:
+            found = bodies(reader)
+            assert found in (old, old | new)
+            outcomes.append(found == old | new)
+            with MessageStore.open(path) as store:
+                offset = store.put(Message(TOPIC, b"next", queue_id=1)).queue_offset
+                assert bodies(store) == bodies(reader) == {**found, (1, offset): b"next"}
+        assert not (path / "abort").exists()
+        check_log(path, len(found) + 1)
+    assert len(outcomes) > 10, "the append makes more system calls than that"
+    assert outcomes == sorted(outcomes), "once it is published it stays"
+    assert outcomes.count(True) == (0 if mode != "after" else 1), "and publishing is its last call"
