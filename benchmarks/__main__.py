@@ -1,0 +1,31 @@
+"""`python -m benchmarks [reading] [appending] ...`: run all benchmarks, or those named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from benchmarks import appending, filtering, processes, reading
+
+BENCHMARKS: dict[str, Callable[[bool], None]] = {
+    "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
+    "reading": lambda small: reading.main(2_000 if small else 2_000_000, 1 if small else 5),
+    "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 1 if small else 3),
+    "processes": lambda small: (
+        processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)
+    ),
+}
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
+@click.option("--small", is_flag=True, help="Small inputs: see that everything runs; the numbers mean nothing.")
+def main(names: tuple[str, ...], small: bool) -> None:
+    """Each prints a table of ratios that were measured side by side in this run."""
+    for name in names or BENCHMARKS:
+        BENCHMARKS[name](small)
+
+
+if __name__ == "__main__":
+    main()
