@@ -41,9 +41,7 @@ def keyed(rng: random.Random, number: int) -> Json:
 
 
 def with_properties(rng: random.Random, number: int) -> Json:
-    properties = {
-        f"p{rng.randrange(30)}-{rng.choice(WORDS)}": rng.choice(WORDS) for _ in range(rng.randrange(12))
-    }
+    properties = {f"p{rng.randrange(30)}-{rng.choice(WORDS)}": rng.choice(WORDS) for _ in range(rng.randrange(12))}
     return {**plain(rng, number), "topic": "properties", "properties": properties}
 
 

@@ -1,0 +1,36 @@
+"""Directories that RocketMQ writes: every message, field by field, as RocketMQ's own reader prints it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore
+from tests import seen
+from tests.rocketmq.harness import RocketMQ
+from tests.rocketmq.mixes import MIXES, Mix
+
+pytestmark = pytest.mark.rocketmq
+
+MESSAGES = 10_000
+IN_SCAN = "a record that stands in a light queue names the queue it was sent to; scan wants its own"
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=lambda mix: mix.name)
+def test_equal_field_by_field(mix: Mix, rocketmq: RocketMQ, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if rocketmq.line not in mix.lines:
+        pytest.skip(f"RocketMQ {rocketmq.line} cannot write this")
+    directory = tmp_path / "theirs"
+    answers = rocketmq.write(directory, mix.puts(MESSAGES), mix.full_config, mix.exit)
+    assert {answer["status"] for answer in answers} == {"PUT_OK"}
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    theirs = seen.by_rocketmq(rocketmq.read(copy, mix.full_config))
+    assert sum(len(queue.rows) for queue in theirs.values()) >= MESSAGES / 3  # some mixes have many outside queues
+
+    with MessageStore.open(directory, read_only=True) as store:
+        seen.assert_same(seen.by_get_message(store), theirs)
+        if mix.name == "multi-dispatch":
+            request.applymarker(pytest.mark.xfail(reason=IN_SCAN, strict=True))
+        seen.assert_same(seen.by_scan(store), theirs)

@@ -1,0 +1,144 @@
+"""Directories that this store writes: RocketMQ loads them and reads every message, field by field."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.index import Index, key_hashes
+from tests import seen
+from tests.rocketmq.golden import GOLDEN, config_of
+from tests.rocketmq.harness import RocketMQ
+from tests.rocketmq.mixes import BORN, TAGS, WORDS
+
+pytestmark = pytest.mark.rocketmq
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000)
+TOPICS = {"orders": 4, "payments": 1, "a-%_|topic": 3}
+
+
+def made_message(rng: random.Random, topic: str) -> Message:
+    return Message(
+        topic,
+        rng.randbytes(rng.choice((0, 1, rng.randrange(300), rng.randrange(20_000)))),
+        tags=rng.choice((None, *TAGS)),
+        keys=[f"k{rng.randrange(100)}" for _ in range(rng.randrange(3))],
+        properties={f"p{n}-{rng.choice(WORDS)}": rng.choice(WORDS) for n in range(rng.randrange(5))},
+        sharding_key=rng.choice((None, "customer")),
+        flag=rng.randrange(-(2**31), 2**31),
+        born_timestamp=BORN + rng.randrange(10**9),
+    )
+
+
+def made_table(rng: random.Random, rows: int) -> pa.Table:
+    messages = [made_message(rng, "orders") for _ in range(rows)]
+    return pa.table(
+        {
+            "body": pa.array([message.body for message in messages], pa.binary()),
+            "tags": pa.array([message.tags for message in messages], pa.string()),
+            "keys": pa.array([list(message.keys) for message in messages], pa.list_(pa.string())),
+            "properties": pa.array(
+                [list(message.properties.items()) for message in messages], pa.map_(pa.string(), pa.string())
+            ),
+            "flag": pa.array([message.flag for message in messages], pa.int32()),
+            "bornTimestamp": pa.array([message.born_timestamp for message in messages], pa.int64()),
+        }
+    )
+
+
+def by_put(store: MessageStore, rng: random.Random) -> None:
+    for _ in range(300):
+        store.put(made_message(rng, rng.choice(list(TOPICS))))
+
+
+def by_put_many(store: MessageStore, rng: random.Random) -> None:
+    for size in (1, 2, 3000, 7):
+        store.put_many([made_message(rng, rng.choice(list(TOPICS))) for _ in range(size)])
+
+
+def by_append_table(store: MessageStore, rng: random.Random) -> None:
+    for topic in TOPICS:
+        for size in (1, 1000):
+            store.append_table(topic, made_table(rng, size))
+
+
+def by_all_of_them(store: MessageStore, rng: random.Random) -> None:
+    for way in (by_put, by_append_table, by_put_many, by_put):
+        way(store, rng)
+
+
+WAYS = (by_put, by_put_many, by_append_table, by_all_of_them)
+
+
+def filled(directory: Path, way: Callable[[MessageStore, random.Random], None], config: StoreConfig) -> MessageStore:
+    store = MessageStore.open(directory, config=config)
+    for topic, queues in TOPICS.items():
+        store.create_topic(topic, queues=queues)
+    way(store, random.Random(way.__name__))
+    return store
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("config", [SMALL, StoreConfig()], ids=["small files", "default files"])
+def test_a_closed_store(
+    way: Callable[[MessageStore, random.Random], None], config: StoreConfig, rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    filled(tmp_path / "ours", way, config).close()
+    with MessageStore.open(tmp_path / "ours", read_only=True) as store:
+        ours = seen.by_scan(store)
+    assert len(ours) == sum(TOPICS.values())
+    seen.assert_same(ours, seen.by_rocketmq(rocketmq.read(tmp_path / "ours")))
+
+
+def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """What the directory holds in the middle of things is what a kill leaves: `abort`, no last flush."""
+    with filled(tmp_path / "ours", by_all_of_them, SMALL) as store:
+        copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
+        seen.assert_same(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy)))
+
+
+def test_taking_turns(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """We write, RocketMQ opens and closes the directory, we write on, RocketMQ reads all of it."""
+    directory = tmp_path / "ours"
+    filled(directory, by_put_many, SMALL).close()
+    rocketmq.read(directory, shutdown=True)
+    filled(directory, by_put, SMALL).close()
+    with MessageStore.open(directory, read_only=True) as store:
+        ours = seen.by_scan(store)
+    seen.assert_same(ours, seen.by_rocketmq(rocketmq.read(directory)))
+
+
+def test_rocketmq_finds_keys_in_our_index(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    directory = shutil.copytree(GOLDEN / "index-5.3", tmp_path / "theirs")
+    shutil.rmtree(directory / "index")
+    config = config_of("index-5.3")
+    with MessageStore.open(directory, read_only=True) as store:
+        queues = seen.by_get_message(store)
+    rows = sorted((row for queue in queues.values() for row in queue.rows), key=lambda row: row["physicalOffset"])
+    hashes, owners = key_hashes(
+        "keyed",
+        pa.array([row["properties"]["UNIQ_KEY"] for row in rows]),
+        pa.array([row["keys"] for row in rows], pa.string()),
+    )
+    offsets, times = (np.array([row[name] for row in rows]) for name in ("physicalOffset", "storeTimestamp"))
+    index = Index(directory, int(str(config["maxHashSlotNum"])), int(str(config["maxIndexNum"])), writable=True)
+    index.append(hashes, offsets[owners], times[owners])
+
+    keys = sorted({key for row in rows for key in (row["properties"]["UNIQ_KEY"], *(row["keys"] or "").split())})
+    answers = rocketmq.read(directory, config, queries=[{"topic": "keyed", "key": key} for key in keys])
+    found = {line["key"]: line["physicalOffsets"] for line in answers if line["kind"] == "query"}
+    assert found == {
+        key: [
+            row["physicalOffset"]
+            for row in rows
+            if key in (row["properties"]["UNIQ_KEY"], *(row["keys"] or "").split())
+        ]
+        for key in keys
+    }
