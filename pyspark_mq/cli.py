@@ -63,7 +63,7 @@ def main() -> None:
     "--store", type=click.Path(file_okay=False), help="Keep the store here (default: a temporary one)."
 )
 @click.option(
-    "--rate", type=click.IntRange(1), default=40_000, show_default=True, help="Messages a second to append."
+    "--rate", type=click.IntRange(1), default=25_000, show_default=True, help="Messages a second to append."
 )
 def demo(store: str | None, rate: int) -> None:
     """Stream the 336,776 flights that left New York in 2013: one process appends, Spark reads and sums up."""
