@@ -33,10 +33,12 @@ from store.errors import (
 from store.filters import TagFilter, java_hash, java_hash_code
 from store.flusher import Flusher
 from store.getting import GetResult, get_message
+from store.layout import TOPICS_FILE
 from store.locks import StoreLock
 from store.message import Message, encode_messages, offset_msg_id
 from store.recovery import LogEnd, recover
 from store.scan import scan_queue
+from store.segments import full_device
 from store.tables import MessageColumns, encode_columns
 from store.topics import Topics
 from store.watermark import Watch, Watermark
@@ -96,14 +98,15 @@ class MessageStore:
         config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own
         `config/store.conf`, else RocketMQ's defaults. File sizes of an existing store stay what they are.
 
-        Raises `NotAStore`, `StoreLocked`, `ConfigError`, `CorruptSegment`, `CorruptStore`.
+        Raises `NotAStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`, `CorruptStore`.
         """
         directory = Directory(Path(path))
-        if read_only or not create:
-            directory.must_be_store()
-        else:
-            directory.create()
-        return MessageStore(directory, directory.configuration(config), read_only=read_only)
+        with full_device(directory.root):
+            if read_only or not create:
+                directory.must_be_store()
+            else:
+                directory.create()
+            return MessageStore(directory, directory.configuration(config), read_only=read_only)
 
     def _open_for_writing(self) -> None:
         self._lock = lock = StoreLock(self.path)
@@ -140,9 +143,9 @@ class MessageStore:
     def create_topic(self, topic: str, queues: int = 4) -> int:
         """Create a topic, or add queues to one; returns its number of queues.
 
-        Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are.
+        Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
         """
-        with self._writing().exclusive():
+        with self._writing().exclusive(), full_device(self.path / TOPICS_FILE):
             return self._topics.create(topic, queues)
 
     def topics(self) -> dict[str, int]:

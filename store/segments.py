@@ -12,7 +12,8 @@ import errno
 import itertools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -30,6 +31,19 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 # Data and length, without the times, where the system knows the difference.
 sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+
+@contextmanager
+def full_device(where: object) -> Iterator[None]:
+    """Turns the system's "no space left" into `StoreFull`, naming `where`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise StoreFull(
+            f"{where}: no space left on the device; nothing of this call is visible. Free some space and repeat it"
+        ) from error
 
 
 class SegmentFile:
@@ -54,17 +68,10 @@ class SegmentFile:
 
     def write(self, position: int, data: memoryview) -> None:
         """Write all of `data`; raises `StoreFull`."""
-        try:
+        with full_device(self.path):
             while data:
                 written = os.pwrite(self._fd, data, position)
                 data, position = data[written:], position + written
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise StoreFull(
-                    f"{self.path}: no space left at byte {position}; nothing of this append is visible. "
-                    "Free some space and repeat it"
-                ) from error
-            raise
 
     @cached_property
     def mapped(self) -> Bytes:
@@ -177,16 +184,12 @@ class Segments:
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
-        try:
+        with full_device(self._path(start)):
             self.directory.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 file.truncate(self.size)
                 os.fsync(file.fileno())
             temporary.rename(self._path(start))
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise StoreFull(f"{self._path(start)}: no space left for a new segment") from error
-            raise
         for directory in (self.directory, *self.directory.parents):
             _sync_directory(directory)
             if directory == self._root:

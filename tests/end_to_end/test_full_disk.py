@@ -1,0 +1,94 @@
+"""A device without space, in the middle of an append: a small memory file system that the test mounts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig, StoreFull
+from tests.end_to_end.test_kill import ROOT, bodies, check_log
+
+PAGE = 4096
+SIZES = StoreConfig(mappedFileSizeCommitLog=8 * PAGE, mappedFileSizeConsumeQueue=400, flushIntervalCommitLog=60_000)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 pages."""
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("mounting a small tmpfs needs root on Linux")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={200 * PAGE}", "tmpfs", str(tmp_path)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def fill(device: Path, free_pages: int) -> Path:
+    """A file that leaves `free_pages` pages of the device."""
+    ballast = device / "ballast"
+    space = os.statvfs(device)
+    ballast.write_bytes(bytes(space.f_bavail * space.f_frsize - free_pages * PAGE))
+    return ballast
+
+
+READER = """
+import sys
+from store import MessageStore
+with MessageStore.open(sys.argv[1], read_only=True) as store:
+    for queue in range(2):
+        minimum, maximum = store.offsets("t", queue)
+        rows = sum(batch.num_rows for batch in store.scan("t", queue, minimum, maximum))
+        got = store.get_message("g", "t", queue, maximum)
+        assert got.status.name == "OFFSET_OVERFLOW_ONE", got
+        print(rows, end=" ")
+"""
+
+
+@pytest.mark.parametrize("free_pages", range(14))
+def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None:
+    """It would take 12 pages of log and 4 of queues, in files that do not exist yet."""
+    path = device / "mq"
+    with MessageStore.open(path, config=SIZES) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", f"old {n}".encode(), queue_id=n % 2) for n in range(30)])
+        old, confirm = bodies(store, "t"), store.confirm_offset
+        ballast = fill(device, free_pages)
+        big = [Message("t", b"x" * 1000, queue_id=n % 2) for n in range(44)]
+        with pytest.raises(StoreFull, match=r"no space left .*; nothing of this call is visible\. Free some"):
+            store.put_many(big)
+        assert store.confirm_offset == confirm
+        assert bodies(store, "t") == old
+        reader = subprocess.run([sys.executable, "-c", READER, str(path)], cwd=ROOT, capture_output=True, text=True)
+        assert (reader.returncode, reader.stdout) == (0, "15 15 "), reader.stderr
+        with pytest.raises(StoreFull):
+            store.put_many(big)
+
+    with MessageStore.open(path) as again:  # closed and opened on the full device
+        assert bodies(again, "t") == old
+        ballast.unlink()
+        offsets = [result.queue_offset for result in again.put_many(big)]
+        assert offsets == [15 + n // 2 for n in range(44)]
+        assert bodies(again, "t") == {**old, **{(n % 2, offsets[n]): b"x" * 1000 for n in range(44)}}
+    check_log(path, 74)
+
+
+def test_creating_things_on_a_full_device(device: Path) -> None:
+    with MessageStore.open(device / "mq", config=SIZES) as store:
+        store.create_topic("t", 1)
+        ballast = fill(device, 0)
+        with pytest.raises(StoreFull, match=r"topics.json.*: no space left"):
+            store.create_topic("other" * 20, 1000)
+        assert store.topics() == {"t": 1}
+        with pytest.raises(StoreFull, match="no space left"):
+            MessageStore.open(device / "another", config=SIZES)
+        ballast.unlink()
+        store.create_topic("other" * 20, 1000)
+    MessageStore.open(device / "another", config=SIZES).close()
