@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_mq.batch_reader import MqBatchReader
-    from pyspark_mq.stream_reader import MqStreamReader
+    from pyspark_mq.realtime_reader import RealTimeStreamReader
 
 
 class DefaultSource(DataSource):
@@ -42,9 +42,9 @@ class DefaultSource(DataSource):
         kind = FilteringBatchReader if pushdown_is_on() else MqBatchReader
         return kind(SourceOptions.parse(self.options), schema)
 
-    def streamReader(self, schema: StructType) -> MqStreamReader:
+    def streamReader(self, schema: StructType) -> RealTimeStreamReader:
         require_own_store()
         from pyspark_mq.options import SourceOptions
-        from pyspark_mq.stream_reader import MqStreamReader
+        from pyspark_mq.realtime_reader import RealTimeStreamReader
 
-        return MqStreamReader(SourceOptions.parse(self.options), schema)
+        return RealTimeStreamReader(SourceOptions.parse(self.options), schema)

@@ -4,6 +4,7 @@
     ├── OptionError          an option of `format("mq")`: unknown, missing, or with a wrong value
     ├── SchemaError          a `.schema(...)` that names other columns or other types
     ├── CheckpointError      an offset in a checkpoint that this version cannot read
+    ├── LedgerError          the record of what real-time tasks read: missing, unreadable or not writable
     ├── SubscriptionError    a topic or queue that is named and does not exist
     └── DataLossError        messages that the query counts on are gone
 
@@ -31,6 +32,10 @@ class SchemaError(MqSourceError):
 
 class CheckpointError(MqSourceError):
     """An offset in a checkpoint that is not one of ours, or is newer than this version."""
+
+
+class LedgerError(MqSourceError):
+    """The ledger of a real-time query cannot be read or written, or lacks what a committed batch needs."""
 
 
 class SubscriptionError(MqSourceError):

@@ -10,6 +10,11 @@ where lost messages were skipped; elsewhere a batch begins where the one before 
 initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
 pin has not. Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
 a newer version.
+
+The end of a real-time batch is not known when it is planned. Its offset says where each of its tasks begins, and
+whose record in the ledger tells where it ended:
+
+    {"$epoch": 7, "$reader": "5f0c2b9e", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
 """
 
 from __future__ import annotations
@@ -27,6 +32,9 @@ LATEST = -1
 EARLIEST = -2
 _NAMES = {"latest": LATEST, "earliest": EARLIEST}
 _START = "$start"
+_EPOCH = "$epoch"
+_READER = "$reader"
+_FROM = "$from"
 
 
 class Queue(NamedTuple):
@@ -88,12 +96,7 @@ class StreamOffset:
     @classmethod
     def from_json(cls, json_: Mapping[str, Any]) -> StreamOffset:
         """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
-        unknown = sorted(key for key in json_ if key.startswith("$") and key != _START)
-        if unknown:
-            raise CheckpointError(
-                f"The checkpoint has an offset with {unknown[0]!r}, written by a newer pyspark-mq: "
-                "upgrade pyspark-mq, or start with a new checkpoint location"
-            )
+        _refuse_newer(json_, (_START,))
         try:
             queues = {topic: by_queue for topic, by_queue in json_.items() if topic != _START}
             return cls(_positions(queues, lowest=0), _positions(json_.get(_START, {}), lowest=0))
@@ -102,6 +105,52 @@ class StreamOffset:
                 f"The checkpoint has an offset that is not one of this source: {error}. "
                 "Was it written by another source? Use a checkpoint location of its own for each query"
             ) from error
+
+
+@dataclass(frozen=True)
+class EpochOffset:
+    """The end of one real-time batch.
+
+    epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it.
+    tasks: for each task, the offset at which it begins in each of its queues.
+    """
+
+    epoch: int
+    reader: str
+    tasks: tuple[Positions, ...]
+
+    @property
+    def begin(self) -> Positions:
+        """Where the batch begins, over all tasks."""
+        return {queue: offset for task in self.tasks for queue, offset in task.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """In one canonical order, as `StreamOffset.to_json`."""
+        return {_EPOCH: self.epoch, _READER: self.reader, _FROM: [to_json(task) for task in self.tasks]}
+
+    @classmethod
+    def from_json(cls, json_: Mapping[str, Any]) -> EpochOffset | None:
+        """None for the offset of a micro-batch. Raises `CheckpointError` as `StreamOffset.from_json` does."""
+        if _EPOCH not in json_:
+            return None
+        _refuse_newer(json_, (_EPOCH, _READER, _FROM))
+        try:
+            tasks = tuple(positions_from_json(task) for task in json_[_FROM])
+            return cls(int(json_[_EPOCH]), str(json_[_READER]), tasks)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"The checkpoint has a real-time offset that is damaged ({error!r}); restore it from a copy, "
+                "or use a new checkpoint location"
+            ) from error
+
+
+def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    unknown = sorted(key for key in json_ if key.startswith("$") and key not in known)
+    if unknown:
+        raise CheckpointError(
+            f"The checkpoint has an offset with {unknown[0]!r}, written by a newer pyspark-mq: "
+            "upgrade pyspark-mq, or start with a new checkpoint location"
+        )
 
 
 class Loss(NamedTuple):
@@ -208,6 +257,11 @@ def to_json(positions: Positions) -> OffsetJson:
     for queue in sorted(positions):
         json_.setdefault(queue.topic, {})[str(queue.queue_id)] = positions[queue]
     return json_
+
+
+def positions_from_json(json_: Any) -> Positions:
+    """What `to_json` wrote. Raises `ValueError` that says where it is something else."""
+    return _positions(json_, lowest=0)
 
 
 def _resolve_one(offset: int, bound: Bounds) -> int:

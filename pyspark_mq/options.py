@@ -32,9 +32,16 @@ OPTION_NAMES = (
     "includeProperties",
     "checkCRC",
     "holdTimeoutMs",
+    "realTime",
+    "batchDuration",
+    "realTimePartitions",
+    "ledgerPath",
 )
 _BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
 _BYTE_SIZE = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
+_DURATION_UNITS = {"s": 1, "m": 60, "h": 3600}
+_LEAST_BATCH_SECONDS = 1.0
 _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -44,7 +51,9 @@ class SourceOptions:
 
     path: absolute, or a URI. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the
     default, which differs between streaming and batch. sub_expression: tags such as "paid || shipped"; None
-    for all.
+    for all. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time: tasks stay open
+    for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default. ledger_path: None
+    for the default, inside the store.
     """
 
     path: str
@@ -60,6 +69,10 @@ class SourceOptions:
     include_properties: bool
     check_crc: bool
     hold_timeout_seconds: float
+    real_time: bool
+    batch_duration_seconds: float
+    real_time_partitions: int | None
+    ledger_path: str | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -85,13 +98,33 @@ class SourceOptions:
             include_properties=value("includeProperties", _boolean, False),
             check_crc=value("checkCRC", _boolean, True),
             hold_timeout_seconds=value("holdTimeoutMs", _not_negative, 250) / 1000,
+            real_time=value("realTime", _boolean, False),
+            batch_duration_seconds=value("batchDuration", _duration, 60.0),
+            real_time_partitions=value("realTimePartitions", _positive, None),
+            ledger_path=value("ledgerPath", _directory, None),
         )
 
     def stream_start(self) -> int | Positions:
         """Where a new streaming query starts. Raises `OptionError` for an option of batch queries."""
         if self.ending_offsets is not None:
             raise OptionError("endingOffsets is for batch queries (spark.read); a streaming query has no end")
+        if self.real_time:
+            self._refuse_limits()
         return LATEST if self.starting_offsets is None else self.starting_offsets
+
+    def _refuse_limits(self) -> None:
+        limits = {
+            "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
+            "maxBytesPerTrigger": self.max_bytes_per_trigger,
+            "minPartitions": self.min_partitions,
+            "maxRecordsPerPartition": self.max_records_per_partition,
+        }
+        for name, limit in limits.items():
+            if limit is not None:
+                raise OptionError(
+                    f"{name} does not go with realTime: its batches end by time, not by size. Use batchDuration and "
+                    "realTimePartitions, or leave realTime out"
+                )
 
     def batch_limits(self) -> tuple[int | Positions, int | Positions]:
         """Where a batch query starts and ends. Raises `OptionError` for an option of streaming queries."""
@@ -103,6 +136,8 @@ class SourceOptions:
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
             "maxBytesPerTrigger": self.max_bytes_per_trigger,
         }
+        if self.real_time:
+            raise OptionError("realTime is for streaming queries (spark.readStream); a batch query reads what is there")
         for name, limit in limits.items():
             if limit is not None:
                 raise OptionError(f"{name} is for streaming queries; bound a batch query with endingOffsets")
@@ -163,6 +198,21 @@ def _bytes(name: str, text: str) -> int:
     if size <= 0:
         raise OptionError(f"{name} takes bytes above 0, such as 1048576, 512k or 64m, got {text!r}")
     return size
+
+
+def _duration(name: str, text: str) -> float:
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _DURATION_UNITS[match[2][0].lower()] if match else 0.0
+    if seconds < _LEAST_BATCH_SECONDS:
+        raise OptionError(f"{name} takes a time of at least 1 second, such as '30 seconds' or '5m', got {text!r}")
+    return seconds
+
+
+def _directory(name: str, text: str) -> str:
+    local = text.removeprefix("file://").removeprefix("file:")
+    if not local or "://" in local:
+        raise OptionError(f"{name} takes a directory that the driver and all executors see, got {text!r}")
+    return os.path.abspath(local)
 
 
 def _boolean(name: str, text: str) -> bool:

@@ -43,9 +43,13 @@ class RangeReader:
         if partition.value is None:
             return
         with MessageStore.open(self._options.path, create=False, read_only=True) as store:
-            for batch in self._scan(store, self._published(store, partition.value)):
-                # The columns as they are; names and nullability as Spark declared them.
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
+            yield from self.scan(store, self.published(store, partition.value))
+
+    def scan(self, store: MessageStore, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
+        """The messages of `wanted`, which all were published. Raises as `read`."""
+        for batch in self._scan(store, wanted):
+            # The columns as they are; names and nullability as Spark declared them.
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
 
     def _scan(self, store: MessageStore, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
         """The messages of `wanted`, which all were published; deleted ones are data loss."""
@@ -67,7 +71,7 @@ class RangeReader:
                 data_loss(self._options.fail_on_data_loss, f"{lost} is lost: {error}")
                 wanted = wanted._replace(start=first)
 
-    def _published(self, store: MessageStore, wanted: QueueRange) -> QueueRange:
+    def published(self, store: MessageStore, wanted: QueueRange) -> QueueRange:
         """Wait until this process sees all of `wanted`; what never comes is data loss."""
         deadline = time.monotonic() + self._arrival_timeout_seconds
         while True:

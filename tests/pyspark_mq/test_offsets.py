@@ -15,6 +15,7 @@ from pyspark_mq.offsets import (
     EARLIEST,
     LATEST,
     Bounds,
+    EpochOffset,
     Queue,
     QueueRange,
     StreamOffset,
@@ -203,3 +204,35 @@ def test_the_first_batch_is_pinned_until_it_is_read() -> None:
 def test_a_batch_without_a_begin_is_refused() -> None:
     with pytest.raises(CheckpointError, match="do not say where b/0 begins"):
         batch_ranges(StreamOffset({A0: 5}), StreamOffset({A0: 5, B0: 1}))
+
+
+def test_a_real_time_offset_survives_the_checkpoint() -> None:
+    offset = EpochOffset(7, "5f0c", ({Queue("orders", 0): 23, Queue("orders", 10): 1}, {Queue("orders", 2): 0}))
+    json_ = json.loads(json.dumps(offset.to_json()))
+    assert json_ == {
+        "$epoch": 7,
+        "$reader": "5f0c",
+        "$from": [{"orders": {"0": 23, "10": 1}}, {"orders": {"2": 0}}],
+    }
+    assert EpochOffset.from_json(json_) == offset
+    assert offset.begin == {Queue("orders", 0): 23, Queue("orders", 10): 1, Queue("orders", 2): 0}
+
+
+def test_a_micro_batch_offset_is_no_real_time_offset() -> None:
+    assert EpochOffset.from_json({"orders": {"0": 23}}) is None
+    assert EpochOffset.from_json({}) is None
+
+
+@pytest.mark.parametrize(
+    ("json_", "message"),
+    [
+        ({"$epoch": 7, "$reader": "5f0c"}, "is damaged"),
+        ({"$epoch": 7, "$reader": "5f0c", "$from": 1}, "is damaged"),
+        ({"$epoch": "x", "$reader": "5f0c", "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": "5f0c", "$from": [{"orders": {"0": -1}}]}, "is damaged"),
+        ({"$epoch": 7, "$reader": "5f0c", "$from": [], "$later": 1}, "written by a newer pyspark-mq"),
+    ],
+)
+def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        EpochOffset.from_json(json_)

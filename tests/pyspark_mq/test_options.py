@@ -30,6 +30,10 @@ def test_defaults() -> None:
         include_properties=False,
         check_crc=True,
         hold_timeout_seconds=0.25,
+        real_time=False,
+        batch_duration_seconds=60.0,
+        real_time_partitions=None,
+        ledger_path=None,
     )
     assert options.stream_start() == LATEST
     assert options.batch_limits() == (EARLIEST, LATEST)
@@ -52,6 +56,13 @@ def test_defaults() -> None:
         ("includeProperties", "true", "include_properties", True),
         ("checkCRC", "false", "check_crc", False),
         ("holdTimeoutMs", "0", "hold_timeout_seconds", 0.0),
+        ("realTime", "true", "real_time", True),
+        ("batchDuration", "1s", "batch_duration_seconds", 1.0),
+        ("batchDuration", "1.5 seconds", "batch_duration_seconds", 1.5),
+        ("batchDuration", "5 Minutes", "batch_duration_seconds", 300.0),
+        ("batchDuration", "1h", "batch_duration_seconds", 3600.0),
+        ("realTimePartitions", "2", "real_time_partitions", 2),
+        ("ledgerPath", "/data/ledger", "ledger_path", "/data/ledger"),
     ],
 )
 def test_values(name: str, text: str, field: str, value: object) -> None:
@@ -64,7 +75,13 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
     [
         ("maxOffsetPerTrigger", "1", "did you mean maxOffsetsPerTrigger?"),
         ("bootstrap", "1", "known are path, subscribe"),
-        ("realTime", "true", "Unknown option 'realtime'"),
+        ("realTimes", "true", "did you mean realTime?"),
+        ("realTime", "soon", "realTime takes true or false"),
+        ("batchDuration", "0.5s", "at least 1 second, such as '30 seconds'"),
+        ("batchDuration", "60", "at least 1 second, such as '30 seconds' or '5m', got '60'"),
+        ("batchDuration", "1 fortnight", "batchDuration takes a time"),
+        ("realTimePartitions", "0", "above 0"),
+        ("ledgerPath", "s3://bucket/ledger", "a directory that the driver and all executors see"),
         ("maxOffsetsPerTrigger", "0", "above 0, got '0'"),
         ("maxOffsetsPerTrigger", "-5", "above 0, got '-5'"),
         ("maxOffsetsPerTrigger", "many", "above 0, got 'many'"),
@@ -102,6 +119,19 @@ def test_path_means_the_same_in_every_process() -> None:
 def test_a_subscription_is_required() -> None:
     with pytest.raises(OptionError, match="Nothing is subscribed: give exactly one of"):
         SourceOptions.parse({"path": "/data/mq"})
+
+
+@pytest.mark.parametrize(
+    "limit", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "maxRecordsPerPartition"]
+)
+def test_limits_do_not_go_with_real_time(limit: str) -> None:
+    with pytest.raises(OptionError, match=f"{limit} does not go with realTime"):
+        SourceOptions.parse({**BASE, "realTime": "true", limit: "5"}).stream_start()
+
+
+def test_a_batch_query_is_not_real_time() -> None:
+    with pytest.raises(OptionError, match="realTime is for streaming queries"):
+        SourceOptions.parse({**BASE, "realTime": "true"}).batch_limits()
 
 
 def test_a_stream_has_no_end() -> None:

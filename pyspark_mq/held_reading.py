@@ -1,0 +1,134 @@
+"""One task of a real-time batch: its queues held open until the batch's time is over, and read as messages arrive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import pyarrow as pa
+
+from pyspark_mq.errors import LedgerError, MqSourceError, OptionError
+from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
+from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
+from pyspark_mq.offsets import Positions, Queue, QueueRange
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.reading import RangeReader
+from store import MessageStore, TagFilter
+from store.watermark import current_boot_id
+
+LEAST_SECONDS = 1.0
+_ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn
+_PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.python.udf.pipelined.enabled
+
+Woken = SimpleQueue[tuple[HeldRequest, Wake]]
+
+
+@dataclass(frozen=True)
+class HeldTask:
+    """What the driver plans for one task: `begin` of each of its queues, and for how long it holds them.
+
+    seconds: 0 to read what is there and end, as for the replay of a batch by a query without `realTime`.
+    planned: `time.monotonic()` of the driver, which means something on the machine `boot_id` only.
+    """
+
+    name: TaskName
+    begin: Positions
+    seconds: float
+    planned: float
+    boot_id: bytes
+
+    def deadline(self) -> float:
+        """When to end, by this process's `time.monotonic()`: all tasks of a batch at once where clocks are shared.
+
+        A task that starts late, for want of a task slot, still reads for `LEAST_SECONDS`.
+        """
+        now = time.monotonic()
+        if self.boot_id != current_boot_id():
+            return now + self.seconds
+        return max(self.planned + self.seconds, now + min(self.seconds, LEAST_SECONDS))
+
+    def late(self) -> bool:
+        """Whether its time was over before it began."""
+        return self.boot_id == current_boot_id() and time.monotonic() > self.planned + self.seconds
+
+
+class HeldReader:
+    """Reads `HeldTask`s. Stateless, and picklable for the tasks."""
+
+    def __init__(self, options: SourceOptions, range_reader: RangeReader, ledger: Ledger) -> None:
+        self._options = options
+        self._range_reader = range_reader
+        self._ledger = ledger
+
+    def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
+        """Batches as they arrive; or, when an attempt at this task recorded what it read, exactly that.
+
+        Raises `OptionError` where Spark would keep the batches back, `LedgerError`, and what `RangeReader` does.
+        """
+        if task.seconds > 0:
+            require_pipelined_workers()
+        record = self._ledger.find(task.name)
+        with MessageStore.open(self._options.path, create=False, read_only=True) as store:
+            if record is None:
+                reached = dict(task.begin)
+                starved = task.late() and self._ledger.any_ended(task.name)
+                yield from self._held(store, reached, task.deadline())
+                record = self._ledger.record(task.name, TaskRecord(reached, starved))
+            else:
+                reached = task.begin
+            yield from self._up_to(store, reached, record.next)
+
+    def _held(self, store: MessageStore, reached: Positions, deadline: float) -> Iterator[pa.RecordBatch]:
+        """What is there and what arrives until `deadline`; `reached` is moved along."""
+        tags = TagFilter.parse(self._options.sub_expression)
+        woken: Woken = SimpleQueue()
+
+        def hold(queue: Queue) -> None:
+            left = max(0.0, deadline - time.monotonic())
+            service.hold(*queue, reached[queue], left, lambda *event: woken.put(event), tags)
+
+        with PullRequestHoldService(store) as service:
+            for queue in reached:
+                hold(queue)
+            visited: set[Queue] = set()
+            open_queues = len(reached)
+            while open_queues:
+                request, why = woken.get()
+                if why is Wake.STOPPED:
+                    raise MqSourceError(f"{self._options.path}: waiting for messages failed, see the worker's log")
+                queue = Queue(*request.queue)
+                # Every queue is looked at once, also by a task without time.
+                if why is Wake.TIMEOUT or (queue in visited and time.monotonic() >= deadline):
+                    open_queues -= 1
+                    continue
+                visited.add(queue)
+                known = reached[queue] if why is Wake.ARRIVED else 0  # which sees that retention took the place
+                end = min(store.max_offset(*queue, known), reached[queue] + _ROWS_AT_ONCE)
+                yield from self._range_reader.scan(store, QueueRange(*queue, reached[queue], end))
+                reached[queue] = max(end, reached[queue])
+                hold(queue)
+
+    def _up_to(self, store: MessageStore, reached: Positions, recorded: Positions) -> Iterator[pa.RecordBatch]:
+        """The rest of what the record that counts says; nothing where it is this attempt's own."""
+        for queue, end in recorded.items():
+            if reached[queue] > end:
+                raise LedgerError(
+                    f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task recorded "
+                    f"{end}; run the task again, and it reads what is recorded"
+                )
+            missing = QueueRange(*queue, reached[queue], end)
+            yield from self._range_reader.scan(store, self._range_reader.published(store, missing))
+
+
+def require_pipelined_workers() -> None:
+    """Raises `OptionError` in a Python worker that keeps batches back until its buffer is full."""
+    if os.environ.get(_PIPELINED) != "1":
+        raise OptionError(
+            "realTime needs workers that hand over each batch at once: PySpark 4.3 or later, and the setting "
+            "spark.python.udf.pipelined.enabled=true given when the application starts (spark-submit --conf, "
+            "--properties-file conf/spark-realtime.conf, or SparkSession.builder.config). "
+            "Without it leave the option realTime out"
+        )

@@ -1,0 +1,144 @@
+"""The streaming reader with real-time batches: offsets that say where held tasks begin, the ledger where they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+from pyspark.sql.types import StructType
+
+from pyspark_mq.errors import LedgerError, data_loss
+from pyspark_mq.held_reading import HeldReader, HeldTask
+from pyspark_mq.ledger import Ledger, TaskName
+from pyspark_mq.offsets import EpochOffset, Positions, StreamOffset, begin_batch, to_json
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.stream_reader import MqStreamReader
+from store.watermark import current_boot_id
+
+LEDGER_DIR = "ledger"
+_log = logging.getLogger("pyspark_mq")
+
+
+class RealTimeStreamReader(MqStreamReader):
+    """`MqStreamReader` that plans real-time batches with `realTime`, and understands their offsets without it.
+
+    Every offset that a batch starts from is resolved through the ledger, and a batch pins where it begins. So a
+    query goes on in either mode from a checkpoint of the other. `Trigger.AvailableNow` and `Trigger.Once` are
+    about an end that is known: they take micro-batches whatever `realTime` says.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises `OptionError`, `SchemaError`. Opens nothing: tasks unpickle this too."""
+        super().__init__(options, schema)
+        self._reader_id = uuid4().hex
+        self._ledger = Ledger(options.ledger_path or os.path.join(options.path, LEDGER_DIR))
+        self._held_reader = HeldReader(options, self._range_reader, self._ledger)
+        self._before: str | None = None  # the reader whose last batch this one went on from
+        self._warned = False
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch: of a real-time one at once, for arrivals are waited for in its tasks.
+
+        Raises what `MqStreamReader.latestOffset` does, and `LedgerError`.
+        """
+        epoch = EpochOffset.from_json(start)
+        resolved = start if epoch is None else self._resolve(epoch).to_json()
+        if not self._options.real_time or self._target is not None or isinstance(limit, ReadAllAvailable):
+            end = super().latestOffset(resolved, limit)
+        else:
+            end = self._next_epoch(StreamOffset.from_json(resolved), epoch) or resolved
+        return start if end is resolved else end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Of a real-time batch, by its end alone: what its tasks read is up to the ledger."""
+        epoch = EpochOffset.from_json(end)
+        if epoch is None:
+            # After a real-time batch every queue is pinned.
+            return super().partitions({} if EpochOffset.from_json(start) else start, end)
+        seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
+        now, boot_id = time.monotonic(), current_boot_id()
+        return [
+            InputPartition(HeldTask(TaskName(epoch.reader, epoch.epoch, number), begin, seconds, now, boot_id))
+            for number, begin in enumerate(epoch.tasks)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition.value, HeldTask):
+            return self._held_reader.read(partition.value)
+        return super().read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Drop the records that no batch can start from any more: Spark has logged the batch after `end`."""
+        epoch = EpochOffset.from_json(end)
+        if epoch is not None and epoch.reader == self._reader_id:
+            self._ledger.forget_before(epoch.reader, epoch.epoch)
+        if self._before is not None and (epoch is None or epoch.reader != self._before):
+            self._ledger.forget(self._before)
+            self._before = None
+
+    def _next_epoch(self, offset: StreamOffset, before: EpochOffset | None) -> dict[str, Any] | None:
+        """The batch after `offset`; None while no queue is subscribed."""
+        self._tails = self._queues.tails(offset.next)
+        if not self._tails:
+            self._tails = self._queues.hold(
+                self._options.hold_timeout_seconds, lambda: self._queues.tails(offset.next), seen={}
+            )
+        batch = begin_batch(offset, self._queues.bounds(self._tails))
+        for loss in batch.losses:
+            data_loss(self._options.fail_on_data_loss, str(loss))
+        if not batch.begin:
+            return None
+        self._ledger.prepare(self._reader_id)
+        number = before.epoch + 1 if before is not None else 0
+        tasks = pack(batch.begin, self._options.real_time_partitions or os.cpu_count() or 1)
+        return EpochOffset(number, self._reader_id, tasks).to_json()
+
+    def _resolve(self, epoch: EpochOffset) -> StreamOffset:
+        """Where a committed batch ended. Raises `LedgerError` when one of its tasks left no record."""
+        if epoch.reader != self._reader_id:
+            self._before = epoch.reader
+        reached: Positions = {}
+        starved = 0
+        for number in range(len(epoch.tasks)):
+            record = self._ledger.find(TaskName(epoch.reader, epoch.epoch, number))
+            if record is None:
+                raise self._lost(epoch, number)
+            reached.update(record.next)
+            starved += record.starved
+        if starved:
+            self._warn_of_starvation(starved, len(epoch.tasks))
+        return StreamOffset(reached, starts=reached)
+
+    def _lost(self, epoch: EpochOffset, task: int) -> LedgerError:
+        begin = to_json(epoch.begin)
+        return LedgerError(
+            f"{self._ledger}: no record of task {task} of real-time batch {epoch.epoch}, which is committed; without "
+            "it nobody knows what that batch read. Restore the directory, or point ledgerPath to it. To go on "
+            "without it use a new checkpoint and startingOffsets "
+            f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages come once more"
+        )
+
+    def _warn_of_starvation(self, starved: int, tasks: int) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%d of %d real-time tasks could start only when the others had ended: Spark has too few task slots "
+                "to hold them all. Set realTimePartitions to %d or less, or give Spark more cores",
+                starved,
+                tasks,
+                tasks - starved,
+            )
+
+
+def pack(begin: Positions, tasks: int) -> tuple[Positions, ...]:
+    """Deal queues out to at most `tasks` tasks, in turn. Pure."""
+    queues = sorted(begin)
+    count = min(tasks, len(queues))
+    return tuple({queue: begin[queue] for queue in queues[number::count]} for number in range(count))
