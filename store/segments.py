@@ -177,7 +177,7 @@ class Segments:
         except FileNotFoundError as error:
             raise OffsetLost(
                 f"{self._path(start)}: no such segment; bytes {start} to {start + self.size} were deleted by "
-                "retention, or never written"
+                "retention, or the file was lost: then restore it from a copy"
             ) from error
 
     def _create(self, start: int) -> None:

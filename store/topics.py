@@ -23,8 +23,8 @@ from store.layout import (
 _TABLE = "topicConfigTable"
 _VERSION = "dataVersion"
 _READ_WRITE = 6  # perm bits: 4 read, 2 write
-# fastjson writes integer map keys without quotes: {0:5}
-_BARE_KEY = re.compile(r"([{,]\s*)(\d+)(\s*:)")
+# A string, or an integer key as fastjson writes it, without quotes: {0:5}
+_STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(\d+)(?=\s*:)')
 
 
 def check_topic_name(topic: str) -> None:
@@ -122,7 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
         try:
             text = candidate.read_text("utf-8")
             if text.strip():
-                content: dict[str, Any] = json.loads(_BARE_KEY.sub(r'\1"\2"\3', text))
+                content: dict[str, Any] = json.loads(_quote_keys(text))
                 return content
         except FileNotFoundError:
             continue
@@ -133,6 +133,10 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: not JSON ({failure}), and no usable {backup.name}; restore it from a copy"
         ) from failure
     return {}
+
+
+def _quote_keys(text: str) -> str:
+    return _STRING_OR_BARE_KEY.sub(lambda found: found[1] or f'"{found[2]}"', text)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

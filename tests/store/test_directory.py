@@ -1,0 +1,130 @@
+"""What a path may hold, and what is said when it holds something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from store import CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
+from store.layout import segment_name
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "other files"])
+def test_a_reader_wants_a_store(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "mq"
+    if kind != "missing":
+        path.mkdir()
+    if kind == "other files":
+        (path / "notes.txt").write_text("mine")
+    what = "does not exist" if kind == "missing" else "is no store"
+    before = listing(tmp_path)
+    for options in ({"read_only": True}, {"create": False}):
+        with pytest.raises(NotAStore, match=rf"{path}: {what}; create one with MessageStore.open\(path\)"):
+            MessageStore.open(path, **options)
+    assert listing(tmp_path) == before
+
+
+def test_a_writer_leaves_other_files_alone(tmp_path: Path) -> None:
+    for name in ("d.txt", "c.txt", "b.txt", "a.txt"):
+        (tmp_path / name).touch()
+    before = listing(tmp_path)
+    with pytest.raises(NotAStore, match=r"holds other files \(a.txt, b.txt, c.txt, ...\) and no store; name a new or"):
+        MessageStore.open(tmp_path)
+    assert listing(tmp_path) == before
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotAStore, match=r"file: a file; name a directory"):
+        MessageStore.open(tmp_path / "file")
+
+
+def test_a_config_folder_may_be_there_first(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/store.conf").write_text("mappedFileSizeCommitLog=8192\n")
+    with MessageStore.open(tmp_path) as store:
+        assert store.config.mappedFileSizeCommitLog == 8192
+
+
+def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path, config=SMALL).close()
+    for options in ({}, {"config": StoreConfig(maxMessageSize=10)}, {"read_only": True}):
+        with MessageStore.open(tmp_path, **options) as store:
+            assert store.config.mappedFileSizeCommitLog == 4096
+            assert store.config.mappedFileSizeConsumeQueue == 200
+    with MessageStore.open(tmp_path, config=StoreConfig(maxMessageSize=10)) as store:
+        assert store.config.maxMessageSize == 10
+
+
+def test_abort_is_there_while_a_writer_is(tmp_path: Path) -> None:
+    abort = tmp_path / "abort"
+    with MessageStore.open(tmp_path):
+        assert abort.read_text() == str(os.getpid())
+        with MessageStore.open(tmp_path), MessageStore.open(tmp_path, read_only=True):
+            pass
+        assert abort.exists()
+    assert not abort.exists()
+    with MessageStore.open(tmp_path, read_only=True):
+        assert not abort.exists()
+
+
+def test_a_reader_changes_nothing(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t")
+        store.put(Message("t", b"x"))
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in listing(tmp_path)}
+    with MessageStore.open(tmp_path, read_only=True) as reader:
+        assert reader.topics() == {"t": 4}
+        assert len(reader.get_message("g", "t", 0, 0).messages) == 1
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in listing(tmp_path)} == before
+
+
+@pytest.fixture
+def three_segments(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        for number in range(9):
+            store.put(Message("t", bytes([number]) * 1000))
+        assert store.confirm_offset > 2 * 4096
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue/t/0"])
+def test_a_segment_cut_short(three_segments: Path, folder: str) -> None:
+    file = three_segments / folder / segment_name(0)
+    os.truncate(file, 100)
+    with (
+        MessageStore.open(three_segments, read_only=True) as reader,
+        pytest.raises(CorruptSegment, match=rf"{file}: 100 bytes, but segments of this store have \d+; restore"),
+    ):
+        list(reader.scan("t", 0, 0, 9))
+
+
+def test_a_file_with_a_wrong_name(three_segments: Path) -> None:
+    (three_segments / "commitlog/copy of a segment").write_bytes(bytes(4096))
+    with (
+        MessageStore.open(three_segments, read_only=True) as reader,
+        pytest.raises(CorruptSegment, match=r"commitlog/copy of a segment: not the name of a segment of 4096 bytes"),
+    ):
+        reader.offsets("t", 0)
+
+
+def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
+    file = three_segments / "commitlog" / segment_name(4096)
+    file.unlink()
+    with MessageStore.open(three_segments, read_only=True) as reader:
+        assert sum(batch.num_rows for batch in reader.scan("t", 0, 0, 3)) == 3
+        assert sum(batch.num_rows for batch in reader.scan("t", 0, 6, 9)) == 3
+        with pytest.raises(OffsetLost, match=rf"{file}: no such segment; bytes 4096 to 8192 .* restore it from a copy"):
+            list(reader.scan("t", 0, 0, 9))
+    (three_segments / "watermark").unlink()
+    with pytest.raises(CorruptSegment, match=r"commitlog: no file for bytes 4096 to 8192; restore the missing"):
+        MessageStore.open(three_segments)

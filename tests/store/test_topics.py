@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from store import CorruptStore, InvalidTopic
+from store.topics import Topics, check_topic_name, read_json, write_json
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9|%", "t" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250])
+def test_names_that_rocketmq_takes(name: str) -> None:
+    check_topic_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "only letters"),
+        ("a b", "only letters"),
+        ("../x", "only letters"),
+        ("é", "only letters"),
+        ("a\n", "only letters"),
+        ("$start", "only letters"),
+        ("t" * 128, "128 characters, at most 127"),
+        ("%RETRY%" + "g" * 249, "256 characters, at most 255"),
+    ],
+)
+def test_names_that_it_refuses(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidTopic, match=message):
+        Topics(tmp_path).create(name, 4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_topics_are_created_grow_and_never_shrink(tmp_path: Path) -> None:
+    topics, other = Topics(tmp_path), Topics(tmp_path)
+    assert topics.queue_count("t") == 0
+    assert topics.create("t", 4) == 4
+    assert other.queue_count("t") == 4
+    before = (tmp_path / "config/topics.json").read_bytes()
+    assert topics.create("t", 4) == 4
+    assert (tmp_path / "config/topics.json").read_bytes() == before
+    assert other.create("t", 6) == 6
+    assert topics.queue_counts() == {"t": 6}
+    for fewer in (5, 0, -1):
+        with pytest.raises(InvalidTopic, match=f"topic 't': {fewer} queues asked for, but it has 6; .* only be added"):
+            topics.create("t", fewer)
+    with pytest.raises(InvalidTopic):
+        topics.create("new", 0)
+
+
+def test_the_file_has_rocketmqs_shape(tmp_path: Path) -> None:
+    Topics(tmp_path).create("orders", 4)
+    content = json.loads((tmp_path / "config/topics.json").read_text())
+    assert content["dataVersion"]["counter"] == 1
+    assert content["topicConfigTable"]["orders"] == {
+        "attributes": {},
+        "order": False,
+        "perm": 6,
+        "readQueueNums": 4,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "orders",
+        "topicSysFlag": 0,
+        "writeQueueNums": 4,
+    }
+
+
+def test_a_brokers_file_keeps_what_we_do_not_know(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/topics.json").write_text(
+        '{"dataVersion":{"counter":3},"topicConfigTable":{"a":{"readQueueNums":8,"writeQueueNums":8,"perm":4,'
+        '"attributes":{"+queue.type":"SimpleCQ"}}},"other":{0:5,1:"{2:3}"}}'
+    )
+    topics = Topics(tmp_path)
+    assert topics.queue_counts() == {"a": 8}
+    topics.create("b", 2)
+    content = read_json(tmp_path / "config/topics.json")
+    assert content["topicConfigTable"]["a"] == {
+        "readQueueNums": 8,
+        "writeQueueNums": 8,
+        "perm": 4,
+        "attributes": {"+queue.type": "SimpleCQ"},
+    }
+    assert content["other"]["0"] == 5
+    assert content["dataVersion"]["counter"] == 4
+    assert "other" in read_json(tmp_path / "config/topics.json.bak")
+
+
+def test_queues_on_disk_count_too(tmp_path: Path) -> None:
+    for name in ("t/0", "t/3", "t/x", "empty"):
+        (tmp_path / "consumequeue" / name).mkdir(parents=True)
+    (tmp_path / "consumequeue/file").touch()
+    topics = Topics(tmp_path)
+    assert topics.on_disk() == {"t": [0, 3], "empty": []}
+    assert topics.queue_counts() == {"empty": 0, "t": 4}
+
+
+@pytest.mark.parametrize("damage", ["missing", "", "{nonsense"])
+def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "topics.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_text(damage)
+    assert read_json(path) == {"a": 1}
+
+
+def test_no_usable_file(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    assert read_json(path) == {}
+    path.write_text("{nonsense")
+    with pytest.raises(CorruptStore, match=r"topics.json: not JSON .*, and no usable topics.json.bak; restore it"):
+        read_json(path)
+
+
+def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
+    mine, other = Topics(tmp_path), Topics(tmp_path)
+    for queues in range(1, 50):
+        other.create("t", queues)
+        assert mine.queue_count("t") == queues
+    os.remove(tmp_path / "config/topics.json")
+    assert mine.queue_count("t") == 48  # its backup
