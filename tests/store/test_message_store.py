@@ -1,0 +1,299 @@
+"""The public verbs: against plain lists, with small files, from two stores on one directory; and their refusals."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import store as package
+from store import (
+    COLUMNS,
+    GetStatus,
+    InvalidColumns,
+    Message,
+    MessageRefused,
+    MessageStore,
+    OffsetLost,
+    OffsetNotYet,
+    PutStatus,
+    ReadOnlyStore,
+    StoreConfig,
+    TagFilter,
+    UnknownQueue,
+    UnknownTopic,
+)
+from store.filters import java_hash_code
+from store.message import offset_msg_id
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=5 * 20)
+TOPICS = {"a": 2, "b": 3}
+TAGS = st.sampled_from([None, "x", "y"])
+ROWS = st.lists(st.tuples(st.binary(max_size=300), TAGS), min_size=1, max_size=12)
+Row = tuple[bytes, str | None]
+
+
+class Machine(RuleBasedStateMachine):
+    """Two stores that write and one that reads, on one directory; the model is a list a queue."""
+
+    @initialize()
+    def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "mq"
+        self.stores = [MessageStore.open(self.path, config=SMALL), MessageStore.open(self.path)]
+        for topic, queues in TOPICS.items():
+            self.stores[0].create_topic(topic, queues)
+        self.reader = MessageStore.open(self.path, read_only=True)
+        self.model: dict[tuple[str, int], list[Row]] = {(t, q): [] for t, n in TOPICS.items() for q in range(n)}
+
+    def expect(self, topic: str, row: Row, queue: int, offset: int) -> None:
+        assert len(self.model[topic, queue]) == offset
+        self.model[topic, queue].append(row)
+
+    @rule(writer=st.integers(0, 1), topic=st.sampled_from(sorted(TOPICS)), row=ROWS.map(lambda rows: rows[0]))
+    def put(self, writer: int, topic: str, row: Row) -> None:
+        result = self.stores[writer].put(Message(topic, row[0], tags=row[1]))
+        assert result.status is PutStatus.PUT_OK
+        assert result.msg_id == offset_msg_id(SMALL.store_host[0], SMALL.store_host[1], result.physical_offset)
+        self.expect(topic, row, result.queue_id, result.queue_offset)
+
+    @rule(writer=st.integers(0, 1), rows=st.lists(st.tuples(st.sampled_from(sorted(TOPICS)), ROWS), max_size=3))
+    def put_many(self, writer: int, rows: list[tuple[str, list[Row]]]) -> None:
+        flat = [(topic, row) for topic, some in rows for row in some]
+        results = self.stores[writer].put_many([Message(topic, body, tags=tags) for topic, (body, tags) in flat])
+        for (topic, row), result in zip(flat, results, strict=True):
+            self.expect(topic, row, result.queue_id, result.queue_offset)
+
+    @rule(
+        writer=st.integers(0, 1), topic=st.sampled_from(sorted(TOPICS)), rows=ROWS, queue=st.none() | st.integers(0, 1)
+    )
+    def append_table(self, writer: int, topic: str, rows: list[Row], queue: int | None) -> None:
+        columns: dict[str, Any] = {
+            "body": pa.array([body for body, _ in rows], pa.binary()),
+            "tags": pa.array([tags for _, tags in rows], pa.string()),
+        }
+        if queue is not None:
+            columns["queueId"] = [queue] * len(rows)
+        result = self.stores[writer].append_table(topic, pa.table(columns))
+        for row, queue_id, offset in zip(rows, result.queue_ids.tolist(), result.queue_offsets.tolist(), strict=True):
+            assert queue in (None, queue_id)
+            self.expect(topic, row, queue_id, offset)
+
+    @rule(writer=st.integers(0, 1))
+    def refused(self, writer: int) -> None:
+        with pytest.raises(MessageRefused, match="fits no commit log segment"):
+            self.stores[writer].put_many([Message("a", b"fits"), Message("a", bytes(2048))])
+
+    @rule(writer=st.integers(0, 1))
+    def reopen(self, writer: int) -> None:
+        self.stores[writer].close()
+        self.stores[writer] = MessageStore.open(self.path)
+
+    @rule()
+    def reopen_reader(self) -> None:
+        self.reader.close()
+        self.reader = MessageStore.open(self.path, read_only=True)
+
+    @rule(writer=st.integers(0, 1))
+    def flush(self, writer: int) -> None:
+        self.stores[writer].flush()
+
+    @rule(data=st.data(), name=st.sampled_from([(t, q) for t, n in TOPICS.items() for q in range(n)]))
+    def scan(self, data: st.DataObject, name: tuple[str, int]) -> None:
+        rows = self.model[name]
+        start = data.draw(st.integers(0, len(rows)))
+        end = data.draw(st.integers(start, len(rows)))
+        tags = data.draw(st.sampled_from([None, "x", "y || x", "z"]))
+        limits = data.draw(st.sampled_from([{}, {"max_rows": 2}, {"max_bytes": 300}]))
+        batches = list(
+            self.reader.scan(*name, start, end, columns=("body", "queueOffset", "tags"), tags=tags, **limits)
+        )
+        found = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+        accept = TagFilter.parse(tags)
+        assert found == [(rows[n][0], n, rows[n][1]) for n in range(start, end) if accept.match(rows[n][1])]
+        assert all(batch.num_rows <= 2 for batch in batches) or "max_rows" not in limits
+
+    @invariant()
+    def all_see_the_same(self) -> None:
+        for store in (*self.stores, self.reader):
+            for name, rows in self.model.items():
+                assert store.offsets(*name) == (0, len(rows))
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            for name, rows in self.model.items():
+                offset, found = 0, []
+                while offset < len(rows):
+                    result = self.reader.get_message("g", *name, offset)
+                    assert result.status is GetStatus.FOUND
+                    found += [(message.body, message.tags) for message in result.messages]
+                    offset = result.next_begin_offset
+                assert found == rows
+            for store in (*self.stores, self.reader):
+                store.close()
+            assert not (self.path / "abort").exists()
+            self.folder.cleanup()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Any:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("orders", 2)
+        yield store
+
+
+def test_everything_public_is_exported() -> None:
+    assert sorted(package.__all__) == package.__all__ or len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert hasattr(package, name)
+
+
+@pytest.mark.parametrize("topic", ["nope", "order", "../config"])
+def test_an_unknown_topic(orders: MessageStore, topic: str) -> None:
+    message = rf"no topic '{topic}'; create it with create_topic \(there are: orders\)"
+    for verb in (
+        lambda: orders.put(Message(topic, b"")),
+        lambda: orders.append_table(topic, pa.table({"body": [b""]})),
+        lambda: orders.offsets(topic, 0),
+        lambda: orders.scan(topic, 0, 0, 0),
+        lambda: orders.sizes(topic, 0, 0, 0),
+    ):
+        with pytest.raises(UnknownTopic, match=message):
+            verb()
+    assert orders.get_message("g", topic, 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert orders.topics() == {"orders": 2}
+
+
+@pytest.mark.parametrize("queue", [-1, 2, 1 << 40])
+def test_a_queue_out_of_range(orders: MessageStore, queue: int) -> None:
+    message = rf"topic 'orders' has queues 0 to 1, not {queue}"
+    for verb in (
+        lambda: orders.put(Message("orders", b"", queue_id=queue)),
+        lambda: orders.append_table("orders", pa.table({"body": [b"", b""], "queueId": [0, queue]})),
+        lambda: orders.offsets("orders", queue),
+        lambda: orders.scan("orders", queue, 0, 0),
+    ):
+        with pytest.raises(UnknownQueue, match=message):
+            verb()
+    assert orders.confirm_offset == 0
+
+
+def test_offsets_out_of_range(orders: MessageStore) -> None:
+    orders.put(Message("orders", b"", queue_id=0))
+    with pytest.raises(OffsetNotYet, match=r"'orders', queue 0: asked up to offset 2, but there are messages up to 1"):
+        orders.scan("orders", 0, 0, 2)
+    with pytest.raises(OffsetLost, match=r"'orders', queue 0: offsets -1 to 0 are gone, the oldest left is 0"):
+        orders.scan("orders", 0, -1, 1)
+    with pytest.raises(InvalidColumns, match="unknown columns value; there are topic, queueId"):
+        orders.scan("orders", 0, 0, 1, columns=("body", "value"))
+
+
+def test_nothing_of_a_refused_append_is_there(orders: MessageStore) -> None:
+    good = Message("orders", b"good", queue_id=0)
+    for bad, status in (
+        (Message("orders", bytes((4 << 20) + 1), queue_id=0), PutStatus.MESSAGE_ILLEGAL),
+        (Message("orders", b"", queue_id=0, properties={"p": "v" * 40_000}), PutStatus.PROPERTIES_SIZE_EXCEEDED),
+    ):
+        with pytest.raises(MessageRefused) as refused:
+            orders.put_many([good, bad])
+        assert refused.value.status is status
+    assert orders.offsets("orders", 0) == (0, 0)
+    assert orders.put(good).physical_offset == 0
+
+
+def test_a_reader_does_not_write(orders: MessageStore) -> None:
+    with MessageStore.open(orders.path, read_only=True) as reader:
+        for verb in (
+            lambda: reader.put(Message("orders", b"")),
+            lambda: reader.put_many([]),
+            lambda: reader.append_table("orders", pa.table({"body": [b""]})),
+            lambda: reader.create_topic("t"),
+            lambda: reader.flush(),
+        ):
+            with pytest.raises(ReadOnlyStore, match="open with read_only=True; open it without to write"):
+                verb()
+
+
+def test_choice_of_queues(orders: MessageStore) -> None:
+    assert [orders.put(Message("orders", b"")).queue_id for _ in range(4)] == [0, 1, 0, 1]
+    result = orders.append_table("orders", pa.table({"body": [b""] * 3}))
+    assert result.queue_ids.tolist() == [0, 1, 0]
+    assert orders.put(Message("orders", b"")).queue_id == 1
+    keys = ["o-1", "o-2", "é", "polygenelubricants", None, ""]
+    table = pa.table({"body": [b""] * len(keys), "shardingKey": keys})
+    by_table = orders.append_table("orders", table).queue_ids.tolist()
+    for key, queue in zip(keys[:4], by_table, strict=False):
+        assert key is not None
+        assert queue == abs(java_hash_code(key)) % 2
+        assert orders.put(Message("orders", b"", sharding_key=key)).queue_id == queue
+
+
+def test_no_messages_are_no_append(orders: MessageStore) -> None:
+    assert orders.put_many([]) == []
+    assert len(orders.append_table("orders", pa.table({"body": pa.array([], pa.binary())}))) == 0
+    assert orders.confirm_offset == 0
+
+
+def test_all_columns_of_what_was_put(orders: MessageStore) -> None:
+    put = orders.put(
+        Message(
+            "orders",
+            b"body",
+            tags="paid",
+            keys=("k1", "k2"),
+            properties={"region": "eu"},
+            queue_id=1,
+            flag=-7,
+            born_timestamp=1234,
+        )
+    )
+    (batch,) = orders.scan("orders", 1, 0, 1, columns=tuple(COLUMNS))
+    assert batch.schema == pa.schema(list(COLUMNS.items()))
+    (row,) = batch.to_pylist()
+    (message,) = orders.get_message("g", "orders", 1, 0).messages
+    assert dict(row["properties"]) == message.properties == {"region": "eu", "TAGS": "paid", "KEYS": "k1 k2"}
+    assert row["msgId"] == message.msg_id == put.msg_id
+    assert row["bornTimestamp"].timestamp() == 1.234
+    assert round(row["storeTimestamp"].timestamp() * 1000) == message.store_timestamp
+    assert (row["keys"], message.keys) == ("k1 k2", ("k1", "k2"))
+    assert row["flag"] == message.flag == -7
+
+
+def test_sizes_are_those_of_the_records(orders: MessageStore) -> None:
+    results = orders.put_many([Message("orders", bytes(n), queue_id=0) for n in range(5)])
+    sizes = orders.sizes("orders", 0, 0, 5).tolist()
+    assert sizes == [results[0 + 1].physical_offset - results[0].physical_offset + n for n in range(5)]
+    assert results[-1].physical_offset + sizes[-1] == orders.confirm_offset
+
+
+def test_tables_go_round_trip(orders: MessageStore) -> None:
+    """What a scan gives is what an append takes; the properties hold tags and keys once more."""
+    orders.put(Message("orders", b"x", tags="paid", keys=("k",), properties={"p": "q"}, queue_id=0))
+    names = ("body", "tags", "keys", "properties", "queueId", "flag", "bornTimestamp")
+    first = pa.Table.from_batches(orders.scan("orders", 0, 0, 1, columns=names))
+    orders.append_table("orders", first)
+    second = pa.Table.from_batches(orders.scan("orders", 0, 1, 2, columns=names))
+    assert sorted(second["properties"][0].as_py()) == sorted(first["properties"][0].as_py())
+    assert second.drop(["properties"]) == first.drop(["properties"])
+
+
+def test_waiting(orders: MessageStore) -> None:
+    seen = orders.confirm_offset
+    assert orders.wait(seen, 0.01) == seen
+    orders.put(Message("orders", b""))
+    assert orders.wait(seen, 30) == orders.confirm_offset > seen
+
+
+def test_closing_twice(orders: MessageStore) -> None:
+    orders.close()
+    orders.close()
