@@ -100,8 +100,7 @@ def fit(limit: int, sizes: Sequence[Sizes], backlog: Sequence[int], turn: int = 
 
 
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
-    """Cut ranges into input partitions: none larger than `max_records`, and `min_partitions` of them if
-    possible.
+    """Cut ranges into input partitions: none above `max_records`, and `min_partitions` of them if possible.
 
     The range with the largest pieces is cut further first. Pieces of a range differ by at most one message.
     Empty ranges are left out.

@@ -35,8 +35,7 @@ class RangeReader:
         self._arrival_timeout_seconds = arrival_timeout_seconds
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Batches with exactly the declared Arrow schema. Raises `DataLossError`, and `StoreError` of the
-        store.
+        """Batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
 
         `partition` holds a `QueueRange`, or None, which is what Spark makes of an empty list of partitions.
         """

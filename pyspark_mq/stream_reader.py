@@ -59,8 +59,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._queues.tails()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Never ReadAllAvailable, which thereby means Trigger.Once; `latestOffset` applies the real
-        limits."""
+        """Never ReadAllAvailable: so that means Trigger.Once. `latestOffset` applies the real limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
