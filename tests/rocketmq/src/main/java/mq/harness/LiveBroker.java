@@ -6,6 +6,7 @@ import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
@@ -24,9 +25,12 @@ final class LiveBroker {
         BrokerController broker = broker(directory, spec, address);
         DefaultMQProducer producer = new DefaultMQProducer("harness");
         producer.setNamesrvAddr(address);
-        producer.setDefaultTopicQueueNums(live.queues);
         producer.setSendMsgTimeout(30_000);
         producer.start();
+        while (namesrv.getRouteInfoManager().pickupTopicRouteData(live.topic) == null) {
+            broker.registerBrokerAll(true, false, true);  // the first registrations may come without topics
+            Thread.sleep(200);
+        }
         Main.print(StoreReader.line("ready", "broker", live.brokerPort));
         Main.flush();
 
@@ -96,7 +100,6 @@ final class LiveBroker {
         config.setBrokerIP2("127.0.0.1");
         config.setNamesrvAddr(namesrv);
         config.setEnablePropertyFilter(true);
-        config.setDefaultTopicQueueNums(spec.live.queues);
         NettyServerConfig server = new NettyServerConfig();
         server.setListenPort(spec.live.brokerPort);
         MessageStoreConfig store = Stores.config(directory, spec);
@@ -105,6 +108,10 @@ final class LiveBroker {
             throw new IllegalStateException("the broker does not initialize");
         }
         broker.start();
+        TopicConfig topic = new TopicConfig(spec.live.topic);
+        topic.setReadQueueNums(spec.live.queues);
+        topic.setWriteQueueNums(spec.live.queues);
+        broker.getTopicConfigManager().updateTopicConfig(topic);
         return broker;
     }
 }

@@ -1,0 +1,74 @@
+"""The directory of a running broker: messages are read as soon as its client has its acknowledgement."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore, StoreLocked
+from tests import seen
+from tests.rocketmq.harness import RocketMQ
+
+pytestmark = pytest.mark.rocketmq
+
+MESSAGES = 2000
+SMALL = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
+DISPATCHED_WITHIN = 5.0  # seconds from the acknowledgement to the entry in the queue; a millisecond usually
+
+
+def free_ports() -> dict[str, int]:
+    """For the name server, and for the broker, which also takes the port two below."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return {"namesrvPort": one.getsockname()[1], "brokerPort": other.getsockname()[1]}
+
+
+def test_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    directory, read = tmp_path / "theirs", {}
+    live = {"topic": "live", "queues": 4, "messages": MESSAGES, "perSecond": 1000, "bodyBytes": 150, **free_ports()}
+    with rocketmq.broker(directory, SMALL, **live) as lines:
+        assert next(lines)["kind"] == "sent"
+        with MessageStore.open(directory, read_only=True) as store:
+            with pytest.raises(StoreLocked):
+                MessageStore.open(directory)
+            ends = dict.fromkeys(range(4), 0)
+            for number, line in enumerate(lines, 1):
+                if line["kind"] == "done":
+                    break
+                assert (line["kind"], line["status"]) == ("sent", "SEND_OK")
+                read[line["queueId"], line["queueOffset"]] = line
+                if number % 100 == 0 or number == MESSAGES - 1:
+                    wait_for(store, line["queueId"], line["queueOffset"] + 1)
+                    ends = {queue: check(store, queue, ends[queue], read) for queue in ends}
+        with MessageStore.open(directory, read_only=True) as store:
+            ours = seen.by_scan(store)
+    assert sum(len(queue.rows) for name, queue in ours.items() if name[0] == "live") == MESSAGES
+    theirs = seen.by_rocketmq(rocketmq.read(directory))
+    seen.assert_same({name: ours[name] for name in ours if name in theirs}, theirs)
+
+
+def wait_for(store: MessageStore, queue_id: int, end: int) -> None:
+    deadline = time.monotonic() + DISPATCHED_WITHIN
+    while store.max_offset("live", queue_id) < end:
+        assert time.monotonic() < deadline, "acknowledged, but not in its queue"
+        time.sleep(0.001)
+
+
+def check(store: MessageStore, queue_id: int, start: int, sent: dict[tuple[int, int], dict[str, object]]) -> int:
+    """Everything new in a queue is what the client sent there, nothing twice, nothing left out; returns the new end."""
+    end = store.max_offset("live", queue_id)
+    offset = start
+    for batch in store.scan("live", queue_id, start, end, columns=("queueOffset", "msgId", "tags", "body")):
+        for row in batch.to_pylist():
+            assert row["queueOffset"] == offset
+            line = sent.get((queue_id, offset))
+            if line is not None:  # the first line went by, and the newest may be under way
+                assert row["msgId"] == line["msgId"]
+                assert row["body"][:4] == int(str(line["number"])).to_bytes(4, "little")
+            offset += 1
+    assert offset == end
+    return end
