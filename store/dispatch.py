@@ -14,10 +14,15 @@ from store.filters import java_hash
 from store.layout import (
     BLANK,
     CQ_ENTRY,
+    LIGHT_PREFIX,
+    LIGHT_SEPARATOR,
     MAGIC_BLANK,
     MIN_RECORD_BYTES,
     PROPERTY_DELAY,
+    PROPERTY_LIGHT_OFFSETS,
+    PROPERTY_LIGHT_QUEUES,
     PROPERTY_TAGS,
+    RECORD_HEADER,
     SCHEDULE_DELAYS_MS,
     SCHEDULE_TOPIC,
     SYS_TRANSACTION_MASK,
@@ -25,10 +30,11 @@ from store.layout import (
     SYS_TRANSACTION_ROLLBACK,
 )
 from store.property_columns import PropertyColumns
-from store.record_view import Ints, RecordView
+from store.record_view import Ints, Mask, RecordView
 from store.segments import Bytes
 
 _CHUNK_BYTES = 8 << 20
+_SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +42,21 @@ class LogChunk:
     """Consecutive sound records of the log, as they were found by walking it.
 
     begin: log offset of the first. end: log offset after the last, or after the blank behind it.
-    records: their view, shape (n,); offsets: their log offsets, int64, shape (n,).
+    records: their view, shape (n,); offsets: their log offsets, int64, shape (n,); topics: dictionary, length n.
     """
 
     begin: int
     end: int
     records: RecordView
     offsets: Ints
+    topics: pa.DictionaryArray
 
 
 def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogChunk]:
     """Walk the log from record boundary `begin` to the first thing that is no record, as RocketMQ's recovery does.
 
-    Length, magic, physical offset, parts and (by `check_crc`) body CRC must hold. Chunks are non-empty or carry
-    a blank.
+    Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
+    carry a blank.
     """
     at = begin
     while log.segments.exists(at):
@@ -61,26 +68,21 @@ def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogC
 
 
 def _chunk(log: CommitLog, at: int, *, check_crc: bool) -> LogChunk:
-    data = _read(log, at, _CHUNK_BYTES)
+    wanted = int.from_bytes(_read(log, at, _SIZE_BYTES), "big", signed=True)  # 0 at an idle log's end
+    data = _read(log, at, max(wanted, _CHUNK_BYTES)) if wanted > 0 else b""
     positions, sizes, position = _hop(data)
-    if not positions:
-        wanted = int.from_bytes(data[:4], "big", signed=True)
-        if len(data) < wanted <= log.next_segment(at) - at:  # one record larger than a chunk
-            data = _read(log, at, wanted)
-            positions, sizes, position = _hop(data)
     starts = np.array(positions, np.int64)
-    view = np.frombuffer(data, np.uint8)
-    records = _measured(view, starts, np.array(sizes, np.int64))
-    good = records.sound & (records.field("physical_offset") == starts + at) if len(starts) else records.sound
-    records = _first(records, good)
-    if check_crc and len(records):
+    records = _measured(np.frombuffer(data, np.uint8), starts, np.array(sizes, np.int64))
+    records = _first(records, records.sound & (records.field("physical_offset") == starts + at))
+    topics = records.slices(records.topic_starts, records.topic_lengths).dictionary_encode()
+    records = _first(records, _are_names(topics))
+    if check_crc:
         records = _first(records, records.crc_matches())
     end = int(at + records.positions[-1] + records.sizes[-1]) if len(records) else at
-    if len(records) == len(starts) and _is_blank(
-        data[position : position + BLANK.itemsize], log.next_segment(at) - at - position
-    ):
+    blank = data[position : position + BLANK.itemsize]
+    if len(records) == len(starts) and _is_blank(blank, log.next_segment(at) - at - position):
         end = log.next_segment(at)
-    return LogChunk(at, end, records, records.positions + at)
+    return LogChunk(at, end, records, records.positions + at, topics[: len(records)])
 
 
 def _read(log: CommitLog, at: int, length: int) -> bytes:
@@ -106,6 +108,23 @@ def _hop(data: bytes) -> tuple[list[int], list[int], int]:
     return positions, sizes, position
 
 
+def _are_names(topics: pa.DictionaryArray) -> Mask:
+    """Where a topic can be the name of a folder: no CRC covers it, and it must not lead out of the store."""
+    names: list[bytes] = topics.dictionary.to_pylist()
+    good = [
+        name not in (b"", b".", b"..") and b"/" not in name and b"\0" not in name and _is_text(name) for name in names
+    ]
+    mask: Mask = np.array(good, np.bool_)[topics.indices.to_numpy()]
+    return mask
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        return bool(name.decode())
+    except UnicodeDecodeError:
+        return False
+
+
 def _is_blank(data: bytes, left: int) -> bool:
     if len(data) < BLANK.itemsize:
         return False
@@ -113,7 +132,7 @@ def _is_blank(data: bytes, left: int) -> bool:
     return int(blank["magic"]) == MAGIC_BLANK and int(blank["length"]) == left
 
 
-def _first(records: RecordView, good: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> RecordView:
+def _first(records: RecordView, good: Mask) -> RecordView:
     """The records before the first that is not good."""
     if good.all():
         return records
@@ -128,39 +147,54 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 
 
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """(topic, queue id, queue offsets int64 (k,), entries (k,)) of every queue in the chunk, in log order.
+    """(topic, queue id, queue offsets int64 (k,), entries (k,)) for every queue in the chunk, in log order.
 
-    Prepared and rolled-back records have no entry. In SCHEDULE_TOPIC_XXXX the tags code is the delivery time.
+    The queue offsets of one such piece are consecutive. Prepared and rolled-back records have no entry. In
+    SCHEDULE_TOPIC_XXXX the tags code is the delivery time. A record may stand in light queues besides its own.
     """
     records = chunk.records
     if not len(records):
         return
-    topics = records.slices(records.topic_starts, records.topic_lengths).cast(pa.string()).dictionary_encode()
-    topic_ids = topics.indices.to_numpy().astype(np.int64)
-    queue_ids = records.field("queue_id")
+    properties = PropertyColumns(records.properties)
+    topics = [name.decode("utf-8", "replace") for name in chunk.topics.dictionary.to_pylist()]
+    topic_ids = chunk.topics.indices.to_numpy().astype(np.int64)
+    queue_ids, queue_offsets = records.field("queue_id"), records.field("queue_offset")
     entries = np.empty(len(records), CQ_ENTRY)
     entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
-    entries["tags_code"] = _tags_codes(records, topics)
+    entries["tags_code"] = _tags_codes(records, properties, topic_ids, topics)
     transaction = records.field("sys_flag") & SYS_TRANSACTION_MASK
     rows = np.flatnonzero((transaction != SYS_TRANSACTION_PREPARED) & (transaction != SYS_TRANSACTION_ROLLBACK))
-    queue_offsets = records.field("queue_offset")
     order = rows[np.lexsort((rows, queue_ids[rows], topic_ids[rows]))]
-    cuts = np.flatnonzero(np.diff(topic_ids[order]) | np.diff(queue_ids[order])) + 1
+    same_queue = (np.diff(topic_ids[order]) == 0) & (np.diff(queue_ids[order]) == 0)
+    cuts = np.flatnonzero(~same_queue | (np.diff(queue_offsets[order]) != 1)) + 1
     for part in np.split(order, cuts):
         if len(part):
-            topic = topics.dictionary[int(topic_ids[part[0]])].as_py()
-            yield topic, int(queue_ids[part[0]]), queue_offsets[part], entries[part]
+            yield topics[topic_ids[part[0]]], int(queue_ids[part[0]]), queue_offsets[part], entries[part]
+    yield from _light_entries(properties, queue_ids, entries)
 
 
-def _tags_codes(records: RecordView, topics: pa.DictionaryArray) -> Ints:
-    properties = PropertyColumns(records.properties)
+def _light_entries(
+    properties: PropertyColumns, queue_ids: Ints, entries: Entries
+) -> Iterator[tuple[str, int, Ints, Entries]]:
+    """One piece for each record and light queue: `INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0."""
+    queues = properties.value(PROPERTY_LIGHT_QUEUES)
+    if queues.null_count == len(queues):
+        return
+    offsets = properties.value(PROPERTY_LIGHT_OFFSETS).to_pylist()
+    for row in np.flatnonzero(queues.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        names = queues[row].as_py().split(LIGHT_SEPARATOR)
+        for name, offset in zip(names, (offsets[row] or "").split(LIGHT_SEPARATOR), strict=False):
+            if offset.isdecimal() and "/" not in name:
+                queue_id = 0 if name.startswith(LIGHT_PREFIX) else int(queue_ids[row])
+                yield name, queue_id, np.array([int(offset)], np.int64), entries[row : row + 1]
+
+
+def _tags_codes(records: RecordView, properties: PropertyColumns, topic_ids: Ints, topics: list[str]) -> Ints:
     codes = java_hash(properties.value(PROPERTY_TAGS)).astype(np.int64)
-    scheduled = [index for index, topic in enumerate(topics.dictionary.to_pylist()) if topic == SCHEDULE_TOPIC]
-    if scheduled:
-        rows = np.flatnonzero(topics.indices.to_numpy() == scheduled[0])
+    if SCHEDULE_TOPIC in topics:
         levels = properties.value(PROPERTY_DELAY).to_pylist()
         times = records.field("store_timestamp")
-        for row in rows:
+        for row in np.flatnonzero(topic_ids == topics.index(SCHEDULE_TOPIC)):
             level = int(levels[row]) if levels[row] and levels[row].isdecimal() else 0
             if level > 0:
                 codes[row] = times[row] + SCHEDULE_DELAYS_MS[min(level, len(SCHEDULE_DELAYS_MS)) - 1]

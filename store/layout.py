@@ -20,6 +20,7 @@ TOPICS_FILE: Final = "config/topics.json"
 CONF_FILE: Final = "config/store.conf"
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
+CHECKPOINT_FILE: Final = "checkpoint"
 WATERMARK_FILE: Final = "watermark"
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
@@ -112,6 +113,10 @@ PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, and its offsets there
+PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+LIGHT_SEPARATOR: Final = ","
+LIGHT_PREFIX: Final = "%LMQ%"  # such a queue is number 0 of a topic of its own
 KEY_SEPARATOR: Final = " "
 
 
@@ -160,6 +165,18 @@ INDEX_ENTRY: Final = np.dtype(
 )
 INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
 INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
+
+# --- checkpoint (StoreCheckpoint) ------------------------------------------------------------------------
+
+CHECKPOINT: Final = np.dtype(
+    [
+        ("log_timestamp", ">i8"),  # ms, store time of the last record known to be on the device
+        ("queues_timestamp", ">i8"),  # ms, the same for queue entries
+        ("index_timestamp", ">i8"),  # ms, the same for full index files
+    ]
+)
+CHECKPOINT_FILE_BYTES: Final = 4096
+CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins that much earlier
 
 # --- watermark (this project's; RocketMQ ignores the file) ----------------------------------------------
 

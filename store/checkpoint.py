@@ -1,0 +1,40 @@
+"""RocketMQ's `checkpoint`: the store time up to which log and queues are on the device (StoreCheckpoint)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from store.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
+
+
+def read_checkpoint(root: Path) -> int | None:
+    """The time (ms) up to which every record and its queue entry is on the device; None when nothing says so."""
+    try:
+        data = (root / CHECKPOINT_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < CHECKPOINT.itemsize:
+        return None
+    fields = np.frombuffer(data, CHECKPOINT, 1)[0]
+    return min(int(fields["log_timestamp"]), int(fields["queues_timestamp"])) or None
+
+
+def create_checkpoint(root: Path) -> None:
+    """Make an empty one if there is none: later writes then need no space."""
+    path = root / CHECKPOINT_FILE
+    if not path.exists():
+        path.write_bytes(bytes(CHECKPOINT_FILE_BYTES))
+
+
+def write_checkpoint(root: Path, store_timestamp: int) -> None:
+    """Say that all records with an older store time (ms), and their queue entries, are on the device."""
+    fields = np.zeros(1, CHECKPOINT)
+    fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
+    fd = os.open(root / CHECKPOINT_FILE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, fields.tobytes(), 0)
+    finally:
+        os.close(fd)
