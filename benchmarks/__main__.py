@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import appending, filtering, processes, reading
+from benchmarks import appending, filtering, indexing, processes, reading
 
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
     "reading": lambda small: reading.main(2_000 if small else 2_000_000, 1 if small else 5),
     "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 1 if small else 3),
+    "indexing": lambda small: indexing.main(2_000 if small else 10_000_000, 20 if small else 2_000),
     "processes": lambda small: (
         processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)
     ),
