@@ -1,10 +1,13 @@
-"""The README's program, pasted into a file and run."""
+"""What the README and the files beside it say, tried."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from pyspark_mq.options import OPTION_NAMES
+from store import StoreConfig
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -19,3 +22,12 @@ def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == sorted(output.split())
+
+
+def test_the_options_table_names_every_option() -> None:
+    section = README.read_text("utf-8").split("| option | default | |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(OPTION_NAMES)
+
+
+def test_store_conf_states_the_defaults() -> None:
+    assert StoreConfig.load(README.parent / "conf" / "store.conf") == StoreConfig()
