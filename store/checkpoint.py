@@ -33,7 +33,7 @@ def write_checkpoint(root: Path, store_timestamp: int) -> None:
     """Say that all records with an older store time (ms), and their queue entries, are on the device."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
-    fd = os.open(root / CHECKPOINT_FILE, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(root / CHECKPOINT_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(fd, fields.tobytes(), 0)
     finally:

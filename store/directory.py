@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
+from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.errors import NotAStore
@@ -19,7 +19,8 @@ from store.layout import (
     TOPICS_FILE,
     WATERMARK_FILE,
 )
-from store.recovery import LogEnd
+from store.log_end import LogEnd, goes_on, usable_watermark
+from store.recovery import Evidence
 from store.watermark import Watermark
 
 _MARKS = (WATERMARK_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
@@ -83,39 +84,28 @@ class Directory:
         abort = self.root / ABORT_FILE
         if not abort.exists():
             abort.write_text(str(os.getpid()), "ascii")
+        create_checkpoint(self.root)
 
     def mark_closed(self) -> None:
         """The last writer leaves, and everything is complete."""
         (self.root / ABORT_FILE).unlink(missing_ok=True)
 
-    def needs_recovery(self) -> bool:
-        """True without a watermark (new, or a RocketMQ broker wrote here), or when the machine died since."""
-        with self._watermark() as watermark:
-            return watermark is None or not watermark.same_boot
-
-    def flushed_offset(self) -> int | None:
-        """The commit log offset up to which recovery can trust the device; None: nothing is known."""
-        with self._watermark() as watermark:
-            return None if watermark is None else watermark.flushed_offset
-
-    def watermark(self, log: CommitLog) -> Watermark | LogEnd:
-        """What tells a reader how far the log is published: our watermark, or the log itself."""
-        try:
-            return Watermark(self.root, writable=False)
-        except FileNotFoundError:
-            return LogEnd(self.root, log)
-
-    @contextmanager
-    def _watermark(self) -> Iterator[Watermark | None]:
+    def evidence(self, log: CommitLog) -> Evidence:
+        """What recovery goes by. Call under the store lock, before `mark_open`."""
+        abort = (self.root / ABORT_FILE).exists()
+        checkpoint = read_checkpoint(self.root) is not None
+        queues = any((self.root / CONSUME_QUEUE_DIR).glob("*/*/*"))
         try:
             watermark = Watermark(self.root, writable=False)
         except FileNotFoundError:
-            yield None
-            return
-        try:
-            yield watermark
-        finally:
-            watermark.close()
+            return Evidence(False, False, queues, abort, checkpoint)
+        with closing(watermark):
+            current = watermark.same_boot and not goes_on(log, watermark)
+            return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
+
+    def watermark(self, log: CommitLog) -> Watermark | LogEnd:
+        """What tells a reader how far the log is published: our watermark, or the log itself."""
+        return usable_watermark(self.root, log) or LogEnd(self.root, log)
 
     def _queue_file_size(self) -> int | None:
         folder = self.root / CONSUME_QUEUE_DIR

@@ -22,6 +22,7 @@ from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.directory import Directory
 from store.errors import (
+    CorruptStore,
     OffsetLost,
     OffsetNotYet,
     PutStatus,
@@ -33,11 +34,11 @@ from store.errors import (
 from store.filters import TagFilter, java_hash, java_hash_code
 from store.flusher import Flusher
 from store.getting import GetResult, get_message
-from store.layout import TOPICS_FILE
-from store.layout import PROPERTY_UNIQ_KEY
+from store.layout import PROPERTY_UNIQ_KEY, TOPICS_FILE
 from store.locks import StoreLock
+from store.log_end import LogEnd
 from store.message import Message, encode_messages, offset_msg_id
-from store.recovery import LogEnd, recover
+from store.recovery import Evidence, plan_for, recover
 from store.scan import scan_queue
 from store.segments import full_device
 from store.tables import MessageColumns, encode_columns
@@ -115,10 +116,10 @@ class MessageStore:
         try:
             with lock.exclusive():
                 alone = lock.join()
+                evidence = self._directory.evidence(self._log)
                 self._directory.save_configuration(self.config)
                 self._directory.mark_open()
-                if self._directory.needs_recovery():
-                    self._recover(alone)
+                self._recover(evidence, alone)
                 self._watermark = watermark = Watermark(self.path, writable=True)
         except BaseException:
             lock.close()
@@ -133,12 +134,20 @@ class MessageStore:
             self.config.flushIntervalCommitLog / 1000,
         )
 
-    def _recover(self, alone: bool) -> None:
+    def _recover(self, evidence: Evidence, alone: bool) -> None:
+        plan = plan_for(evidence)
+        if plan is None:
+            return
         if not alone:
             raise StoreLocked(
-                f"{self.path}: its watermark was deleted while other processes write here; close those first"
+                f"{self.path}: its watermark or its queues were deleted while other processes write here; close those"
             )
-        recover(self.path, self._log, self._queue, self._queues_on_disk, self._directory.flushed_offset())
+        try:
+            recover(self.path, self._log, self._queue, self._queues_on_disk, plan)
+        except CorruptStore:
+            if not evidence.abort:
+                self._directory.mark_closed()
+            raise
 
     # --- topics ----------------------------------------------------------------------------------------
 

@@ -1,41 +1,73 @@
-"""Where a log ends when no watermark of this boot says so, and making its queues agree with it."""
+"""What is true of a directory when no watermark of this boot says so: a decision table, and its execution.
+
+A recovery walks the log, checks every record as RocketMQ's does, and writes the queue entries that follow from it.
+The first bad record ends the log, unless everything up to some later point is known to be on the device: then it
+is damage, and an error, for what lies behind it must not be thrown away.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from contextlib import closing
+from enum import Enum, auto
 from pathlib import Path
+from typing import NamedTuple
 
+from store.checkpoint import read_checkpoint
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.dispatch import queue_entries, walk
-from store.layout import COMMIT_LOG_DIR
+from store.errors import CorruptRecord
+from store.layout import CHECKPOINT_MARGIN_MS
+from store.log_end import last_segment
 from store.watermark import Watermark
 
 
-class LogEnd:
-    """The end of the log of a directory without a watermark: a RocketMQ broker's, at rest or running.
+class Evidence(NamedTuple):
+    """What is found in a directory."""
 
-    Has the reading side of `Watermark`. The log is walked once from its last segment that begins with a record,
-    and from where it ended at every later look.
-    """
+    watermark: bool
+    current: bool  # it was made since the machine came up, and the log does not go on behind it
+    queues: bool  # there are queues, or the watermark says that there is nothing in them
+    abort: bool  # a writer, ours or RocketMQ, did not leave in good order
+    checkpoint: bool  # RocketMQ's has a time
 
-    def __init__(self, root: Path, log: CommitLog) -> None:
-        self.path = root / COMMIT_LOG_DIR
-        self._log = log
-        self._end: int | None = None
 
-    @property
-    def confirm_offset(self) -> int:
-        """Commit log offset (bytes) after the last whole record with a right CRC."""
-        if self._end is None:
-            self._end = _last_good_segment(self._log)
-        for chunk in walk(self._log, self._end):
-            self._end = chunk.end
-        return self._end
+class Point(Enum):
+    """A log offset."""
 
-    def close(self) -> None:
-        """Nothing is held."""
+    FIRST_BYTE = auto()
+    FLUSHED = auto()  # the watermark's flushed offset
+    LAST_SEGMENT = auto()  # the last one that begins with a record
+    CHECKPOINT = auto()  # the last one whose first record is 3 s older than the checkpoint, as in RocketMQ
+
+
+class Plan(NamedTuple):
+    """Walk the log from `begin`; below `trusted` all is on the device."""
+
+    begin: Point
+    trusted: Point
+
+
+Y, N, X = True, False, None  # yes, no, no matter
+CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
+    # watermark, current, queues, abort, checkpoint
+    ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
+    ((Y, N, Y, X, X), Plan(Point.FLUSHED, Point.FLUSHED)),  # the machine died, or a broker appended
+    ((Y, X, N, X, X), Plan(Point.FIRST_BYTE, Point.FLUSHED)),  # somebody deleted the queues
+    # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
+    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT)),
+    ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT)),
+    ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE)),
+]
+
+
+def plan_for(evidence: Evidence) -> Plan | None:
+    """The first case that matches; None when there is nothing to recover."""
+    for pattern, plan in CASES:
+        if all(wanted in (None, found) for wanted, found in zip(pattern, evidence, strict=True)):
+            return plan
+    raise AssertionError(f"CASES has none for {evidence}")
 
 
 def recover(
@@ -43,34 +75,59 @@ def recover(
     log: CommitLog,
     queue: Callable[[str, int], ConsumeQueue],
     existing_queues: Callable[[], list[tuple[str, int]]],
-    begin: int | None,
+    plan: Plan,
 ) -> None:
     """Make log and queues agree, and write a clean watermark. Call as the only writer.
 
-    begin: log offset up to which everything is known to be on the device; None walks the whole log. Records
-    from there on are checked as RocketMQ's abnormal recovery does; the first bad one ends the log. What lies
-    behind it is zeroed, in the queues too; entries that are missing before it are written again.
+    Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
+    end goes, in the log and in the queues. Raises `CorruptSegment`, and `CorruptRecord` before anything went.
     """
     starts = log.segments.check()
-    begin = (starts[0] if starts else 0) if begin is None else begin
-    for name in existing_queues():
-        queue(*name).truncate(queue(*name).tail(begin))
-    end, store_timestamp = begin, 0
+    first_byte, files_end = (starts[0], starts[-1] + log.segments.size) if starts else (0, 0)
+    begin, trusted = (_offset(point, root, log) for point in plan)
+    tails = {name: queue(*name).tail(begin) for name in existing_queues()}
+    written = dict(tails)
+    end, store_timestamp = begin, _last_timestamp(root)
     for chunk in walk(log, begin):
         end = chunk.end
         if len(chunk.records):
             store_timestamp = max(store_timestamp, int(chunk.records.field("store_timestamp").max()))
         for topic, queue_id, queue_offsets, entries in queue_entries(chunk):
-            queue(topic, queue_id).write_first(int(queue_offsets[0]), entries)
-    if starts:
-        log.segments.zero(end, starts[-1] + log.segments.size)
-    log.segments.flush(begin, end)
+            name, offset = (topic, queue_id), int(queue_offsets[0])
+            if offset > tails.get(name, 0) and begin > first_byte:  # entries before it are missing too
+                return recover(root, log, queue, existing_queues, Plan(Point.FIRST_BYTE, plan.trusted))
+            queue(*name).write_first(offset, entries)
+            written[name] = min(written.get(name, offset), offset)
+            tails[name] = offset + len(entries)
+    if end < trusted:
+        raise CorruptRecord(
+            f"{log.segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
+            "restore the segment from a copy, or read what is left with read_only=True"
+        )
+    log.segments.zero(end, files_end)
+    log.segments.flush(begin, files_end)
+    for name, tail in tails.items():
+        queue(*name).truncate(tail)
+        queue(*name).flush(written[name], tail)
     Watermark.create(root, end, store_timestamp)
+    return None
 
 
-def _last_good_segment(log: CommitLog) -> int:
-    starts = log.segments.check()
-    for start in reversed(starts):
-        if any(len(chunk.records) for chunk in islice(walk(log, start), 1)):
-            return start
-    return starts[0] if starts else 0
+def _offset(point: Point, root: Path, log: CommitLog) -> int:
+    first_byte = log.min_offset()
+    if point is Point.FLUSHED:
+        with closing(Watermark(root, writable=False)) as watermark:
+            return max(watermark.flushed_offset, first_byte)
+    if point is Point.LAST_SEGMENT:
+        return last_segment(log)
+    if point is Point.CHECKPOINT:
+        return last_segment(log, stored_by=(read_checkpoint(root) or 0) - CHECKPOINT_MARGIN_MS)
+    return first_byte
+
+
+def _last_timestamp(root: Path) -> int:
+    try:
+        with closing(Watermark(root, writable=False)) as watermark:
+            return watermark.store_timestamp
+    except FileNotFoundError:
+        return 0

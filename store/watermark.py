@@ -77,18 +77,21 @@ class Watermark:
 
     @staticmethod
     def create(root: Path, confirm_offset: int, store_timestamp: int = 0) -> None:
-        """Write a clean watermark at `confirm_offset`, atomically, in place of any other."""
+        """Write a clean watermark of this boot at `confirm_offset`; into the file that readers have mapped, if any."""
         fields = np.zeros(1, WATERMARK)
         fields["magic"], fields["version"] = WATERMARK_MAGIC, WATERMARK_VERSION
         fields["boot_id"] = current_boot_id()
         fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = confirm_offset
         fields["store_timestamp"] = store_timestamp
-        temporary = root / f"{WATERMARK_FILE}.tmp"
-        with temporary.open("wb") as file:
-            file.write(fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0"))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(root / WATERMARK_FILE)
+        path = root / WATERMARK_FILE
+        target = path if path.exists() else root / f"{WATERMARK_FILE}.tmp"
+        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(fd, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0"), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        target.replace(path)
 
     @property
     def confirm_offset(self) -> int:
