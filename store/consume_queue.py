@@ -6,24 +6,37 @@ all entries before the tail count, none after it does. So the tail is found by b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import CorruptSegment, OffsetLost
-from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
+from store.errors import OffsetLost
+from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, segment_name
 from store.segments import Segments
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
+IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
 
 class ConsumeQueue:
     """Entries of one queue, addressed by queue offset (an index, not a byte offset)."""
 
-    def __init__(self, root: Path, topic: str, queue_id: int, file_size: int, *, writable: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        *,
+        writable: bool,
+        is_message: IsMessage | None = None,
+    ) -> None:
+        """`is_message`: asked too whether an entry counts, where the confirm offset alone cannot tell."""
         self.topic = topic
         self.queue_id = queue_id
+        self._is_message = is_message
         self._segments = Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable)
         self.entries_per_file = file_size // CQ_ENTRY.itemsize
 
@@ -54,8 +67,7 @@ class ConsumeQueue:
         low, high = self.first(), tail
         while low < high:
             middle = (low + high) // 2
-            entry = self.entries(middle, middle + 1)[0]
-            if entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE:
+            if self._is_behind(middle, min_physical_offset):
                 low = middle + 1
             else:
                 high = middle
@@ -69,11 +81,7 @@ class ConsumeQueue:
         pieces = []
         while start < end:
             stop = min(end, (start // self.entries_per_file + 1) * self.entries_per_file)
-            length = (stop - start) * CQ_ENTRY.itemsize
-            data = self._segments.read(start * CQ_ENTRY.itemsize, length)
-            if len(data) != length:
-                raise CorruptSegment(f"{self._segments.directory}: entries {start} to {stop} are cut off")
-            pieces.append(data)
+            pieces.append(self._segments.read(start * CQ_ENTRY.itemsize, (stop - start) * CQ_ENTRY.itemsize))
             start = stop
         return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
@@ -101,15 +109,47 @@ class ConsumeQueue:
         if starts:
             self._segments.zero(tail * CQ_ENTRY.itemsize, starts[-1] + self._segments.size)
 
+    def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
+        """Delete files, never the last, whose last entry's record the log has no longer.
+
+        Returns the path of each and the bytes it took. Call as the only writer.
+        """
+        gone = []
+        for start in self._segments.starts()[:-1]:
+            end = start // CQ_ENTRY.itemsize + self.entries_per_file
+            last = self.entries(end - 1, end)[0]
+            if last["physical_offset"] >= min_physical_offset or last["size"] == 0:  # 0: an append died here
+                break
+            gone.append((str(self._segments.directory / segment_name(start)), self._segments.delete(start)))
+        return gone
+
     def flush(self, start: int, end: int) -> None:
         """Bring entries [start, end) to the device."""
         self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
+
+    def _is_behind(self, index: int, min_physical_offset: int) -> bool:
+        """Whether the log has no longer the record of entry `index`."""
+        try:
+            entry = self.entries(index, index + 1)[0]
+        except OffsetLost:
+            if self._is_deleted(index):
+                return True
+            raise
+        return bool(entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE)
+
+    def _is_deleted(self, index: int) -> bool:
+        """Whether entry `index`, which has no file, had one that retention took."""
+        return index < self.first()
 
     def _counts(self, index: int, confirm_offset: int) -> bool:
         try:
             data = self._segments.read(index * CQ_ENTRY.itemsize, CQ_ENTRY.itemsize)
         except OffsetLost:
-            return False
+            return self._is_deleted(index)
         entry = np.frombuffer(data, CQ_ENTRY)[0]
         offset, size = int(entry["physical_offset"]), int(entry["size"])
-        return size > 0 and (offset + size <= confirm_offset or (offset == 0 and size == CQ_PRE_BLANK_SIZE))
+        if offset == 0 and size == CQ_PRE_BLANK_SIZE:
+            return True
+        if size <= 0 or offset + size > confirm_offset:
+            return False
+        return self._is_message is None or self._is_message(self.topic, self.queue_id, index, offset, size)

@@ -4,6 +4,10 @@ Files are created at full length, sparse and zero filled, under another name and
 that exists has its length. Published log records are read through a mapping; everything that may be a hole
 (queue entries past the tail) is read with `pread`: a read fault in a hole needs a page, and on a full memory
 file system that is a SIGBUS instead of an error.
+
+Retention unlinks whole files: whoever has one open or mapped reads on, whoever comes later gets `OffsetLost`. A
+file that somebody cuts short while it is mapped is an error at the next look at it; nothing guards the pages of a
+look that is under way, so copy a live store, but do not truncate it.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _OPEN_FILES = 8
 _ZERO_BLOCK = 4096
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 # Data and length, without the times, where the system knows the difference.
@@ -54,17 +59,16 @@ class SegmentFile:
         self.size = size
         self._fd = -1
         self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-        length = os.fstat(self._fd).st_size
-        if length == 0:  # its creator died; `starts` passes over it too
+        if os.fstat(self._fd).st_size == 0:  # its creator died; `starts` passes over it too
             raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
-        if length != size:
-            raise CorruptSegment(
-                f"{path}: {length} bytes, but segments of this store have {size}; "
-                "restore the file from a copy, or move it away and run recovery"
-            )
+        self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
-        return os.pread(self._fd, length, position)
+        """`length` bytes, fewer at the file's end. Raises `CorruptSegment` where the file was cut short."""
+        data = os.pread(self._fd, length, position)
+        if len(data) < min(length, self.size - position):
+            self._check_length()
+        return data
 
     def write(self, position: int, data: memoryview) -> None:
         """Write all of `data`; raises `StoreFull`."""
@@ -73,13 +77,26 @@ class SegmentFile:
                 written = os.pwrite(self._fd, data, position)
                 data, position = data[written:], position + written
 
-    @cached_property
+    @property
     def mapped(self) -> Bytes:
-        """The whole file, shape (size,), read-only. Touch published bytes only."""
-        return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
+        """The whole file, shape (size,), read-only. Touch published bytes only. Raises `CorruptSegment`."""
+        self._check_length()  # pages behind a file's end kill the process that touches them
+        return self._mapping
 
     def flush(self) -> None:
         sync(self._fd)
+
+    @cached_property
+    def _mapping(self) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def _check_length(self) -> None:
+        length = os.fstat(self._fd).st_size
+        if length != self.size:
+            raise CorruptSegment(
+                f"{self.path}: {length} bytes, but segments of this store have {self.size}; "
+                "restore the file from a copy, or move it away and run recovery"
+            )
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -94,21 +111,43 @@ class Segments:
         self.size = size
         self._root = root
         self._writable = writable
+        self._first = 0
         self._opened = lru_cache(maxsize=_OPEN_FILES)(self._open)
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
 
-        Raises `CorruptSegment` for a wrong name or length, or for a gap between two files. An empty last
-        file is what a RocketMQ killed during creation leaves; it is passed over, as RocketMQ does.
+        Raises `CorruptSegment` for a wrong name or length. An empty last file is what a RocketMQ killed during
+        creation leaves; it is passed over, as RocketMQ does. So is one that retention deletes meanwhile. Files that
+        are gone are closed here: an open one keeps its space.
         """
         try:
             files = sorted((entry for entry in os.scandir(self.directory) if entry.is_file()), key=lambda e: e.name)
         except FileNotFoundError:
             return []
-        if files and files[-1].stat().st_size == 0:
-            files.pop()
-        return [self._checked_start(entry) for entry in files]
+        lengths = [_length(entry) for entry in files]
+        if lengths and lengths[-1] == 0:
+            lengths[-1] = None
+        starts = [
+            self._checked_start(entry, length)
+            for entry, length in zip(files, lengths, strict=True)
+            if length is not None
+        ]
+        if starts and starts[0] != self._first:
+            self._first = starts[0]
+            self._opened.cache_clear()
+        return starts
+
+    def delete(self, start: int) -> int:
+        """Unlink the segment that begins at `start`; returns the bytes it took on the device."""
+        path = self._path(start)
+        taken = path.stat().st_blocks * _BLOCK_BYTES
+        path.unlink()
+        return taken
+
+    def modified(self, start: int) -> float:
+        """When the segment that begins at `start` was last written, in seconds since 1970."""
+        return self._path(start).stat().st_mtime
 
     def check(self) -> list[int]:
         """`starts`, after making sure that no segment is missing between the first and the last."""
@@ -195,16 +234,16 @@ class Segments:
             if directory == self._root:
                 break
 
-    def _checked_start(self, entry: os.DirEntry[str]) -> int:
+    def _checked_start(self, entry: os.DirEntry[str], length: int) -> int:
         name = entry.name
         if len(name) != SEGMENT_NAME_DIGITS or not name.isascii() or not name.isdigit() or int(name) % self.size:
             raise CorruptSegment(
                 f"{entry.path}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} digits, a "
                 "multiple of that size); move the file out of the store"
             )
-        if entry.stat().st_size != self.size:
+        if length != self.size:
             raise CorruptSegment(
-                f"{entry.path}: {entry.stat().st_size} bytes, but segments of this store have {self.size}; "
+                f"{entry.path}: {length} bytes, but segments of this store have {self.size}; "
                 "restore the file from a copy"
             )
         return int(name)
@@ -216,6 +255,13 @@ class Segments:
             length = min(_ZERO_BLOCK, end - position)
             if file.read(position, length).strip(b"\0"):
                 file.write(position, zeros[:length])
+
+
+def _length(entry: os.DirEntry[str]) -> int | None:
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _sync_directory(directory: Path) -> None:

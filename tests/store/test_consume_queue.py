@@ -95,8 +95,45 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 10))
     os.truncate(tmp_path / "consumequeue/t/0" / segment_name(0), 50)
-    with pytest.raises(CorruptSegment, match=r"t/0: entries 0 to 10 are cut off"):
+    with pytest.raises(CorruptSegment, match=r"t/0/0+: 50 bytes, but segments of this store have 200; restore"):
         it.entries(0, 10)
+
+
+@pytest.mark.parametrize("known", [0, 3, 20, 27, 35])
+def test_a_tail_known_before_retention_took_its_file(tmp_path: Path, known: int) -> None:
+    it, other = queue(tmp_path), queue(tmp_path)
+    it.write(0, entries(0, 35))
+    assert other.tail(3500) == 35
+    gone = it.expire(2200)
+    assert [Path(path).name for path, _ in gone] == [segment_name(0), segment_name(PER_FILE * CQ_ENTRY.itemsize)]
+    for each in (it, other, queue(tmp_path)):
+        assert each.tail(3500, known) == 35
+        assert each.head(2200, 35) == 22
+        assert each.first() == 20
+        with pytest.raises(OffsetLost):
+            each.entries(19, 25)
+
+
+@pytest.mark.parametrize(
+    ("written", "min_offset", "first"),
+    [(30, 3000, 20), (31, 3100, 30), (35, 900, 0), (35, 901, 10), (35, 1900, 10), (35, 1901, 20), (5, 500, 0)],
+)
+def test_files_go_when_their_last_record_went_and_the_last_file_stays(
+    tmp_path: Path, written: int, min_offset: int, first: int
+) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, written))
+    it.expire(min_offset)
+    assert it.first() == first
+    assert it.tail(written * 100) == written
+
+
+def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 25))
+    it.truncate(5)
+    assert it.expire(1 << 40) == []
+    assert it.tail(500) == 5
 
 
 _STRADDLING = [index for index in range(3_000_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]

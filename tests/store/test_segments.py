@@ -139,3 +139,42 @@ def test_a_segment_in_use_outlives_its_deletion(tmp_path: Path) -> None:
     assert view.tobytes() == b"abc"
     with pytest.raises(OffsetLost):
         log.read(0, 1)
+
+
+def test_a_deleted_segment_is_read_to_the_end_by_who_has_it_and_lost_to_others(tmp_path: Path) -> None:
+    log, reader = segments(tmp_path), segments(tmp_path, writable=False)
+    log.write(0, b"a" * 100)
+    log.write(100, b"b" * 100)
+    assert reader.starts() == [0, 100]
+    view = reader.view(0, 100)
+    assert log.delete(0) > 0
+    assert view.tobytes() == reader.read(0, 100) == b"a" * 100
+    assert reader.starts() == log.starts() == [100]
+    for each in (log, reader):
+        with pytest.raises(OffsetLost):
+            each.read(0, 100)
+    assert view.tobytes() == b"a" * 100
+
+
+def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
+    """An open file keeps its space."""
+    log, reader = segments(tmp_path), segments(tmp_path, writable=False)
+    for start in (0, 100):
+        log.write(start, b"x")
+        assert reader.view(start, 1).tobytes() == b"x"
+    log.delete(0)
+    for each in (log, reader):
+        each.starts()
+    held = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()]
+    assert not [target for target in held if "(deleted)" in target and str(tmp_path) in target]
+
+
+def test_a_segment_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    """A touch of the missing pages would kill the process."""
+    log = segments(tmp_path, size=3 * 4096)
+    log.write(0, b"x" * 3 * 4096)
+    assert log.view(0, 3 * 4096)[-1] == ord("x")
+    os.truncate(tmp_path / "log" / segment_name(0), 4096)
+    for read in (log.view, log.read):
+        with pytest.raises(CorruptSegment, match=r"0+: 4096 bytes, but segments of this store have 12288; restore"):
+            read(4096, 10)
