@@ -3,6 +3,7 @@ query in another reads them with `format("mq")`; the query's totals must equal t
 
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -88,6 +89,7 @@ def quiet_spark(scratch: str) -> Iterator["SparkSession"]:
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from pyspark.sql import SparkSession
 
+    logging.disable(logging.ERROR)  # py4j logs a stack trace for each call that Ctrl-C cuts short
     # Workers run the Python that runs this, whichever "python3" comes first on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
