@@ -150,6 +150,6 @@ class ConsumeQueue:
         offset, size = int(entry["physical_offset"]), int(entry["size"])
         if offset == 0 and size == CQ_PRE_BLANK_SIZE:
             return True
-        if size <= 0 or offset + size > confirm_offset:
+        if offset < 0 or size <= 0 or offset + size > confirm_offset:
             return False
         return self._is_message is None or self._is_message(self.topic, self.queue_id, index, offset, size)

@@ -34,7 +34,7 @@ from store.record_view import Ints, Mask, RecordView
 from store.segments import Bytes
 
 _CHUNK_BYTES = 8 << 20
-_SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
+SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogC
 
 
 def _chunk(log: CommitLog, at: int, *, check_crc: bool) -> LogChunk:
-    wanted = int.from_bytes(_read(log, at, _SIZE_BYTES), "big", signed=True)  # 0 at an idle log's end
+    wanted = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)  # 0 at an idle log's end
     data = _read(log, at, max(wanted, _CHUNK_BYTES)) if wanted > 0 else b""
     positions, sizes, position = _hop(data)
     starts = np.array(positions, np.int64)

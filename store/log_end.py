@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from store.commit_log import CommitLog
-from store.dispatch import walk
+from store.dispatch import SIZE_BYTES, walk
 from store.errors import CorruptRecord, OffsetLost
 from store.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.message import decode_record
@@ -47,6 +47,8 @@ class LogEnd:
         if topic.startswith(LIGHT_PREFIX):  # its records name the queue they were sent to
             return True
         try:
+            if self._log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
+                return False
             record = decode_record(self._log.segments.read(physical_offset, size), topic, check_crc=False)
         except OffsetLost:  # deleted by retention: its time has been
             return True

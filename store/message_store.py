@@ -143,7 +143,7 @@ class MessageStore:
                 f"{self.path}: its watermark or its queues were deleted while other processes write here; close those"
             )
         try:
-            recover(self.path, self._log, self._queue, self._queues_on_disk, plan)
+            recover(self.path, self._log, self.config.mappedFileSizeConsumeQueue, self._queues_on_disk(), plan)
         except CorruptStore:
             if not evidence.abort:
                 self._directory.mark_closed()
@@ -402,7 +402,10 @@ class MessageStore:
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         size = self.config.mappedFileSizeConsumeQueue
-        return ConsumeQueue(self.path, topic, queue_id, size, writable=not self._read_only)
+        if not self._read_only:
+            return ConsumeQueue(self.path, topic, queue_id, size, writable=True)
+        is_message = self._watermark.is_message if isinstance(self._watermark, LogEnd) else None
+        return ConsumeQueue(self.path, topic, queue_id, size, writable=False, is_message=is_message)
 
     def _queues_on_disk(self) -> list[tuple[str, int]]:
         return [(topic, queue_id) for topic, ids in self._topics.on_disk().items() for queue_id in ids]

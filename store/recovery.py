@@ -7,9 +7,10 @@ is damage, and an error, for what lies behind it must not be thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import closing
 from enum import Enum, auto
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from store.consume_queue import ConsumeQueue
 from store.dispatch import queue_entries, walk
 from store.errors import CorruptRecord
 from store.layout import CHECKPOINT_MARGIN_MS
-from store.log_end import last_segment
+from store.log_end import LogEnd, last_segment
 from store.watermark import Watermark
 
 
@@ -73,8 +74,8 @@ def plan_for(evidence: Evidence) -> Plan | None:
 def recover(
     root: Path,
     log: CommitLog,
-    queue: Callable[[str, int], ConsumeQueue],
-    existing_queues: Callable[[], list[tuple[str, int]]],
+    queue_file_size: int,
+    existing_queues: Sequence[tuple[str, int]],
     plan: Plan,
 ) -> None:
     """Make log and queues agree, and write a clean watermark. Call as the only writer.
@@ -85,7 +86,13 @@ def recover(
     starts = log.segments.check()
     first_byte, files_end = (starts[0], starts[-1] + log.segments.size) if starts else (0, 0)
     begin, trusted = (_offset(point, root, log) for point in plan)
-    tails = {name: queue(*name).tail(begin) for name in existing_queues()}
+    is_message = LogEnd(root, log).is_message  # pages of a queue may be lost, and an entry with half of itself
+
+    @cache
+    def queue(topic: str, queue_id: int) -> ConsumeQueue:
+        return ConsumeQueue(root, topic, queue_id, queue_file_size, writable=True, is_message=is_message)
+
+    tails = {name: queue(*name).tail(begin) for name in existing_queues}
     written = dict(tails)
     end, store_timestamp = begin, _last_timestamp(root)
     for chunk in walk(log, begin):
@@ -95,7 +102,7 @@ def recover(
         for topic, queue_id, queue_offsets, entries in queue_entries(chunk):
             name, offset = (topic, queue_id), int(queue_offsets[0])
             if offset > tails.get(name, 0) and begin > first_byte:  # entries before it are missing too
-                return recover(root, log, queue, existing_queues, Plan(Point.FIRST_BYTE, plan.trusted))
+                return recover(root, log, queue_file_size, existing_queues, Plan(Point.FIRST_BYTE, plan.trusted))
             queue(*name).write_first(offset, entries)
             written[name] = min(written.get(name, offset), offset)
             tails[name] = offset + len(entries)
