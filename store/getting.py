@@ -10,9 +10,9 @@ import numpy as np
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
-from store.errors import OffsetLost
+from store.errors import CorruptRecord, OffsetLost
 from store.filters import TagFilter
-from store.layout import CQ_ENTRY
+from store.layout import CQ_ENTRY, LIGHT_PREFIX
 from store.message import StoredMessage, decode_record
 
 
@@ -92,7 +92,11 @@ def get_message(
         except OffsetLost:
             removed = True
             continue
-        message = decode_record(record, f"{queue.topic}, queue {queue.queue_id}, offset {offset + row}")
+        where = f"topic {queue.topic}, queue {queue.queue_id}, offset {offset + row} (commit log offset {physical})"
+        message = decode_record(record, where)
+        found = (message.topic, message.queue_id, message.queue_offset)
+        if found != (queue.topic, queue.queue_id, offset + row) and not queue.topic.startswith(LIGHT_PREFIX):
+            raise CorruptRecord(f"{where}: the log holds another message there; restore the segment from a copy")
         if message_filter.match(message.tags):
             messages.append(message)
             taken_bytes += size
