@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ from store.watermark import current_boot_id
 
 LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn
+# An idle task learns only by writing that Spark gave it up; the second write fails at the latest.
+_HEARTBEAT_SECONDS = 1.5
 _PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.python.udf.pipelined.enabled
 
 Woken = SimpleQueue[tuple[HeldRequest, Wake]]
@@ -96,7 +98,11 @@ class HeldReader:
             visited: set[Queue] = set()
             open_queues = len(reached)
             while open_queues:
-                request, why = woken.get()
+                try:
+                    request, why = woken.get(timeout=_HEARTBEAT_SECONDS)
+                except Empty:
+                    yield self._range_reader.nothing()
+                    continue
                 if why is Wake.STOPPED:
                     raise MqSourceError(f"{self._options.path}: waiting for messages failed, see the worker's log")
                 queue = Queue(*request.queue)

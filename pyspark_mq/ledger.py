@@ -5,6 +5,7 @@ its iterator does: one file, which appears complete and is never replaced. The f
 any other attempt at the task reads exactly the recorded ranges.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false}
+    <ledger>/<reader>/before                 the reader whose last batch this one goes on from
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyspark_mq.offsets import Positions, positions_from_json, to_json
 
 _NEXT = "next"
 _STARVED = "starved"
+_BEFORE = "before"  # a file that names the reader before
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class Ledger:
     def __str__(self) -> str:
         return str(self._directory)
 
-    def prepare(self, reader: str) -> None:
-        """Make room for a reader's records. Raises `LedgerError` where this cannot be written."""
+    def prepare(self, reader: str, before: str | None = None) -> None:
+        """Make room for the records of a reader that goes on from the last batch of reader `before`.
+
+        Raises `LedgerError` where this cannot be written.
+        """
+        folder = self._directory / reader
         try:
-            (self._directory / reader).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            if before is not None:
+                (folder / _BEFORE).write_text(before, "ascii")
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -109,8 +117,12 @@ class Ledger:
                 path.unlink(missing_ok=True)
 
     def forget(self, reader: str) -> None:
-        """Delete all records of a reader."""
-        shutil.rmtree(self._directory / reader, ignore_errors=True)
+        """Delete all records of a reader, and of those before it that were killed before they could do this."""
+        folder = self._directory / reader
+        before = folder / _BEFORE
+        if before.exists():
+            self.forget(before.read_text("ascii"))
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, name: TaskName) -> Path:
         return self._directory / name.reader / f"{name.epoch}-{name.task}.json"

@@ -44,6 +44,10 @@ class RangeReader:
         with MessageStore.open(self._options.path, create=False, read_only=True) as store:
             yield from self.scan(store, self.published(store, partition.value))
 
+    def nothing(self) -> pa.RecordBatch:
+        """A batch without rows."""
+        return pa.RecordBatch.from_pylist([], schema=self._arrow_schema)
+
     def scan(self, store: MessageStore, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
         """The messages of `wanted`, which all were published. Raises as `read`."""
         for batch in self._scan(store, wanted):

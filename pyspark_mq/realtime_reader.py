@@ -95,7 +95,8 @@ class RealTimeStreamReader(MqStreamReader):
             data_loss(self._options.fail_on_data_loss, str(loss))
         if not batch.begin:
             return None
-        self._ledger.prepare(self._reader_id)
+        if before is None or before.reader != self._reader_id:
+            self._ledger.prepare(self._reader_id, self._before)
         number = before.epoch + 1 if before is not None else 0
         tasks = pack(batch.begin, self._options.real_time_partitions or os.cpu_count() or 1)
         return EpochOffset(number, self._reader_id, tasks).to_json()

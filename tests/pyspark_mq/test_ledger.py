@@ -74,6 +74,18 @@ def test_old_records_are_forgotten(tmp_path: Path) -> None:
     assert ledger.find(TaskName("b", 8, 0)) == record(8)
 
 
+def test_readers_killed_before_they_could_forget_are_forgotten_too(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    before: str | None = None
+    for reader in ("a", "b", "c"):
+        ledger.prepare(reader, before)
+        ledger.record(TaskName(reader, 1, 0), record(1))
+        before = reader
+    ledger.prepare("other")
+    ledger.forget("c")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"next": 1, "starved": false}', b'{"next": {"orders": {"0": -1}}}']
 )

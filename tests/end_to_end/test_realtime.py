@@ -1,0 +1,224 @@
+"""Real-time queries as real processes: rows before the batch ends, and every message once whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from store import Message, MessageStore
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120.0  # for what has to happen; nothing waits for it to pass
+QUEUES = 2
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", QUEUES)
+        yield it
+
+
+class Query:
+    """The program realtime_query.py over one store, checkpoint and sink, run again and again."""
+
+    def __init__(self, directory: Path, sink: str = "parquet", select: tuple[str, ...] = ("queueId", "queueOffset")):
+        self.out, self.checkpoint = directory / "out", directory / "checkpoint"
+        self._given = {
+            "path": str(directory / "mq"),
+            "out": str(self.out),
+            "checkpoint": str(self.checkpoint),
+            "sink": sink,
+            "select": select,
+        }
+        self.process: subprocess.Popen[str] | None = None
+
+    @contextmanager
+    def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
+        """In real time, until the block ends or the process is killed."""
+        with self._program(options={"realTime": "true", "realTimePartitions": "2", **options}) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "started\n"
+                yield process
+            finally:
+                kill_tree(process.pid)
+
+    def drain(self) -> None:
+        """As micro-batches, to the end of what is there."""
+        with self._program(options={}, availableNow=True) as process:
+            assert process.wait(PATIENCE) == 0
+
+    def committed(self) -> int:
+        """How many batches Spark committed."""
+        folder = self.checkpoint / "commits"
+        return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
+
+    def rows(self) -> Counter[tuple[int, int]]:
+        """(queue id, queue offset) of what the sink's manifest lists."""
+        files: dict[str, bool] = {}
+        for manifest in sorted((self.out / "_spark_metadata").glob("[0-9]*")):
+            for line in manifest.read_text().splitlines()[1:]:
+                entry = json.loads(line)
+                files[entry["path"].removeprefix("file://")] = entry["action"] == "add"
+        tables = [pq.read_table(path) for path, there in files.items() if there]
+        return Counter(
+            pair for t in tables for pair in zip(t["queueId"].to_pylist(), t["queueOffset"].to_pylist(), strict=True)
+        )
+
+    def _program(self, **more: Any) -> subprocess.Popen[str]:
+        program = [sys.executable, str(Path(__file__).with_name("realtime_query.py"))]
+        log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
+        return subprocess.Popen(
+            [*program, json.dumps({**self._given, **more, "conf": {"spark.driver.extraJavaOptions": log4j}})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
+        )
+
+
+def put(store: MessageStore, count: int, body: bytes = b"x") -> None:
+    store.put_many([Message("orders", body, queue_id=n % QUEUES) for n in range(count)])
+
+
+@contextmanager
+def steadily_put(store: MessageStore) -> Iterator[None]:
+    """Two messages every 2 ms until the block ends."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(0.002):
+            put(store, QUEUES)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def everything(store: MessageStore) -> Counter[tuple[int, int]]:
+    return Counter((q, offset) for q in range(QUEUES) for offset in range(store.max_offset("orders", q)))
+
+
+def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> float:
+    """Wait for `condition`; returns how long it took."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, "it did not come about"
+        time.sleep(0.001)
+    return time.monotonic() - begin
+
+
+def tree(pid: int) -> list[int]:
+    """The live processes of the session that `pid` leads."""
+    pids = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if fields[0] != "Z" and int(fields[3]) == pid:
+                pids.append(int(entry.name))
+    return pids
+
+
+def kill_tree(pid: int) -> None:
+    for each in tree(pid):
+        try:
+            os.kill(each, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def java(pid: int) -> int:
+    """The JVM below `pid`: Spark's driver and, here, its executor."""
+    (found,) = (each for each in tree(pid) if Path(os.readlink(f"/proc/{each}/exe")).name == "java")
+    return found
+
+
+def holders(pid: int) -> list[int]:
+    """The processes below `pid` that wait for the store: they have an inotify instance."""
+    return [each for each in tree(pid) if any("inotify" in target for target in open_files(each))]
+
+
+def open_files(pid: int) -> list[str]:
+    targets = []
+    try:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            targets.append(os.readlink(descriptor))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass  # it ended
+    return targets
+
+
+def records(store: MessageStore) -> set[str]:
+    return {path.name for path in (Path(store.path) / "ledger").glob("*/*.json") if not path.name.startswith(".")}
+
+
+def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(store: MessageStore, tmp_path: Path) -> None:
+    query = Query(tmp_path, "text", ("cast(body as string)",))
+    with query.running(batchDuration="1h") as process:
+        until(lambda: len(holders(process.pid)) == 2)
+        put(store, QUEUES, b"arrived " * (1 << 15))  # more than what the sink's file keeps back
+
+        def written() -> bool:
+            return any(path.stat().st_size > 10_000 for path in query.out.glob("part-*.txt"))
+
+        until(written)
+        assert query.committed() == 0
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("stop\n")
+        process.stdin.flush()
+        assert float(process.stdout.readline()) < 1
+        assert until(lambda: not holders(process.pid)) < 5
+
+
+def test_a_killed_worker_is_replaced_and_nothing_comes_twice(store: MessageStore, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    with steadily_put(store), query.running(batchDuration="4s") as process:
+        until(lambda: len(holders(process.pid)) == 2)
+        os.kill(holders(process.pid)[0], signal.SIGKILL)
+        until(lambda: query.committed() >= 2)
+        assert process.poll() is None
+    query.drain()
+    assert query.rows() == everything(store)
+
+
+def test_a_killed_driver_loses_and_repeats_nothing(store: MessageStore, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    with steadily_put(store):
+        with query.running(batchDuration="2s") as process:  # killed in the middle of a held batch
+            until(lambda: query.committed() >= 1 and len(holders(process.pid)) == 2)
+            os.kill(java(process.pid), signal.SIGKILL)
+            assert until(lambda: not holders(process.pid)) < 5
+        with query.running(batchDuration="2s") as process:  # between a task's record and the commit
+            until(lambda: query.committed() >= 2)
+            before = records(store)
+            until(lambda: bool(records(store) - before))
+            committed = query.committed()
+            kill_tree(process.pid)
+            assert query.committed() == committed
+    query.drain()
+    assert query.rows() == everything(store)
