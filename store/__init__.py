@@ -27,11 +27,13 @@ from store.filters import FilterError, TagFilter
 from store.getting import GetResult, GetStatus
 from store.message import Message, StoredMessage
 from store.message_store import MessageStore, PutResult
+from store.retention import Cleaned
 
 __all__ = [
     "COLUMNS",
     "DEFAULT_COLUMNS",
     "AppendResult",
+    "Cleaned",
     "ConfigError",
     "CorruptRecord",
     "CorruptSegment",

@@ -21,8 +21,9 @@ FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 class StoreConfig:
     """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
 
-    Sizes are bytes, times ms. The two file sizes count for a new directory only; an existing one says them
-    itself. `brokerIP1` (IPv4) and `listenPort` make up the store host, and with it message ids.
+    Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes count for a new
+    directory only; an existing one says them itself. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
+    with it message ids.
     """
 
     mappedFileSizeCommitLog: int = 1 << 30
@@ -33,17 +34,26 @@ class StoreConfig:
     maxTransferCountOnMessageInMemory: int = 32
     maxTransferBytesOnMessageInMemory: int = 256 << 10
     maxFilterMessageSize: int = 16_000
+    fileReservedTime: int = 72
+    deleteWhen: str = "04"
+    deleteFileBatchMax: int = 10
+    diskMaxUsedSpaceRatio: int = 75
+    cleanFileForciblyEnable: bool = True
+    diskSpaceCleanForciblyRatio: int = 85
+    diskSpaceWarningLevelRatio: int = 90
     brokerIP1: str = "127.0.0.1"
     listenPort: int = 10_911
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for a value that cannot work."""
         for name, minimum in _MINIMA.items():
-            value = getattr(self, name)
-            if value < minimum or value > _MAX_INT:
-                raise ConfigError(f"{name}={value}: must lie between {minimum} and {_MAX_INT}")
+            value, maximum = getattr(self, name), _MAXIMA.get(name, _MAX_INT)
+            if value < minimum or value > maximum:
+                raise ConfigError(f"{name}={value}: must lie between {minimum} and {maximum}")
         if self.flushDiskType not in FLUSH_DISK_TYPES:
             raise ConfigError(f"flushDiskType={self.flushDiskType}: must be one of {', '.join(FLUSH_DISK_TYPES)}")
+        if not all(hour.isdecimal() and int(hour) < _HOURS for hour in self.deleteWhen.split(";")):
+            raise ConfigError(f"deleteWhen={self.deleteWhen}: must be hours from 00 to 23, such as 04 or 04;16")
         try:
             ipaddress.IPv4Address(self.brokerIP1)
         except ValueError as error:
@@ -56,6 +66,11 @@ class StoreConfig:
     def store_host(self) -> tuple[bytes, int]:
         """IPv4 bytes and port of the host that records name as their store."""
         return ipaddress.IPv4Address(self.brokerIP1).packed, self.listenPort
+
+    @property
+    def delete_hours(self) -> set[int]:
+        """The hours of the day (local time) at which old segments are deleted."""
+        return {int(hour) for hour in self.deleteWhen.split(";")}
 
     @property
     def sync_flush(self) -> bool:
@@ -72,7 +87,7 @@ class StoreConfig:
 
     def text(self) -> str:
         """The configuration as a `store.conf`."""
-        return "".join(f"{field.name}={getattr(self, field.name)}\n" for field in fields(self))
+        return "".join(f"{field.name}={_text(getattr(self, field.name))}\n" for field in fields(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> StoreConfig:
@@ -89,13 +104,25 @@ class StoreConfig:
             if key not in _PARSERS:
                 near = get_close_matches(key, _PARSERS, 1)
                 raise ConfigError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            parse, kind = _PARSERS[key]
             try:
-                values[key] = _PARSERS[key](value)
+                values[key] = parse(value)
             except ValueError as error:
-                raise ConfigError(f"{where}: {key}={value!r} is not a number") from error
+                raise ConfigError(f"{where}: {key}={value!r} is not {kind}") from error
         return StoreConfig(**values)
 
 
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+_HOURS = 24
 _MAX_INT = (1 << 31) - 1  # RocketMQ's file sizes and positions are Java ints
 _MINIMA = {
     "mappedFileSizeCommitLog": 256,
@@ -105,8 +132,18 @@ _MINIMA = {
     "maxTransferCountOnMessageInMemory": 1,
     "maxTransferBytesOnMessageInMemory": 1,
     "maxFilterMessageSize": CQ_ENTRY.itemsize,
+    "fileReservedTime": 0,
+    "deleteFileBatchMax": 1,
+    "diskMaxUsedSpaceRatio": 10,
+    "diskSpaceCleanForciblyRatio": 30,
+    "diskSpaceWarningLevelRatio": 35,
     "listenPort": 0,
 }
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    field.name: int if isinstance(field.default, int) else str for field in fields(StoreConfig)
+# At the low end as in RocketMQ, which caps them at 95, 85 and 90; here 100 switches one off.
+_MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")}
+_KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (_boolean, "true or false"),
+    int: (int, "a number"),
+    str: (str, "text"),
 }
+_PARSERS = {field.name: _KINDS[type(field.default)] for field in fields(StoreConfig)}

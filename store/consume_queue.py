@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.errors import OffsetLost
-from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, segment_name
+from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.segments import Segments
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
@@ -120,7 +120,7 @@ class ConsumeQueue:
             last = self.entries(end - 1, end)[0]
             if last["physical_offset"] >= min_physical_offset or last["size"] == 0:  # 0: an append died here
                 break
-            gone.append((str(self._segments.directory / segment_name(start)), self._segments.delete(start)))
+            gone.append((str(self._segments.path(start)), self._segments.delete(start)))
         return gone
 
     def flush(self, start: int, end: int) -> None:

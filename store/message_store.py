@@ -39,6 +39,7 @@ from store.locks import StoreLock
 from store.log_end import LogEnd
 from store.message import Message, encode_messages, offset_msg_id
 from store.recovery import Evidence, plan_for, recover
+from store.retention import Cleaned, Retention, refuse_when_full
 from store.scan import scan_queue
 from store.segments import full_device
 from store.tables import MessageColumns, encode_columns
@@ -177,6 +178,7 @@ class MessageStore:
         self._writing()
         if not messages:
             return []
+        refuse_when_full(self.path, self.config)
         records = encode_messages(
             messages,
             [self._choose_queue(message) for message in messages],
@@ -215,6 +217,7 @@ class MessageStore:
         self._writing()
         results = []
         for messages in MessageColumns.split(table, _APPEND_BYTES):
+            refuse_when_full(self.path, self.config)
             records = encode_columns(
                 topic,
                 messages,
@@ -279,8 +282,11 @@ class MessageStore:
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """`min_offset` and `max_offset` at one moment."""
         queue = self._checked_queue(topic, queue_id)
-        tail = queue.tail(self.confirm_offset)
-        return queue.head(self._log.min_offset(), tail), tail
+        while True:
+            tail = queue.tail(self.confirm_offset)
+            head = queue.head(self._log.min_offset(), tail)
+            if head <= tail:  # or else retention was faster than this
+                return head, tail
 
     def get_message(
         self,
@@ -364,6 +370,28 @@ class MessageStore:
         watch = Watch(notified=isinstance(self._watermark, Watermark))
         watch.add(self._watermark.path)
         return watch
+
+    # --- deleting --------------------------------------------------------------------------------------
+
+    def clean(
+        self,
+        now: float | None = None,
+        *,
+        asked: bool = False,
+        forced: bool = False,
+        dry_run: bool = False,
+        config: StoreConfig | None = None,
+    ) -> Cleaned:
+        """Delete old messages, as RocketMQ's broker does: one step, to be called every now and then.
+
+        now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
+        say what would go. config: whose settings count instead of the store's own. Raises `ReadOnlyStore`.
+        """
+        retention = Retention(self.path, config or self.config, self._log, self._queue, self._queues_on_disk)
+        if dry_run:
+            return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
+        with self._writing().exclusive():
+            return retention.clean(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
 
     # --- closing ---------------------------------------------------------------------------------------
 

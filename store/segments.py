@@ -140,14 +140,17 @@ class Segments:
 
     def delete(self, start: int) -> int:
         """Unlink the segment that begins at `start`; returns the bytes it took on the device."""
-        path = self._path(start)
-        taken = path.stat().st_blocks * _BLOCK_BYTES
-        path.unlink()
+        taken = self.taken(start)
+        self.path(start).unlink()
         return taken
+
+    def taken(self, start: int) -> int:
+        """The bytes that the segment that begins at `start` takes on the device: it is sparse."""
+        return self.path(start).stat().st_blocks * _BLOCK_BYTES
 
     def modified(self, start: int) -> float:
         """When the segment that begins at `start` was last written, in seconds since 1970."""
-        return self._path(start).stat().st_mtime
+        return self.path(start).stat().st_mtime
 
     def check(self) -> list[int]:
         """`starts`, after making sure that no segment is missing between the first and the last."""
@@ -163,7 +166,7 @@ class Segments:
     def exists(self, offset: int) -> bool:
         """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
         try:
-            return self._path(self._start(offset)).stat().st_size > 0
+            return self.path(self._start(offset)).stat().st_size > 0
         except FileNotFoundError:
             return False
 
@@ -207,15 +210,16 @@ class Segments:
     def _start(self, offset: int) -> int:
         return offset - offset % self.size
 
-    def _path(self, start: int) -> Path:
+    def path(self, start: int) -> Path:
+        """The file of the segment that begins at `start`."""
         return self.directory / segment_name(start)
 
     def _open(self, start: int) -> SegmentFile:
         try:
-            return SegmentFile(self._path(start), self.size, writable=self._writable)
+            return SegmentFile(self.path(start), self.size, writable=self._writable)
         except FileNotFoundError as error:
             raise OffsetLost(
-                f"{self._path(start)}: no such segment; bytes {start} to {start + self.size} were deleted by "
+                f"{self.path(start)}: no such segment; bytes {start} to {start + self.size} were deleted by "
                 "retention, or the file was lost: then restore it from a copy"
             ) from error
 
@@ -223,12 +227,12 @@ class Segments:
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
-        with full_device(self._path(start)):
+        with full_device(self.path(start)):
             self.directory.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 file.truncate(self.size)
                 os.fsync(file.fileno())
-            temporary.rename(self._path(start))
+            temporary.rename(self.path(start))
         for directory in (self.directory, *self.directory.parents):
             _sync_directory(directory)
             if directory == self._root:

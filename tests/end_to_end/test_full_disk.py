@@ -6,15 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from time import mktime
 
+import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreFull
+from store.retention import Reason
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
 PAGE = 4096
-SIZES = StoreConfig(mappedFileSizeCommitLog=8 * PAGE, mappedFileSizeConsumeQueue=400, flushIntervalCommitLog=60_000)
+SIZES = StoreConfig(
+    mappedFileSizeCommitLog=8 * PAGE,
+    mappedFileSizeConsumeQueue=400,
+    flushIntervalCommitLog=60_000,
+    diskSpaceWarningLevelRatio=100,  # or nothing would be tried
+)
 
 
 @pytest.fixture
@@ -92,3 +101,33 @@ def test_creating_things_on_a_full_device(device: Path) -> None:
         ballast.unlink()
         store.create_topic("other" * 20, 1000)
     MessageStore.open(device / "another", config=SIZES).close()
+
+
+def test_above_the_warning_level_messages_are_refused(device: Path) -> None:
+    with MessageStore.open(device / "mq", config=replace(SIZES, diskSpaceWarningLevelRatio=90)) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"old"))
+        confirm = store.confirm_offset
+        ballast = fill(device, 18)
+        for put in (
+            lambda: store.put(Message("t", b"x")),
+            lambda: store.append_table("t", pa.table({"body": [b"x"]})),
+        ):
+            with pytest.raises(StoreFull, match=r"the disk is 9\d% full, more than diskSpaceWarningLevelRatio=90;"):
+                put()
+        assert store.confirm_offset == confirm
+        assert bodies(store, "t") == {(0, 0): b"old"}
+        ballast.unlink()
+        assert store.put(Message("t", b"x")).queue_offset == 1
+
+
+def test_a_full_disk_is_cleaned_at_any_hour_whatever_the_age(device: Path) -> None:
+    config = replace(SIZES, deleteFileBatchMax=2)
+    with MessageStore.open(device / "mq", config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(3000)) for _ in range(40)])
+        ballast = fill(device, 20)
+        done = store.clean()
+        assert (done.reason, len(done.log), done.taken) == (Reason.DISK_FULL, 2, (2 * 8 + 1) * PAGE)
+        ballast.unlink()
+        assert store.clean(now=mktime((2030, 1, 1, 12, 0, 0, 0, 0, -1))).reason is Reason.NOT_NOW

@@ -17,7 +17,7 @@ def test_rocketmqs_defaults() -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    config = StoreConfig(mappedFileSizeCommitLog=4096, flushDiskType="SYNC_FLUSH", brokerIP1="10.1.2.3")
+    config = StoreConfig(mappedFileSizeCommitLog=4096, flushDiskType="SYNC_FLUSH", cleanFileForciblyEnable=False)
     path = tmp_path / "store.conf"
     path.write_text(config.text())
     assert StoreConfig.load(path) == StoreConfig.load(str(path)) == config
@@ -43,6 +43,10 @@ def test_the_queue_file_size_is_rounded_up_to_whole_entries() -> None:
         ("listenPort=-1", r"listenPort=-1: must lie between 0 and 2147483647"),
         ("mappedFileSizeCommitLog=2147483648", r"mappedFileSizeCommitLog=2147483648: must lie between"),
         ("flushDiskType=NO", r"flushDiskType=NO: must be one of ASYNC_FLUSH, SYNC_FLUSH"),
+        ("deleteWhen=24", r"deleteWhen=24: must be hours from 00 to 23, such as 04 or 04;16"),
+        ("deleteWhen=4am", r"deleteWhen=4am: must be hours"),
+        ("diskSpaceWarningLevelRatio=101", r"diskSpaceWarningLevelRatio=101: must lie between 35 and 100"),
+        ("cleanFileForciblyEnable=yes", r"line 2: cleanFileForciblyEnable='yes' is not true or false"),
         ("brokerIP1=localhost", r"brokerIP1=localhost: must be an IPv4 address such as"),
     ],
 )
@@ -55,6 +59,11 @@ def test_what_is_not_understood(tmp_path: Path, line: str, message: str) -> None
 
 def test_every_number_has_a_minimum() -> None:
     for field in fields(StoreConfig):
-        if isinstance(field.default, int) and field.name != "listenPort":
+        if type(field.default) is int and field.name not in ("listenPort", "fileReservedTime"):
             with pytest.raises(ConfigError, match=f"{field.name}=0: must lie between"):
                 StoreConfig(**{field.name: 0})
+
+
+def test_the_hours_at_which_segments_go() -> None:
+    assert StoreConfig().delete_hours == {4}
+    assert StoreConfig(deleteWhen="04;16;23").delete_hours == {4, 16, 23}
