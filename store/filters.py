@@ -49,7 +49,10 @@ class TagFilter:
         """Mask, shape of `tags_codes`: True where the queue entry may match (hashes can collide)."""
         if self.tags is None:
             return np.ones(len(tags_codes), np.bool_)
-        return np.isin(tags_codes, [java_hash_code(tag) for tag in self.tags])
+        # Delivery times and addresses of queue extensions are no hashes: there the tag itself decides.
+        matches: npt.NDArray[np.bool_] = np.isin(tags_codes, [java_hash_code(tag) for tag in self.tags])
+        matches |= tags_codes != tags_codes.astype(np.int32)
+        return matches
 
     def match_tags(self, tags: pa.StringArray) -> pa.BooleanArray:
         """Mask, length of `tags`: True where the tag itself matches; without a tag nothing matches."""

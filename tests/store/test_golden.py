@@ -21,3 +21,15 @@ def test_reads_what_rocketmq_reads(name: str, read: seen.Reader, request: pytest
         request.applymarker(pytest.mark.xfail(reason=LIGHT_QUEUES, strict=True))
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         seen.assert_same(read(store), seen.golden(GOLDEN / f"{name}.jsonl"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finds_tags(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "multi-dispatch-5.3":
+        request.applymarker(pytest.mark.xfail(reason=LIGHT_QUEUES, strict=True))
+    with MessageStore.open(GOLDEN / name, read_only=True) as store:
+        for (topic, queue_id), queue in seen.golden(GOLDEN / f"{name}.jsonl").items():
+            for tag in {row["tags"] for row in queue.rows if row["tags"]}:
+                batches = store.scan(topic, queue_id, queue.minimum, queue.maximum, columns=("queueOffset",), tags=tag)
+                found = [offset for batch in batches for offset in batch["queueOffset"].to_pylist()]
+                assert found == [row["queueOffset"] for row in queue.rows if row["tags"] == tag]
