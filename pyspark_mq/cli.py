@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from pyspark_mq.tail import body_line, follow, json_line
 from store import MessageStore, StoreError
 from store.layout import COMMIT_LOG_DIR
+from store.retention import Reason
 
 CHUNK_BYTES = 1 << 20
 SIZES_AT_ONCE = 1_000_000
@@ -217,6 +219,31 @@ def stats(store: str) -> None:
                 )
         click.echo(aligned(rows))
         click.echo(f"\nlog: {opened.confirm_offset:,} bytes published, {log_files(store)}")
+
+
+@main.command()
+@STORE
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--reserved-hours", type=click.IntRange(0), help="Keep what is younger (default: fileReservedTime).")
+@click.option("--force", is_flag=True, help="Delete all but the last segment of the log, whatever its age.")
+def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) -> None:
+    """Delete old messages of STORE: segments of its log, and the queue files that pointed into them.
+
+    A segment goes when it was last written more than fileReservedTime hours ago (72 by default); the last one stays.
+    When the disk is fuller than diskSpaceCleanForciblyRatio the deleteFileBatchMax oldest go, whatever their age.
+    """
+    with MessageStore.open(store, create=False, read_only=dry_run) as opened:
+        config = opened.config if reserved_hours is None else replace(opened.config, fileReservedTime=reserved_hours)
+        step = opened.clean(asked=True, forced=force, dry_run=True, config=config)
+        if step.reason is not Reason.DISK_FULL:  # there a step has to end: what readers hold open frees no space yet
+            config = replace(config, deleteFileBatchMax=max(1, len(os.listdir(Path(store, COMMIT_LOG_DIR)))))
+        step = opened.clean(asked=True, forced=force, dry_run=dry_run, config=config)
+    for path in (*step.log, *step.queues):
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {path}")
+    click.echo(
+        f"{len(step.log)} log segments and {len(step.queues)} queue files, {step.taken:,} bytes\n"
+        f"The disk is {step.used_percent}% full; {step.reason.value}"
+    )
 
 
 def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from store import MessageStore
+from store import Message, MessageStore, StoreConfig
 
 SCRIPT = Path(sys.executable).with_name("pyspark-mq")
 TIMEOUT_SECONDS = 60
@@ -169,6 +169,33 @@ def test_stats_counts_messages_and_bytes(path: Path) -> None:
     assert lines[-1][4:8] == ["1", "segments", "of", "1,048,576"]
 
 
+def test_clean_deletes_old_segments(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with MessageStore.open(
+        path, config=StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=100)
+    ) as store:
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", bytes(1000)) for _ in range(36)])
+    segments = sorted((path / "commitlog").iterdir())
+    for segment in segments[:6]:
+        os.utime(segment, (0, 0))
+
+    assert succeed("clean", path, "--reserved-hours", 1000000).startswith("0 log segments and 0 queue files, 0 bytes")
+    would = succeed("clean", path, "--dry-run")
+    assert would.splitlines()[:6] == [f"would delete {segment}" for segment in segments[:6]]
+    assert sorted((path / "commitlog").iterdir()) == segments
+    lines = succeed("clean", path).splitlines()
+    assert lines[:6] == [f"deleted {segment}" for segment in segments[:6]]
+    assert [line.split("/")[-2] for line in lines[6:9]] == ["0", "0", "0"]
+    assert lines[9].startswith("6 log segments and 3 queue files, ")
+    assert sorted((path / "commitlog").iterdir()) == segments[6:]
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.offsets("orders", 0) == (18, 36)
+
+    assert "5 log segments" in succeed("clean", path, "--force")
+    assert sorted((path / "commitlog").iterdir()) == segments[11:]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -180,6 +207,8 @@ def test_stats_counts_messages_and_bytes(path: Path) -> None:
         (("tail", "{other}", "orders"), "{other}"),
         (("stats", "{other}"), "{other}"),
         (("topic", "list", "{other}"), "{other}"),
+        (("clean", "{other}"), "{other}"),
+        (("clean", "{other}", "--dry-run"), "{other}"),
         (("topic", "create", "{path}", "a topic"), "a topic"),
     ],
 )
