@@ -76,7 +76,10 @@ def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.Data
     except pa.ArrowInvalid as error:
         raise AssertionError("an error of Arrow's, not ours") from error
     else:
-        assert rows_found == one_by_one(bytes(changed), physical, sizes, 500)
+        expected = one_by_one(bytes(changed), physical, sizes, 500)
+        for row in rows_found + expected:  # no CRC covers them, and few of 64 bits of ms fit 64 bits of us
+            del row["bornTimestamp"], row["storeTimestamp"]
+        assert rows_found == expected
 
 
 @given(

@@ -1,0 +1,105 @@
+"""What an append leaves behind when it does not come to its end, and who may see what of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.watermark import Watermark
+from tests.end_to_end.test_kill import bodies, check_log
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", f"{n}".encode(), queue_id=n % 2) for n in range(10)])
+    return tmp_path
+
+
+def dead_append(path: Path, *, announced: int) -> None:
+    """Bytes as a writer leaves them that died after it announced `announced` bytes and wrote records and entries."""
+    with MessageStore.open(path) as other:
+        before = other.confirm_offset
+        other.put_many([Message("t", b"dead" * 20, queue_id=n % 2) for n in range(announced // 500)])
+        after = other.confirm_offset
+    watermark = Watermark(path, writable=True)
+    watermark.announce(max(after, before + announced), watermark.store_timestamp)
+    watermark.publish(before)
+
+
+@pytest.mark.parametrize("announced", [1, 600, 5000, 20_000])
+def test_the_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+        dead_append(path, announced=announced)
+        assert bodies(reader) == before
+        with MessageStore.open(path) as store:
+            assert bodies(store) == before
+            for n in range(10, 60):  # grows over everything that the dead one wrote
+                store.put(Message("t", f"{n}".encode(), queue_id=n % 2))
+        after = bodies(reader)
+    assert after == {(n % 2, n // 2): f"{n}".encode() for n in range(60)}
+    check_log(path, 60)
+
+
+def test_closing_undoes_it_too(path: Path) -> None:
+    """So that RocketMQ, which does not know the watermark, finds nothing of it."""
+    dead_append(path, announced=5000)
+    MessageStore.open(path).close()
+    check_log(path, 10)
+    assert not (path / "abort").exists()
+
+
+def test_two_stores_in_turns_keep_their_offsets_dense(path: Path) -> None:
+    with MessageStore.open(path) as one, MessageStore.open(path) as two:
+        for n in range(10, 100):
+            result = (one, two)[n % 3 == 0].put(Message("t", f"{n}".encode(), queue_id=n % 2))
+            assert result.queue_offset == n // 2
+    check_log(path, 100)
+
+
+def test_many_threads_on_one_store(path: Path) -> None:
+    def work(name: int) -> None:
+        for n in range(30):
+            store.put(Message("t", f"{name}-{n}".encode()))
+            store.append_table("t", pa.table({"body": [f"{name}+{n}"] * 2}))
+
+    with MessageStore.open(path) as store:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = sorted(bodies(store).values())
+    expected = [f"{n}" for n in range(10)]
+    expected += [body for name in range(4) for n in range(30) for body in (f"{name}-{n}", *[f"{name}+{n}"] * 2)]
+    assert found == sorted(body.encode() for body in expected)
+    check_log(path, len(expected))
+
+
+def test_store_timestamps_never_step_back(path: Path) -> None:
+    """Whatever the clock does: it is ahead by an hour here, and then right again."""
+    with MessageStore.open(path) as store:
+        watermark = Watermark(path, writable=True)
+        ahead = watermark.store_timestamp + 3_600_000
+        watermark.announce(store.confirm_offset, ahead)
+        offset = store.put(Message("t", b"", queue_id=0)).queue_offset
+        assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
+
+
+def test_a_table_of_many_pieces_is_one_sequence(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 3)
+        table = pa.table({"body": pa.array([n.to_bytes(4, "big") * 2500 for n in range(8000)], pa.binary())})
+        result = store.append_table("t", table)  # 80 MB: three appends
+        assert result.queue_ids.tolist() == [n % 3 for n in range(8000)]
+        assert result.queue_offsets.tolist() == [n // 3 for n in range(8000)]
+        (batch,) = store.scan("t", 1, 2000, 2001, columns=("body",))
+        assert batch["body"][0].as_py() == (6001).to_bytes(4, "big") * 2500

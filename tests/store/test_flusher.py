@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.checkpoint import read_checkpoint
+from store.watermark import Watermark
+
+SMALL = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
+
+
+def flushed(path: Path) -> int:
+    return Watermark(path, writable=False).flushed_offset
+
+
+def test_nothing_is_flushed_before_its_time(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic("t", 2)
+        store.put(Message("t", b"x"))
+        assert flushed(tmp_path) == 0
+        store.flush()
+        assert flushed(tmp_path) == store.confirm_offset
+        store.put(Message("t", b"x"))
+        assert flushed(tmp_path) < store.confirm_offset
+        confirm = store.confirm_offset
+    assert flushed(tmp_path) == confirm, "closing flushes"
+
+
+def test_the_background_catches_up(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=1)) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes(500)) for _ in range(20)])
+        deadline = time.monotonic() + 30
+        while flushed(tmp_path) < store.confirm_offset and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert flushed(tmp_path) == store.confirm_offset
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_another_process_messages_are_flushed_as_well(tmp_path: Path, flush: str) -> None:
+    config = StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000, flushDiskType=flush)
+    with MessageStore.open(tmp_path, config=config) as one, MessageStore.open(tmp_path, config=config) as two:
+        one.create_topic("t", 2)
+        for n in range(30):
+            (one, two)[n % 2].put(Message("t", bytes(200)))
+        two.flush()
+        assert flushed(tmp_path) == one.confirm_offset
+
+
+def test_the_checkpoint_follows(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic("t", 1)
+        assert read_checkpoint(tmp_path) is None
+        store.put(Message("t", b"x"))
+        store.flush()
+        assert read_checkpoint(tmp_path) == store.get_message("g", "t", 0, 0).messages[0].store_timestamp
