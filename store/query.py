@@ -1,0 +1,144 @@
+"""Finding messages without their queue offset: by key, by id, by time (RocketMQ's queries of its admin tools)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import Enum
+
+import numpy as np
+
+from store.commit_log import CommitLog
+from store.consume_queue import ConsumeQueue
+from store.errors import CorruptRecord, OffsetLost, OffsetNotYet, StoreError
+from store.index import END_OF_TIME, Index
+from store.layout import (
+    IPV4_BYTES,
+    IPV6_BYTES,
+    KEY_SEPARATOR,
+    MIN_RECORD_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    RECORD_HEADERS,
+    SYS_BORN_HOST_V6,
+    field_offset,
+)
+from store.message import StoredMessage, decode_record
+
+_ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
+_ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
+
+
+class InvalidMessageId(StoreError):
+    """A text that is no offsetMsgId."""
+
+
+class Boundary(Enum):
+    """Which message a time means: LOWER the first stored at it or after, UPPER the last stored at it or before."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
+
+def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
+    """The message whose record begins at this offset of the log.
+
+    Raises `OffsetNotYet` beyond the confirm offset, `OffsetLost` where the segment is gone, `CorruptRecord` where
+    no record begins.
+    """
+    where = f"commit log offset {physical_offset}"
+    if not 0 <= physical_offset <= confirm_offset - MIN_RECORD_BYTES:
+        raise OffsetNotYet(f"{where}: messages are published up to {confirm_offset} only")
+    width = RECORD_HEADER["total_size"].itemsize
+    limit = min(log.next_segment(physical_offset), confirm_offset) - physical_offset
+    size = int.from_bytes(log.segments.read(physical_offset, min(width, limit)), "big", signed=True)
+    if not MIN_RECORD_BYTES <= size <= limit:
+        raise CorruptRecord(f"{where}: no record begins here; take the offset from a message or its id")
+    message = decode_record(log.segments.read(physical_offset, size), where)
+    if message.physical_offset != physical_offset:
+        raise CorruptRecord(f"{where}: this record names offset {message.physical_offset}; restore the segment")
+    return message
+
+
+def offset_of_id(offset_msg_id: str) -> int:
+    """The commit log offset in an offsetMsgId, 32 or 56 hex digits. Raises `InvalidMessageId`."""
+    try:
+        data = bytes.fromhex(offset_msg_id)
+    except ValueError:
+        data = b""
+    if len(data) not in _ID_BYTES or len(offset_msg_id) != 2 * len(data):
+        raise InvalidMessageId(
+            f"{offset_msg_id!r} is no offset message id (32 hex digits, 56 with IPv6); "
+            "an id that a client made (UNIQ_KEY) is a key: query by key"
+        )
+    offset: int = _ID_TAIL.unpack(data[-_ID_TAIL.size :])[1]
+    return offset
+
+
+def messages_with_key(
+    log: CommitLog,
+    index: Index,
+    confirm_offset: int,
+    topic: str,
+    key: str,
+    max_messages: int,
+    begin: int = 0,
+    end: int = END_OF_TIME,
+) -> list[StoredMessage]:
+    """The newest `max_messages` messages of `topic` that have `key`, stored in [begin, end] (ms), oldest first.
+
+    A key is one of the message's keys or its UNIQ_KEY. Unlike RocketMQ's, this answer is exact: records of which
+    only the hash is equal are left out, and times count to the millisecond. Raises `CorruptRecord`.
+    """
+    found: dict[int, StoredMessage] = {}
+    for message in _messages(log, index.candidates(topic, key, begin, end), confirm_offset):
+        if message.topic == topic and _has_key(message, key) and begin <= message.store_timestamp <= end:
+            found[message.physical_offset] = message
+            if len(found) == max_messages:
+                break
+    return [found[offset] for offset in sorted(found)]
+
+
+def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> Iterator[StoredMessage]:
+    for offset in offsets:
+        try:
+            yield message_at(log, offset, confirm_offset)
+        except (OffsetNotYet, OffsetLost):  # not published yet; deleted by retention
+            continue
+
+
+def _has_key(message: StoredMessage, key: str) -> bool:
+    keys = message.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR)
+    return key == message.properties.get(PROPERTY_UNIQ_KEY) or key in keys
+
+
+def offset_by_time(
+    log: CommitLog, queue: ConsumeQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary
+) -> int:
+    """Queue offset of the message that a time (ms) means, in the queue's published range [minimum, maximum).
+
+    LOWER answers `maximum` when all are older; UPPER answers `minimum` when all are newer, and the last message's
+    offset when all are older. Both as RocketMQ 5. Raises `OffsetLost` when retention overtakes the search.
+    """
+    low, high = minimum, maximum
+    while low < high:  # before low: too old (UPPER: old enough); from high on: the rest
+        middle = (low + high) // 2
+        stored = _store_timestamp(log, queue, middle)
+        if stored < timestamp or (boundary is Boundary.UPPER and stored == timestamp):
+            low = middle + 1
+        else:
+            high = middle
+    return low if boundary is Boundary.LOWER else max(minimum, low - 1)
+
+
+def _store_timestamp(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
+    entry = queue.entries(offset, offset + 1)[0]
+    header = log.segments.read(int(entry["physical_offset"]), min(int(entry["size"]), RECORD_HEADERS[1][1].itemsize))
+    flags = _integer(header, RECORD_HEADER, "sys_flag")
+    return _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp")
+
+
+def _integer(header: bytes, dtype: np.dtype[np.void], name: str) -> int:
+    at = field_offset(dtype, name)
+    return int.from_bytes(header[at : at + dtype[name].itemsize], "big", signed=True)
