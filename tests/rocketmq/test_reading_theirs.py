@@ -15,6 +15,7 @@ from tests.rocketmq.mixes import MIXES, Mix
 pytestmark = pytest.mark.rocketmq
 
 MESSAGES = 10_000
+EVERYTHING = next(mix for mix in MIXES if mix.name == "everything")
 IN_SCAN = "a record that stands in a light queue names the queue it was sent to; scan wants its own"
 
 
@@ -33,4 +34,18 @@ def test_equal_field_by_field(mix: Mix, rocketmq: RocketMQ, tmp_path: Path, requ
         seen.assert_same(seen.by_get_message(store), theirs)
         if mix.name == "multi-dispatch":
             request.applymarker(pytest.mark.xfail(reason=IN_SCAN, strict=True))
+        seen.assert_same(seen.by_scan(store), theirs)
+
+
+@pytest.mark.parametrize("deleted", [1, 3])
+def test_a_log_whose_head_retention_cut(deleted: int, rocketmq53: RocketMQ, tmp_path: Path) -> None:
+    """Not with 4.9: of a queue without any record left it does not move the first offset to the last."""
+    directory = tmp_path / "theirs"
+    rocketmq53.write(directory, EVERYTHING.puts(2000), EVERYTHING.full_config)
+    for segment in sorted((directory / "commitlog").iterdir())[:deleted]:
+        segment.unlink()
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    theirs = seen.by_rocketmq(rocketmq53.read(copy, EVERYTHING.full_config))
+    assert any(queue.minimum for queue in theirs.values())
+    with MessageStore.open(directory, read_only=True) as store:
         seen.assert_same(seen.by_scan(store), theirs)

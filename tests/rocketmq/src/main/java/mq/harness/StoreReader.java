@@ -144,18 +144,20 @@ final class StoreReader {
         return line;
     }
 
-    /** Lets every entry pass and keeps its tags code: the only place where RocketMQ shows it. */
+    /** Lets everything pass and keeps the tags codes of the records found: the only place where RocketMQ shows them. */
     private static final class TagsCodes implements MessageFilter {
         final List<Long> seen = new ArrayList<>();
+        private Long entry;
 
         @Override
         public boolean isMatchedByConsumeQueue(Long tagsCode, ConsumeQueueExt.CqExtUnit unit) {
-            seen.add(unit == null ? tagsCode : Long.valueOf(unit.getTagsCode()));
+            entry = unit == null ? tagsCode : Long.valueOf(unit.getTagsCode());
             return true;
         }
 
         @Override
         public boolean isMatchedByCommitLog(ByteBuffer record, Map<String, String> properties) {
+            seen.add(entry);
             return true;
         }
     }

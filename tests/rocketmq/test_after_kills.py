@@ -1,0 +1,75 @@
+"""Our directories after kills, opened by RocketMQ; and directories that RocketMQ appended to after us."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore, StoreConfig
+from tests.end_to_end.dying_writers import QUEUES, TOPIC
+from tests.end_to_end.test_kill import ROOT, bodies
+from tests.rocketmq.harness import RocketMQ, put
+
+pytestmark = pytest.mark.rocketmq
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000)
+
+
+def new_store(path: Path) -> None:
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic(TOPIC, QUEUES)
+
+
+def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
+    """(queue, offset) to body of what its reader sees."""
+    lines = rocketmq.read(path)
+    assert not [line for line in lines if line["kind"] == "gap"]
+    return {
+        (line["queueId"], line["queueOffset"]): base64.b64decode(line["body"])
+        for line in lines
+        if line["kind"] == "message"
+    }
+
+
+def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """It does not know the watermark, so it may also find what was not acknowledged; but nothing less."""
+    path, acks = tmp_path / "mq", tmp_path / "mq.acks"
+    acks.mkdir()
+    new_store(path)
+    for seed in range(5):
+        command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), "8", str(seed)]
+        subprocess.run(command, cwd=ROOT, check=True)
+        with MessageStore.open(path, read_only=True) as reader:
+            published = bodies(reader)
+        assert (path / "abort").exists()
+        recovered = seen_by(rocketmq, path)
+        assert published.items() <= recovered.items()
+        with MessageStore.open(path) as store:  # and back: what RocketMQ recovered is not taken away again
+            assert published.items() <= bodies(store).items() <= recovered.items()
+        for file in acks.iterdir():
+            file.unlink()
+
+
+def test_what_rocketmq_appends_after_us_is_found(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    new_store(path)
+    sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
+    expected: dict[tuple[int, int], bytes] = {}
+    for round_number, ending in enumerate(["clean", "halt", "clean", "halt"]):
+        with MessageStore.open(path) as store:
+            assert bodies(store) == expected
+            from store import Message
+
+            for n in range(50):
+                result = store.put(Message(TOPIC, f"ours {round_number} {n}".encode() * 5))
+                expected[result.queue_id, result.queue_offset] = f"ours {round_number} {n}".encode() * 5
+        theirs = [f"theirs {round_number} {n}".encode() * 20 for n in range(200)]
+        rocketmq.write(path, [put(TOPIC, body, n % QUEUES) for n, body in enumerate(theirs)], sizes, exit=ending)
+        for n, body in enumerate(theirs):
+            expected[n % QUEUES, 1 + max(offset for queue, offset in expected if queue == n % QUEUES)] = body
+        with MessageStore.open(path, read_only=True) as reader:
+            assert bodies(reader) == expected

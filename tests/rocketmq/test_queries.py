@@ -1,0 +1,57 @@
+"""Queries by time and by id: RocketMQ's answers and ours."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store.commit_log import CommitLog
+from store.consume_queue import ConsumeQueue
+from store.query import Boundary, message_at, offset_by_time, offset_of_id
+from tests import seen
+from tests.rocketmq.golden import GOLDEN, SIZES, config_of
+from tests.rocketmq.harness import Json, RocketMQ
+
+pytestmark = pytest.mark.rocketmq
+
+NAMES = ("clean", "index-5.3", "hosts-5.3")
+
+
+def answers(rocketmq: RocketMQ, name: str, queries: list[Json], folder: Path) -> list[Json]:
+    copy = shutil.copytree(GOLDEN / name, folder / name)
+    lines = rocketmq.read(copy, config_of(name), queries)
+    return [line for line in lines if line["kind"] in ("time", "id")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_offset_by_time(name: str, rocketmq53: RocketMQ, tmp_path: Path) -> None:
+    """4.9 knows no boundary: it answers the nearest message."""
+    queues = seen.golden(GOLDEN / f"{name}.jsonl")
+    queries = [
+        {"topic": topic, "queueId": queue_id, "time": row["storeTimestamp"] + step, "boundary": boundary.name}
+        for (topic, queue_id), queue in queues.items()
+        for row in queue.rows
+        for step in (-1, 0, 1)
+        for boundary in Boundary
+    ]
+    log = CommitLog(GOLDEN / name, SIZES["mappedFileSizeCommitLog"], writable=False)
+    for line in answers(rocketmq53, name, queries, tmp_path):
+        topic, queue_id = line["topic"], line["queueId"]
+        queue = ConsumeQueue(GOLDEN / name, topic, queue_id, SIZES["mappedFileSizeConsumeQueue"], writable=False)
+        end = queues[topic, queue_id].maximum
+        assert line["offset"] == offset_by_time(log, queue, 0, end, line["time"], Boundary[line["boundary"]]), line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_message_by_id(name: str, rocketmq: RocketMQ, tmp_path: Path) -> None:
+    if rocketmq.line == "4.9" and name == "clean":
+        pytest.skip("RocketMQ 4.9 knows no V2 records and ends the log at the first")
+    rows = [row for queue in seen.golden(GOLDEN / f"{name}.jsonl").values() for row in queue.rows]
+    ids = [f"7F00000100002A9F{row['physicalOffset']:016X}" for row in rows]
+    log = CommitLog(GOLDEN / name, SIZES["mappedFileSizeCommitLog"], writable=False)
+    end = max(row["physicalOffset"] for row in rows) + SIZES["mappedFileSizeCommitLog"]
+    for line in answers(rocketmq, name, [{"id": one} for one in ids], tmp_path):
+        ours = message_at(log, offset_of_id(line["id"]), end)
+        assert (ours.topic, ours.queue_id, ours.queue_offset) == (line["topic"], line["queueId"], line["queueOffset"])
