@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store import MessageStore, StoreConfig
+from store import Message, MessageStore, StoreConfig
 from tests.end_to_end.dying_writers import QUEUES, TOPIC
 from tests.end_to_end.test_kill import ROOT, bodies
 from tests.rocketmq.harness import RocketMQ, put
@@ -62,8 +62,6 @@ def test_what_rocketmq_appends_after_us_is_found(rocketmq: RocketMQ, tmp_path: P
     for round_number, ending in enumerate(["clean", "halt", "clean", "halt"]):
         with MessageStore.open(path) as store:
             assert bodies(store) == expected
-            from store import Message
-
             for n in range(50):
                 result = store.put(Message(TOPIC, f"ours {round_number} {n}".encode() * 5))
                 expected[result.queue_id, result.queue_offset] = f"ours {round_number} {n}".encode() * 5
