@@ -39,7 +39,8 @@ def stream_seconds(session: SparkSession, source: str, path: Path, schema: str, 
         writer = reader.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        return sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress) / 1000
+        milliseconds: int = sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress)
+        return milliseconds / 1000
 
 
 def main(count: int, runs: int) -> None:
