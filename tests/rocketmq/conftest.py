@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tests import seen
 from tests.rocketmq.harness import LINES, RocketMQ, unavailable
 
 
@@ -23,3 +26,29 @@ def _line(line: str) -> RocketMQ:
     if reason is not None:
         pytest.skip(reason)
     return RocketMQ(line)
+
+
+@pytest.fixture
+def compare(record_property: Callable[[str, object], None]) -> Callable[[seen.Queues, seen.Queues], None]:
+    """`seen.assert_same`, noted for the summary: (ours, RocketMQ's)."""
+
+    def compare_and_note(ours: seen.Queues, theirs: seen.Queues) -> None:
+        seen.assert_same(ours, theirs)
+        messages = sum(len(queue.rows) for queue in theirs.values())
+        record_property("compared", f"{messages:,} messages in {len(theirs)} queues")
+
+    return compare_and_note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each directory that was compared with what RocketMQ reads in it."""
+    compared = [
+        f"{report.nodeid.partition('::')[2]}: {value}"
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "compared"
+    ]
+    if compared:
+        terminalreporter.section("equal to RocketMQ's reading in every field")
+        for line in compared:
+            terminalreporter.write_line(line)
