@@ -9,6 +9,7 @@
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
+    ├── InvalidGroup             a consumer group's name that RocketMQ would refuse
     ├── InvalidColumns           a table or a column list that does not fit
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── OffsetOutOfRange
@@ -68,6 +69,10 @@ class UnknownQueue(UnknownTopic):
 
 class InvalidTopic(StoreError):
     """A topic name outside RocketMQ's rules."""
+
+
+class InvalidGroup(StoreError):
+    """A consumer group's name outside RocketMQ's rules."""
 
 
 class InvalidColumns(StoreError):

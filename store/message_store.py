@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -34,7 +34,8 @@ from store.errors import (
 from store.filters import TagFilter, java_hash, java_hash_code
 from store.flusher import Flusher
 from store.getting import GetResult, get_message
-from store.layout import PROPERTY_UNIQ_KEY, TOPICS_FILE
+from store.groups import Groups
+from store.layout import CONSUMER_OFFSETS_FILE, PROPERTY_UNIQ_KEY, TOPICS_FILE
 from store.locks import StoreLock
 from store.log_end import LogEnd
 from store.message import Message, encode_messages, offset_msg_id
@@ -77,6 +78,7 @@ class MessageStore:
         self._directory = directory
         self._read_only = read_only
         self._topics = Topics(directory.root)
+        self._groups = Groups(directory.root)
         self._log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=not read_only)
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
         self._round_robin: dict[str, Iterator[int]] = {}
@@ -370,6 +372,22 @@ class MessageStore:
         watch = Watch(notified=isinstance(self._watermark, Watermark))
         watch.add(self._watermark.path)
         return watch
+
+    # --- consumer groups -------------------------------------------------------------------------------
+
+    def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The queue offset that a consumer group has to read next, None when it never committed one."""
+        return self._groups.offsets(group, topic).get(queue_id)
+
+    def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the next offsets (queue id to queue offset) of a consumer group, on the device when this returns.
+
+        Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `ReadOnlyStore`.
+        """
+        for queue_id in offsets:
+            self._checked_queue(topic, queue_id)
+        with self._writing().exclusive(), full_device(self.path / CONSUMER_OFFSETS_FILE):
+            self._groups.commit(group, topic, offsets)
 
     # --- deleting --------------------------------------------------------------------------------------
 

@@ -234,7 +234,7 @@ class Segments:
                 os.fsync(file.fileno())
             temporary.rename(self.path(start))
         for directory in (self.directory, *self.directory.parents):
-            _sync_directory(directory)
+            sync_directory(directory)
             if directory == self._root:
                 break
 
@@ -268,7 +268,7 @@ def _length(entry: os.DirEntry[str]) -> int | None:
         return None
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Bring the names in a directory to the device."""
     fd = os.open(directory, os.O_RDONLY)
     try:

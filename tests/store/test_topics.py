@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptStore, InvalidTopic
-from store.topics import Topics, check_topic_name, read_json, write_json
+from store import InvalidTopic
+from store.admin_files import read_json
+from store.topics import Topics, check_topic_name
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_9|%", "t" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250])
@@ -95,26 +96,6 @@ def test_queues_on_disk_count_too(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
     assert topics.on_disk() == {"t": [0, 3], "empty": []}
     assert topics.queue_counts() == {"empty": 0, "t": 4}
-
-
-@pytest.mark.parametrize("damage", ["missing", "", "{nonsense"])
-def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "topics.json"
-    write_json(path, {"a": 1})
-    write_json(path, {"a": 2})
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_text(damage)
-    assert read_json(path) == {"a": 1}
-
-
-def test_no_usable_file(tmp_path: Path) -> None:
-    path = tmp_path / "topics.json"
-    assert read_json(path) == {}
-    path.write_text("{nonsense")
-    with pytest.raises(CorruptStore, match=r"topics.json: not JSON .*, and no usable topics.json.bak; restore it"):
-        read_json(path)
 
 
 def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:

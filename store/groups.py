@@ -1,0 +1,127 @@
+"""How far consumer groups have read, and what groups there are, in RocketMQ's files (ConsumerOffsetManager and others).
+
+    consumerOffset.json     {"offsetTable": {"topic@group": {queue id: next queue offset}}}
+    subscriptionGroup.json  {"subscriptionGroupTable": {group: settings}}
+    delayOffset.json        {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC_XXXX}}
+
+Everything is read anew in every call, for other processes write the files, too. What is not understood is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from store.admin_files import next_version, read_json, write_json
+from store.errors import InvalidGroup
+from store.layout import (
+    CONSUMER_OFFSETS_FILE,
+    DELAY_OFFSETS_FILE,
+    GROUP_SEPARATOR,
+    GROUPS_FILE,
+    MAX_GROUP_CHARACTERS,
+    TOPIC_CHARACTERS,
+)
+
+_OFFSETS = "offsetTable"
+_GROUPS = "subscriptionGroupTable"
+
+
+def check_group_name(group: str) -> None:
+    """Raises `InvalidGroup` for a name RocketMQ refuses (Validators.checkGroup)."""
+    if not re.fullmatch(TOPIC_CHARACTERS, group):
+        raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
+    if len(group) > MAX_GROUP_CHARACTERS:
+        raise InvalidGroup(f"group {group[:20]!r}...: {len(group)} characters, at most {MAX_GROUP_CHARACTERS}")
+
+
+class Groups:
+    """The consumer groups of one store. Call what writes under the store lock."""
+
+    def __init__(self, root: Path) -> None:
+        self._offsets = root / CONSUMER_OFFSETS_FILE
+        self._groups = root / GROUPS_FILE
+        self._delays = root / DELAY_OFFSETS_FILE
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id to the next queue offset that the group has to read; queues without one are absent."""
+        return _integers(_table(read_json(self._offsets), _OFFSETS).get(_key(topic, group)))
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
+
+        Raises `InvalidGroup`.
+        """
+        check_group_name(group)
+        content = read_json(self._offsets)
+        table = _table(content, _OFFSETS)
+        merged = _integers(table.get(_key(topic, group))) | dict(offsets)
+        table[_key(topic, group)] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
+        next_version(content)
+        write_json(self._offsets, content)
+
+    def names(self) -> list[str]:
+        """Groups that have settings or offsets, sorted."""
+        committed = (key.partition(GROUP_SEPARATOR)[2] for key in _table(read_json(self._offsets), _OFFSETS))
+        return sorted({*_table(read_json(self._groups), _GROUPS), *filter(None, committed)})
+
+    def settings(self, group: str) -> dict[str, Any] | None:
+        """RocketMQ's SubscriptionGroupConfig of a group, None without."""
+        found: dict[str, Any] | None = _table(read_json(self._groups), _GROUPS).get(group)
+        return found
+
+    def create(self, group: str) -> None:
+        """Add a group with RocketMQ's default settings, if it has none. Raises `InvalidGroup`."""
+        check_group_name(group)
+        content = read_json(self._groups)
+        table = _table(content, _GROUPS)
+        if group not in table:
+            table[group] = _new_group(group)
+            next_version(content)
+            write_json(self._groups, content)
+
+    def delay_offsets(self) -> dict[int, int]:
+        """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""
+        return _integers(_table(read_json(self._delays), _OFFSETS))
+
+    def commit_delays(self, offsets: Mapping[int, int]) -> None:
+        """Set the next offsets of some delay levels."""
+        content = read_json(self._delays)
+        merged = _integers(_table(content, _OFFSETS)) | dict(offsets)
+        content[_OFFSETS] = {str(level): offset for level, offset in sorted(merged.items())}
+        next_version(content)
+        write_json(self._delays, content)
+
+
+def _key(topic: str, group: str) -> str:
+    return f"{topic}{GROUP_SEPARATOR}{group}"
+
+
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
+    table: dict[str, Any] = content.setdefault(name, {})
+    return table
+
+
+def _integers(table: Mapping[str, Any] | None) -> dict[int, int]:
+    return {int(key): int(value) for key, value in (table or {}).items()}
+
+
+def _new_group(group: str) -> dict[str, Any]:
+    return {
+        "attributes": {},
+        "brokerId": 0,
+        "consumeBroadcastEnable": True,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeMessageOrderly": False,
+        "consumeTimeoutMinute": 15,
+        "groupName": group,
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupSysFlag": 0,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": 16,
+        "retryQueueNums": 1,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
