@@ -64,6 +64,11 @@ final class StoreReader {
             }
             List<ByteBuffer> records = result.getMessageBufferList();
             for (int i = 0; i < records.size(); i++) {
+                if (records.get(i).remaining() <= SYS_FLAG_POSITION) {
+                    Main.print(line("gap", "topic", topic, "queueId", queue, "offset", offset, "status",
+                        "an entry of " + records.get(i).remaining() + " bytes", "next", result.getNextBeginOffset()));
+                    continue;
+                }
                 Main.print(message(records.get(i), tagsCodes.seen.get(i)));
             }
             offset = result.getNextBeginOffset();
