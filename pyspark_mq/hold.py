@@ -20,6 +20,8 @@ CHECK_SECONDS = 5.0  # with longPollingEnable
 SHORT_POLLING_SECONDS = 1.0  # shortPollingTimeMills
 _NEVER = float("inf")
 _REST_SECONDS = 0.001
+_READ_BYTES = 1 << 16
+_CHECKS_AT_ONCE = 16
 
 QueueName = tuple[str, int]  # topic, queue id
 
@@ -85,6 +87,7 @@ class PullRequestHoldService:
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
+        self._seen = -1  # confirm offset
 
     def hold(
         self,
@@ -167,17 +170,14 @@ class PullRequestHoldService:
                 self._watch.interrupt()
 
     def _run(self, watch: Watch) -> None:
-        seen, next_check = -1, time.monotonic() + self._check_seconds
+        next_check = time.monotonic() + self._check_seconds
         try:
             while not self._stopping:
-                confirm_offset = self._store.confirm_offset
-                if self._long_polling and confirm_offset != seen:
-                    seen = confirm_offset
-                    if not self._notice_arrivals():
-                        time.sleep(_REST_SECONDS)  # a busy stream of other messages must not keep a core busy
+                if self._long_polling:
+                    self._notice_arrivals(watch)
                 now = time.monotonic()
                 if now >= next_check:
-                    self._check()
+                    self._check(watch)
                     next_check = now + self._check_seconds
                 if now >= self._next_expiry:
                     self._expire(now)
@@ -190,14 +190,31 @@ class PullRequestHoldService:
                 self._watch = None
                 watch.close()
 
-    def _notice_arrivals(self) -> int:
-        """Wake the requests whose message arrived; how many."""
+    def _notice_arrivals(self, watch: Watch) -> None:
+        """Wake the requests whose message arrived since the last call."""
+        confirm_offset = self._store.confirm_offset
+        if confirm_offset == self._seen and not watch.polls:
+            return
+        queues = self._arrived(confirm_offset, watch)
+        self._seen = confirm_offset
         with self._lock:
-            queues = [list(requests) for requests in self._held.values()]
-        due = [request for requests in queues for request in self._due(requests)]
+            waiting = [list(self._held[queue]) for queue in queues if queue in self._held]
+        due = [request for requests in waiting for request in self._due(requests)]
         for request in due:
             self._wake(request, Wake.ARRIVED)
-        return len(due)
+        if not due:
+            time.sleep(_REST_SECONDS)  # a busy stream of other messages must not keep a core busy
+
+    def _arrived(self, confirm_offset: int, watch: Watch) -> Iterable[QueueName]:
+        """The queues that may have new messages: by the log where little was appended, else all that are held."""
+        # A broker's queues follow its log with a delay, so there the log does not tell.
+        if not watch.polls and 0 <= self._seen <= confirm_offset <= self._seen + _READ_BYTES:
+            try:
+                return self._store.arrivals(self._seen, confirm_offset)
+            except StoreError:  # deleted meanwhile, or no records: look at the queues themselves
+                pass
+        with self._lock:
+            return list(self._held)
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
         """Those of `requests`, all of one queue, for which a message may be there."""
@@ -220,9 +237,11 @@ class PullRequestHoldService:
             return requests
         return due
 
-    def _check(self) -> None:
+    def _check(self, watch: Watch) -> None:
         """RocketMQ's `checkHoldRequest`: wake whoever lies behind the end of the queue."""
-        for request in self._all():
+        for number, request in enumerate(self._all()):
+            if self._long_polling and number % _CHECKS_AT_ONCE == 0:
+                self._notice_arrivals(watch)  # which do not wait until all are checked
             try:
                 behind = self._store.max_offset(*request.queue) > request.offset
             except StoreError:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.appender import Appender, AppendResult
+from store.arrivals import arrivals
 from store.columns import DEFAULT_COLUMNS, check_columns
 from store.commit_log import CommitLog
 from store.config import StoreConfig
@@ -366,6 +367,13 @@ class MessageStore:
         while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
             self._watch.wait(left)
         return confirm
+
+    def arrivals(self, begin: int, end: int) -> set[tuple[str, int]]:
+        """(topic, queue id) of the messages between two confirm offsets, seen one after the other; not far apart.
+
+        Raises `OffsetLost` when retention took them.
+        """
+        return arrivals(self._log, begin, end)
 
     def watch(self) -> Watch:
         """What wakes one more waiting thread at each publication; polls where a RocketMQ broker publishes."""

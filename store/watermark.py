@@ -174,6 +174,11 @@ class Watch:
         if self._notify is not None:
             self._poll.register(self._notify.fileno(), select.POLLIN)
 
+    @property
+    def polls(self) -> bool:
+        """Whether it only ends a wait now and then, for nobody tells it of a publication."""
+        return self._notify is None
+
     def add(self, path: Path) -> None:
         """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
         if self._notify is not None:
