@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.errors import ConfigError, ReadOnlyStore
@@ -90,6 +90,7 @@ def test_hash_is_rocketmqs(topic: str, key: str, expected: int) -> None:
     assert key_hash(topic, key) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | st.text(min_size=1), st.none() | st.text()), max_size=8))
 def test_hashes_of_many_messages(messages: list[tuple[str | None, str | None]]) -> None:
     unique, keys = ([message[part] for message in messages] for part in (0, 1))
@@ -130,6 +131,7 @@ def test_finds_every_key_in_rocketmqs_files(name: str) -> None:
 # --- appending and asking -------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=5))
 def test_pieces_make_the_same_files_as_one_append(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
     whole, pieces = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("pieces")
@@ -141,6 +143,7 @@ def test_pieces_make_the_same_files_as_one_append(tmp_path_factory: pytest.TempP
     assert files(pieces) == files(whole)
 
 
+@settings(deadline=None)
 @given(st.integers(-5000, 40_000), st.integers(-5000, 40_000), st.integers(0, 6))
 def test_times_are_right_to_the_second(
     tmp_path_factory: pytest.TempPathFactory, begin: int, end: int, key: int
@@ -178,6 +181,7 @@ def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
         list(Index(tmp_path, 14, 40, writable=False).candidates("orders", "k0"))
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=file_bytes(5, 8), max_size=file_bytes(5, 8)))
 def test_any_bytes_end_in_an_answer(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     root = tmp_path_factory.mktemp("garbage")
