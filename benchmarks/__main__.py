@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import click
@@ -16,7 +18,13 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "processes": lambda small: (
         processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)
     ),
+    # Needs settings that are given when Spark starts, so a process of its own.
+    "latency": lambda small: _in_a_process_of_its_own("latency", small),
 }
+
+
+def _in_a_process_of_its_own(name: str, small: bool) -> None:
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *(["--small"] if small else [])], check=True)
 
 
 @click.command()

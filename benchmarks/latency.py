@@ -1,0 +1,305 @@
+"""How long from `put` to a reader? Held pulls, real-time and micro-batch queries; each table names what it measures.
+
+A program of its own, for real-time queries need settings that are given when Spark starts (conf/spark-realtime.conf):
+`python -m benchmarks.latency [--small]`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+
+import click
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from benchmarks.bench import QUEUES, TOPIC, filled, show
+from benchmarks.processes import _usage
+from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.pull import PullMessageProcessor, PullRequest
+from pyspark_mq.realtime_reader import RealTimeStreamReader
+from pyspark_mq.schema import default_schema
+from store import Message, MessageStore, TagFilter
+
+CONF = Path(__file__).parents[1] / "conf" / "spark-realtime.conf"
+Floats = npt.NDArray[np.float64]
+
+
+# A stage in Python behind the source, as it is and with what conf/spark-realtime.conf proposes for one.
+PYTHON_STAGE = "mapInArrow behind the source"
+STAGES: tuple[tuple[str, dict[str, str]], ...] = (
+    (PYTHON_STAGE, {}),
+    (
+        f"{PYTHON_STAGE}, maxRecordsPerBatch=1, spark.buffer.size=256",
+        {"spark.sql.execution.arrow.maxRecordsPerBatch": "1", "spark.buffer.size": "256"},
+    ),
+)
+
+
+@click.command()
+@click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
+@click.option("--stage", type=int, hidden=True, help="Measure only STAGES[n], which needs a Spark of its own.")
+def main(small: bool, stage: int | None) -> None:
+    """Prints all tables."""
+    seconds, batch_seconds = (3, 1) if small else (20, 5)
+    if stage is not None:
+        _, inside, _ = measure(realtime_session(STAGES[stage][1]), 100, seconds, batch_seconds, python_stage=True)
+        print(json.dumps(percentiles(inside)))
+        return
+    pulls(100 if small else 3000)
+    thousand(1000)
+    driver_hold(5 if small else 100)
+    session = realtime_session()
+    queries(session, (100,) if small else (100, 1_000, 10_000), seconds, batch_seconds)
+    backlog(session, 20_000 if small else 6_000_000, 1 if small else 3)
+    idle(session, seconds)
+    session.stop()
+    python_stages(small)
+
+
+def percentiles(milliseconds: Floats) -> list[str]:
+    """p50, p90, p99 of latencies in ms."""
+    return [f"{value:,.2f}" for value in np.percentile(milliseconds, [50, 90, 99])] if len(milliseconds) else ["-"] * 3
+
+
+# --- plain Python --------------------------------------------------------------------------------------------
+
+
+def pulls(count: int) -> None:
+    """`count` messages at 1,000/s from another process, each by one held pull (of as many as arrived together)."""
+    with store_with(queues=QUEUES) as path, MessageStore.open(path, read_only=True) as store:
+        writer = start_writer(path, 1000, count / 1000)
+        latencies: list[float] = []
+        with PullRequestHoldService(store) as hold:
+            processor, offset = PullMessageProcessor(store, hold), 0
+            while writer.poll() is None or offset < store.max_offset(TOPIC, 0):
+                answer = processor.pull(PullRequest("bench", TOPIC, 0, offset, suspend_timeout=1.0))
+                now = time.time_ns() // 1000
+                latencies += [(now - int(message.body)) / 1000 for message in answer.messages]
+                offset = answer.next_begin_offset
+    show("put to a held pull in another process, ms", ["p50", "p90", "p99"], [percentiles(np.array(latencies))])
+
+
+def thousand(requests: int) -> None:
+    """Many requests with filters on few queues, or on a queue each; one arrival matches one in 100 of them."""
+    rows = []
+    for title, queues in (("4 queues", 4), (f"{requests} queues", requests)):
+        with store_with(queues) as path, MessageStore.open(path) as store, PullRequestHoldService(store) as service:
+            woken: SimpleQueue[tuple[float, Wake]] = SimpleQueue()
+
+            def wake(held: HeldRequest, why: Wake) -> None:
+                woken.put((time.perf_counter(), why))  # noqa: B023
+
+            tags = [f"t{number // queues}" for number in range(requests)]
+            for number in range(requests):
+                service.hold(TOPIC, number % queues, 0, 600, wake, TagFilter.parse(tags[number]))
+            time.sleep(0.5)
+            delays = []
+            for number in range(0, requests, 100):
+                message = Message(TOPIC, b"", tags=tags[number], queue_id=number % queues)
+                store.put(message)
+                published = time.perf_counter()
+                delays.append((woken.get()[0] - published) * 1000)
+                time.sleep(0.02)
+            others = requests - len(delays) - service.held
+        rows.append([title, *percentiles(np.array(delays)), str(others)])
+    show(f"{requests} held requests, publish to the wake of the matching one, ms",
+         ["over", "p50", "p90", "p99", "others woken"], rows)  # fmt: skip
+
+
+def driver_hold(arrivals: int) -> None:
+    """An idle micro-batch query held in the driver: from the publish to the return of `latestOffset`."""
+    with store_with(QUEUES) as path, MessageStore.open(path) as store:
+        options = {"path": str(path), "subscribe": TOPIC, "holdTimeoutMs": "10000"}
+        reader = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+        offset, delays = reader.initialOffset(), []
+        for _ in range(arrivals):
+            published = SimpleQueue[float]()
+
+            def put() -> None:
+                store.put(Message(TOPIC, b""))
+                published.put(time.perf_counter())  # noqa: B023
+
+            timer = threading.Timer(0.02, put)
+            timer.start()
+            offset = reader.latestOffset(offset, reader.getDefaultReadLimit())
+            returned = time.perf_counter()
+            delays.append((returned - published.get()) * 1000)
+        reader.stop()
+    title = "micro-batch, idle query: publish to the batch's end offset, ms"
+    show(title, ["p50", "p90", "p99"], [percentiles(np.array(delays))])
+
+
+# --- queries -------------------------------------------------------------------------------------------------
+
+
+def queries(session: SparkSession, rates: tuple[int, ...], seconds: float, batch_seconds: float) -> None:
+    """Put to the sink's stage: JVM wall clock for each row, Parquet sink, after the first batch."""
+    rows = []
+    for rate in rates:
+        for mode in ("micro-batch", "real-time"):
+            latency, inside, holes = measure(session, rate, seconds, batch_seconds, real_time=mode == "real-time")
+            hole = f"{np.median(holes):,.0f} / {holes.max():,.0f}" if mode == "real-time" and len(holes) else "-"
+            within = percentiles(inside) if mode == "real-time" else ["-"] * 3
+            rows.append([f"{rate:,}/s", mode, *percentiles(latency), *within, hole])
+    head = ["rate", "mode", "all p50", "p90", "p99", "inside a batch p50", "p90", "p99", "hole median / max"]
+    show("put to a row in a JVM stage, ms", head, rows)
+
+
+def measure(
+    session: SparkSession,
+    rate: int,
+    seconds: float,
+    batch_seconds: float,
+    *,
+    real_time: bool = True,
+    python_stage: bool = False,
+) -> tuple[Floats, Floats, Floats]:
+    """Latencies (ms) of all rows, of those put while a batch was reading, and the holes between batches (ms)."""
+    with TemporaryDirectory(prefix="mq-bench-") as folder:
+        written = run_query(session, Path(folder), rate, seconds, batch_seconds, real_time, python_stage)
+        batches = list(written)[1:]
+    if not batches:
+        return np.empty(0), np.empty(0), np.empty(0)
+    everything = np.concatenate([seen - sent for sent, seen in batches]) / 1000
+    inside = np.concatenate([(seen - sent)[sent >= seen.min()] for sent, seen in batches]) / 1000
+    holes = [(after[1].min() - before[1].max()) / 1000 for before, after in itertools.pairwise(batches)]
+    return everything, inside, np.array(holes)
+
+
+def run_query(
+    session: SparkSession,
+    folder: Path,
+    rate: int,
+    seconds: float,
+    batch_seconds: float,
+    real_time: bool,
+    python_stage: bool,
+) -> Iterator[tuple[Floats, Floats]]:
+    """Run one query beside one writer; (sent, seen) in µs of each batch with rows, in order."""
+    with MessageStore.open(folder / "store") as store:
+        store.create_topic(TOPIC, QUEUES)
+    options = {"subscribe": TOPIC, "startingOffsets": "earliest"}
+    if real_time:
+        options |= {"realTime": "true", "batchDuration": f"{batch_seconds}s"}
+    rows = session.readStream.format("mq").schema("body binary").options(**options).load(str(folder / "store"))
+    if python_stage:
+        rows = rows.mapInArrow(lambda batches: batches, rows.schema)
+    stamped = rows.selectExpr(
+        "cast(cast(body as string) as bigint) sent",
+        "unix_micros(cast(reflect('java.time.Instant', 'now') as timestamp)) seen",
+    )
+    query = (
+        stamped.writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .start()
+    )
+    start_writer(folder / "store", 1, 0.1).wait()
+    while not any(progress["numInputRows"] for progress in query.recentProgress) and query.isActive:
+        time.sleep(0.1)  # the first batch starts everything up
+    start_writer(folder / "store", rate, seconds).wait()
+    time.sleep(batch_seconds + 2)
+    query.stop()
+    manifests = (folder / "out" / "_spark_metadata").iterdir()
+    for manifest in sorted((path for path in manifests if path.name.isdigit()), key=lambda path: int(path.name)):
+        files = [json.loads(line)["path"].removeprefix("file://") for line in manifest.read_text().splitlines()[1:]]
+        table = pa.concat_tables([pq.read_table(file) for file in files]) if files else None
+        if table is not None and len(table):
+            yield tuple(table[name].to_numpy().astype(np.float64) for name in ("sent", "seen"))
+
+
+def python_stages(small: bool) -> None:
+    """As `queries`, real-time at 100/s, with a Python stage between source and sink."""
+    rows = []
+    for number, (title, _) in enumerate(STAGES):
+        program = [sys.executable, "-m", "benchmarks.latency", "--stage", str(number), *(["--small"] if small else [])]
+        answer = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
+        rows.append([title, *json.loads(answer.splitlines()[-1])])
+    show("put to a row behind a Python stage, inside a batch, real-time at 100/s, ms", ["", "p50", "p90", "p99"], rows)
+
+
+def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
+    """Rows a second into `noop`: micro-batches with AvailableNow, and real-time batches over the same backlog."""
+    with filled(count, 100) as path:
+        rates = {}
+        for mode in ("warm-up", "micro-batch", "real-time"):
+            options = {"path": str(path), "subscribe": TOPIC, "startingOffsets": "earliest"}
+            if mode == "real-time":
+                options |= {"realTime": "true", "batchDuration": f"{batch_seconds}s"}
+            with TemporaryDirectory() as checkpoint:
+                writer = session.readStream.format("mq").options(**options).load().writeStream.format("noop")
+                writer = writer.option("checkpointLocation", checkpoint)
+                query = (writer if mode == "real-time" else writer.trigger(availableNow=True)).start()
+                while query.isActive and not any(p["numInputRows"] for p in query.recentProgress):
+                    time.sleep(0.05)
+                query.stop()
+                first = next(p for p in query.recentProgress if p["numInputRows"])
+                # A batch that ran out of backlog waited: it says only how fast reading was at least.
+                rates[mode] = first["numInputRows"] / (first["durationMs"]["addBatch"] / 1000)
+    micro, real_time = rates["micro-batch"], rates["real-time"]
+    head = ["micro-batch rows/s", "real-time rows/s", "ratio"]
+    show("full backlog, 100 B bodies", head, [[f"{micro:,.0f}", f"{real_time:,.0f}", f"{real_time / micro:.2f}"]])
+
+
+def idle(session: SparkSession, seconds: float) -> None:
+    """CPU of the Python processes of a real-time query that holds 16 queues to which nothing comes."""
+    with store_with(queues=16) as path, TemporaryDirectory() as checkpoint:
+        frame = session.readStream.format("mq").option("subscribe", TOPIC).option("realTime", "true").load(str(path))
+        query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+        time.sleep(min(10.0, 2 * seconds))  # the start-up is over
+        before, begin = _usage(), time.monotonic()
+        time.sleep(seconds)
+        after, taken = _usage(), time.monotonic() - begin
+        query.stop()
+    cpu = sum(after[pid][0] - before[pid][0] for pid in after.keys() & before.keys()) / taken
+    wakes = sum(after[pid][1] - before[pid][1] for pid in after.keys() & before.keys()) / taken
+    show("16 held queues, idle", ["CPU of one core", "wake-ups a second"], [[f"{cpu:.2%}", f"{wakes:.1f}"]])
+
+
+# --- what they share -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def store_with(queues: int) -> Iterator[Path]:
+    """The path of an empty store with TOPIC."""
+    with TemporaryDirectory(prefix="mq-bench-") as folder:
+        path = Path(folder) / "store"
+        with MessageStore.open(path) as store:
+            store.create_topic(TOPIC, queues)
+        yield path
+
+
+def start_writer(path: Path, rate: float, seconds: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.latency_writer", str(path), str(rate), str(seconds)])
+
+
+def realtime_session(more: dict[str, str] | None = None) -> SparkSession:
+    """A local session with the settings of conf/spark-realtime.conf, and `more`."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").appName("pyspark-mq latency").config("spark.ui.enabled", "false")
+    for line in CONF.read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.split(maxsplit=1)
+            builder = builder.config(name, value.replace("conf/log4j2", f"file:{CONF.parent}/log4j2"))
+    for name, value in (more or {}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+if __name__ == "__main__":
+    main()
