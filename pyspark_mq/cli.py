@@ -23,6 +23,8 @@ from pyspark_mq.tail import body_line, follow, json_line
 from store import MessageStore, StoreError
 from store.layout import COMMIT_LOG_DIR
 from store.retention import Reason
+from store.verify import Report, repair
+from store.verify import verify as verify_store
 
 CHUNK_BYTES = 1 << 20
 SIZES_AT_ONCE = 1_000_000
@@ -244,6 +246,49 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
         f"{len(step.log)} log segments and {len(step.queues)} queue files, {step.taken:,} bytes\n"
         f"The disk is {step.used_percent}% full; {step.reason.value}"
     )
+
+
+@main.command()
+@STORE
+@click.option("--repair", "do_repair", is_flag=True, help="Write the queues anew, cut what lies behind the log.")
+def verify(store: str, do_repair: bool) -> None:
+    """Check every record and every queue entry of STORE; exit code 1 if anything is wrong.
+
+    STORE may be in use. A repair needs it alone, does what the next recovery would do, and checks again.
+    """
+    report = verified(store)
+    if do_repair and report.findings:
+        click.echo(findings_table(report))
+        try:
+            repair(store)
+        finally:
+            click.echo("\nafter the repair:")
+            report = verified(store)
+            click.echo(findings_table(report))
+    else:
+        click.echo(findings_table(report))
+    sys.exit(1 if report.findings else 0)
+
+
+def verified(store: str) -> Report:
+    """`store.verify.verify` with a bar."""
+    with tqdm(unit="B", unit_scale=True, desc="verified", delay=0.5, disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return verify_store(store, progress)
+
+
+def findings_table(report: Report) -> str:
+    """What was found, a row each, and what was looked at."""
+    rows: list[tuple[str, ...]] = [("where", "what", "remedy"), *report.findings] if report.findings else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    looked = f"{report.records:,} records, {report.log_bytes:,} bytes, {report.queues} queues"
+    found = f"{len(report.findings)} findings" if report.findings else "no findings"
+    return "\n".join([*lines, f"{looked}: {found}"])
 
 
 def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end: int) -> Iterator[int]:

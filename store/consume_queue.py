@@ -44,6 +44,10 @@ class ConsumeQueue:
         """Queue offset of the first entry of the first file, 0 without files."""
         return next(iter(self._segments.starts()), 0) // CQ_ENTRY.itemsize
 
+    def check(self) -> None:
+        """Raises `CorruptSegment` for a file with a wrong name or length, or one that is missing in between."""
+        self._segments.check()
+
     def tail(self, confirm_offset: int, known: int = 0) -> int:
         """Queue offset after the last entry that counts; `known` is a tail seen earlier, to start from."""
         start = low = max(known, self.first()) if known == 0 else known
@@ -122,6 +126,13 @@ class ConsumeQueue:
                 break
             gone.append((str(self._segments.path(start)), self._segments.delete(start)))
         return gone
+
+    def stale(self, tail: int) -> int | None:
+        """Queue offset of the first entry from `tail` on that is not empty, None without: none may be there."""
+        for start in self._segments.starts()[-1:]:
+            found = self._segments.first_not_zero(tail * CQ_ENTRY.itemsize, start + self._segments.size)
+            return None if found is None else found // CQ_ENTRY.itemsize
+        return None
 
     def flush(self, start: int, end: int) -> None:
         """Bring entries [start, end) to the device."""

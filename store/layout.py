@@ -49,6 +49,7 @@ SYS_COMPRESSED: Final = 0x1
 SYS_TRANSACTION_MASK: Final = 0xC
 SYS_TRANSACTION_PREPARED: Final = 0x4
 SYS_TRANSACTION_ROLLBACK: Final = 0xC
+SYS_INNER_BATCH: Final = 0x80  # of topics whose queues are in batchconsumequeue/
 SYS_BORN_HOST_V6: Final = 0x10
 SYS_STORE_HOST_V6: Final = 0x20
 SYS_COMPRESSION_MASK: Final = 0x700
@@ -135,6 +136,7 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
 # --- ConsumeQueue --------------------------------------------------------------------------------------
 
 CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # a tags code up to here is an address in consumequeue_ext: no hash can be
 CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # entries before the first one of a queue that does not begin at 0
 
 # In this topic the entry's tags code is the delivery time (ms): store time plus the delay of the message's level.

@@ -31,6 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _OPEN_FILES = 8
 _ZERO_BLOCK = 4096
+_LOOK_BLOCK = 1 << 20
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -200,6 +201,18 @@ class Segments:
             if self.exists(start):
                 self._zero_within(self._opened(start), offset - start, stop - start)
             offset = stop
+
+    def first_not_zero(self, begin: int, end: int) -> int | None:
+        """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
+        offset = begin
+        while offset < end:
+            stop = min(end, offset + _LOOK_BLOCK, self._start(offset) + self.size)
+            if self.exists(offset):
+                data = self.read(offset, stop - offset)
+                if rest := data.lstrip(b"\0"):
+                    return offset + len(data) - len(rest)
+            offset = stop
+        return None
 
     def flush(self, begin: int, end: int) -> None:
         """Bring [begin, end) to the device."""

@@ -196,6 +196,37 @@ def test_clean_deletes_old_segments(tmp_path: Path) -> None:
     assert sorted((path / "commitlog").iterdir()) == segments[11:]
 
 
+def test_verify_finds_and_repairs(path: Path) -> None:
+    succeed("send", path, "orders", *"abcdef", "--queue", 1)
+    assert succeed("verify", path) == "6 records, 588 bytes, 1 queues: no findings\n"
+    (queue_file,) = (path / "consumequeue/orders/1").iterdir()
+    with queue_file.open("r+b") as file:
+        file.seek(40)
+        file.write(bytes(20))
+    done = run("verify", path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [line.split("  ") for line in done.stdout.splitlines()[1:]] == [
+        ["topic orders, queue 1, offset 2", "1 messages have no entry in the queue", "verify --repair"],
+        ["6 records, 588 bytes, 1 queues: 1 findings"],
+    ]
+    done = run("verify", path, "--repair")
+    assert done.returncode == 0
+    assert done.stdout.endswith("after the repair:\n6 records, 588 bytes, 1 queues: no findings\n")
+    assert run("verify", path, "--mend").returncode == 2
+
+
+def test_what_verify_cannot_repair(path: Path) -> None:
+    succeed("send", path, "orders", *"abcdef", "--queue", 1)
+    (segment,) = (path / "commitlog").iterdir()
+    with segment.open("r+b") as file:
+        file.seek(98 * 3 + 88)
+        file.write(b"!")
+    done = run("verify", path, "--repair")
+    assert done.returncode == 1
+    assert done.stdout.count("98 bytes up to log offset 392 cannot be read  restore the file from a copy") == 2
+    assert "Error: " in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -208,6 +239,8 @@ def test_clean_deletes_old_segments(tmp_path: Path) -> None:
         (("stats", "{other}"), "{other}"),
         (("topic", "list", "{other}"), "{other}"),
         (("clean", "{other}"), "{other}"),
+        (("verify", "{other}"), "{other}"),
+        (("verify", "{other}", "--repair"), "{other}"),
         (("clean", "{other}", "--dry-run"), "{other}"),
         (("topic", "create", "{path}", "a topic"), "a topic"),
     ],

@@ -1,0 +1,340 @@
+"""Looking at every byte of a store that means something: does the log hold, and do the queues say what it says?
+
+The log is walked once, record by record; each record's queue entry is compared with what it has to be, and what the
+queues have besides is found by their offsets being dense. Memory is that of a few chunks of the log and one line for
+each queue. A store may be written to meanwhile: what is published later is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from store.admin_files import read_json
+from store.commit_log import CommitLog
+from store.consume_queue import ConsumeQueue, Entries
+from store.directory import Directory
+from store.dispatch import LogChunk, queue_entries, walk
+from store.errors import CorruptRecord, CorruptStore, OffsetLost, StoreLocked
+from store.layout import (
+    CONSUMER_OFFSETS_FILE,
+    CQ_ENTRY,
+    CQ_EXTENSION_BELOW,
+    DELAY_OFFSETS_FILE,
+    GROUPS_FILE,
+    MIN_RECORD_BYTES,
+    RECORD_HEADER,
+    TOPICS_FILE,
+)
+from store.locks import StoreLock
+from store.log_end import LogEnd
+from store.message import decode_record
+from store.message_store import MessageStore
+from store.record_view import Ints
+from store.recovery import Plan, Point, plan_for, recover
+from store.topics import Topics
+from store.watermark import Watermark
+
+Progress = Callable[[int, int], None]  # bytes of log done, of all
+QueueName = tuple[str, int]
+
+MAX_FINDINGS = 200
+_NOT_COMPARED = -1
+_SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
+
+_COPY = "restore the file from a copy"
+_REPAIR = "verify --repair"
+_NO_ENTRY = "{count} messages have no entry in the queue"
+_WRONG_ENTRY = "{count} entries are not what their records say"
+_NO_RECORD = "{count} entries have no sound record in the log"
+_TWICE = "{count} records have a queue offset that an earlier one has"
+
+
+class Finding(NamedTuple):
+    """What is wrong, where, and what helps."""
+
+    where: str
+    what: str
+    remedy: str
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was found; at most `MAX_FINDINGS`, then it ends early."""
+
+    findings: list[Finding] = field(default_factory=list)
+    records: int = 0
+    log_bytes: int = 0
+    queues: int = 0
+
+
+def verify(path: str | os.PathLike[str], progress: Progress = lambda done, total: None) -> Report:
+    """Check a store, ours or a RocketMQ broker's, without changing anything.
+
+    Raises `NotAStore` and `ConfigError`; whatever else is wrong is a finding.
+    """
+    directory = Directory(Path(path))
+    directory.must_be_store()
+    verifier = _Verifier(directory, progress)
+    try:
+        verifier.run()
+    except CorruptStore as error:
+        verifier.add(str(directory.root), f"{error}; no more was looked at", _COPY)
+    except _Enough:
+        pass
+    return verifier.report
+
+
+def repair(path: str | os.PathLike[str]) -> None:
+    """Do what recovery may do: queues are written anew from the log, and what lies behind its end goes.
+
+    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired.
+    """
+    directory = Directory(Path(path))
+    directory.must_be_store()
+    MessageStore.open(path, create=False).close()  # whatever is published is on the device then
+    config = directory.configuration(None)
+    log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=True)
+    with closing(StoreLock(directory.root)) as lock, lock.exclusive():
+        if not lock.join():
+            raise StoreLocked(f"{directory.root}: other processes write here; close them before a repair")
+        plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
+        queues = _queues_on_disk(directory.root)
+        recover(directory.root, log, config.mappedFileSizeConsumeQueue, queues, plan._replace(begin=Point.FIRST_BYTE))
+
+
+class _Enough(Exception):
+    """There are `MAX_FINDINGS`."""
+
+
+@dataclass
+class _Run:
+    """Queue offsets of one queue with the same thing wrong: the first, how many, and what is said of the first."""
+
+    first: int
+    count: int
+    example: str
+
+
+class _Verifier:
+    def __init__(self, directory: Directory, progress: Progress) -> None:
+        self.report = Report()
+        self._root = directory.root
+        self._directory = directory
+        self._progress = progress
+        self._config = directory.configuration(None)
+        self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
+        self._queues: dict[QueueName, ConsumeQueue] = {}
+        self._is_damaged = False  # the log is
+        self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
+        self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
+        self._runs: dict[tuple[QueueName, str], _Run] = {}
+
+    def add(self, where: str, what: str, remedy: str) -> None:
+        self.report.findings.append(Finding(where, what, remedy))
+        if len(self.report.findings) >= MAX_FINDINGS:
+            raise _Enough
+
+    def run(self) -> None:
+        self._check_admin_files()
+        with closing(self._directory.watermark(self._log)) as watermark:
+            begin, end = self._log.min_offset(), watermark.confirm_offset
+            self._open_queues(watermark)
+            for chunk in self._walk(begin, end):
+                self.report.records += int(np.searchsorted(chunk.offsets, end))
+                for topic, queue_id, offsets, entries in queue_entries(chunk):
+                    count = int(np.searchsorted(entries["physical_offset"], end))
+                    if count:
+                        self._compare((topic, queue_id), offsets[:count], entries[:count])
+                self._progress(min(chunk.end, end) - begin, end - begin)
+            self.report.log_bytes = max(0, end - begin)
+            for name, queue in self._queues.items():
+                self._check_rest(name, queue, end)
+            self._report_runs()
+            if isinstance(watermark, Watermark):
+                self._check_behind(watermark, end)
+
+    def _check_admin_files(self) -> None:
+        for name in (TOPICS_FILE, CONSUMER_OFFSETS_FILE, GROUPS_FILE, DELAY_OFFSETS_FILE):
+            try:
+                read_json(self._root / name)
+            except CorruptStore as error:
+                self.add(name, str(error), _COPY)
+
+    # --- the log ---------------------------------------------------------------------------------------
+
+    def _walk(self, at: int, end: int) -> Iterator[LogChunk]:
+        """All sound records of [at, end); what lies between them is a finding."""
+        while at < end:
+            with suppress(OffsetLost):  # retention may be faster
+                for chunk in walk(self._log, at):
+                    yield chunk
+                    at = chunk.end
+                    if at >= end:
+                        return
+            first = self._log.min_offset()
+            if at < first:
+                at = first
+                continue
+            resume = self._resume(at, end)
+            what = self._damage(at)
+            self._is_damaged = True
+            self.add(self._place(at), f"{what}; {resume - at} bytes up to log offset {resume} cannot be read", _COPY)
+            at = resume
+
+    def _damage(self, at: int) -> str:
+        """What is wrong with the record at log offset `at`."""
+        segments, left = self._log.segments, self._log.next_segment(at) - at
+        if not segments.exists(at):
+            return "the segment is missing"
+        size = int.from_bytes(segments.read(at, min(left, _SIZE_BYTES)), "big", signed=True)
+        if not MIN_RECORD_BYTES <= size <= left:
+            return f"no record has a length of {size}"
+        try:
+            record = decode_record(segments.read(at, size), "")
+        except CorruptRecord as error:
+            return str(error).removeprefix(": ").partition(";")[0]
+        if record.physical_offset != at:
+            return f"the record names log offset {record.physical_offset}"
+        return f"{record.topic!r} cannot be a topic"
+
+    def _resume(self, at: int, end: int) -> int:
+        """Where to go on: at the next record that a queue knows, or at the next segment."""
+        following = next((start for start in self._log.segments.starts() if start > at), end)
+        if not self._log.segments.exists(at):
+            return min(end, following)
+        known = (self._record_after(queue, at, end) for queue in self._queues.values())
+        return min(end, following, *(offset for offset in known if offset > at))
+
+    @staticmethod
+    def _record_after(queue: ConsumeQueue, at: int, end: int) -> int:
+        low = queue.first()
+        high = tail = queue.tail(end)
+        try:
+            while low < high:
+                middle = (low + high) // 2
+                if queue.entries(middle, middle + 1)[0]["physical_offset"] <= at:
+                    low = middle + 1
+                else:
+                    high = middle
+            return int(queue.entries(low, low + 1)[0]["physical_offset"]) if low < tail else end
+        except OffsetLost:  # one of its files is missing
+            return end
+
+    def _place(self, at: int) -> str:
+        start = at - at % self._log.segments.size
+        return f"{self._log.segments.path(start).relative_to(self._root)} @ {at - start}"
+
+    # --- the queues ------------------------------------------------------------------------------------
+
+    def _open_queues(self, watermark: Watermark | LogEnd) -> None:
+        """Those whose files have wrong names or lengths, or holes, are a finding, and not compared."""
+        is_message = watermark.is_message if isinstance(watermark, LogEnd) else None
+        for name in _queues_on_disk(self._root):
+            size = self._config.mappedFileSizeConsumeQueue
+            queue = ConsumeQueue(self._root, *name, size, writable=False, is_message=is_message)
+            self.report.queues += 1
+            try:
+                queue.check()
+            except CorruptStore as error:
+                self.add(_name(name), str(error), f"move the queue's folder away, then {_REPAIR}")
+                self._next[name] = _NOT_COMPARED
+            else:
+                self._queues[name] = queue
+
+    def _compare(self, name: QueueName, offsets: Ints, entries: Entries) -> None:
+        """Compare consecutive records of one queue with its entries."""
+        first, stop = int(offsets[0]), int(offsets[-1]) + 1
+        expected = self._next.get(name, first)
+        if expected == _NOT_COMPARED:
+            return
+        self._begin.setdefault(name, first)
+        self._next[name] = max(expected, stop)
+        if first > expected:
+            self._note(name, _NO_RECORD, expected, first - expected, "")
+        if first < expected:
+            where = int(entries["physical_offset"][0])
+            self._note(name, _TWICE, first, min(stop, expected) - first, f"the first is at log offset {where}")
+            return
+        found = self._found(name, first, stop)
+        missing = found["size"] == 0
+        if missing.any():  # where retention was not faster
+            missing &= entries["physical_offset"] >= self._log.min_offset()
+        wrong = (found["physical_offset"] != entries["physical_offset"]) | (found["size"] != entries["size"])
+        extended = found["tags_code"] <= CQ_EXTENSION_BELOW
+        wrong |= (found["tags_code"] != entries["tags_code"]) & ~extended
+        wrong &= found["size"] != 0
+        if missing.any():
+            self._note(name, _NO_ENTRY, first + int(np.argmax(missing)), int(missing.sum()), "")
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            example = f"the first is {_fields(found[row])}, its record {_fields(entries[row])}"
+            self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
+
+    def _found(self, name: QueueName, first: int, stop: int) -> Entries:
+        """The queue's entries [first, stop); zeros where it has no file."""
+        found = np.zeros(stop - first, CQ_ENTRY)
+        queue = self._queues.get(name)
+        if queue is None:
+            return found
+        at = first
+        while at < stop:
+            end = min(stop, (at // queue.entries_per_file + 1) * queue.entries_per_file)
+            with suppress(OffsetLost):
+                found[at - first : end - first] = queue.entries(at, end)
+            at = end
+        return found
+
+    def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> None:
+        """Entries before the first and behind the last record of a queue."""
+        tail = queue.tail(end)
+        head = queue.head(self._log.min_offset(), tail)
+        begin, stop = self._begin.get(name, tail), self._next.get(name, head)
+        if head < min(begin, tail):
+            self._note(name, _NO_RECORD, head, min(begin, tail) - head, "")
+        if tail > max(stop, begin):
+            self._note(name, _NO_RECORD, max(stop, begin), tail - max(stop, begin), "")
+
+    def _note(self, name: QueueName, what: str, first: int, count: int, example: str) -> None:
+        run = self._runs.setdefault((name, what), _Run(first, 0, example))
+        run.count += count
+
+    def _report_runs(self) -> None:
+        for (name, what), run in self._runs.items():
+            example = f"; {run.example}" if run.example else ""
+            remedy = _COPY if what == _TWICE or (what == _NO_RECORD and self._is_damaged) else _REPAIR
+            self.add(f"{_name(name)}, offset {run.first}", what.format(count=f"{run.count:,}") + example, remedy)
+
+    # --- behind the end --------------------------------------------------------------------------------
+
+    def _check_behind(self, watermark: Watermark, end: int) -> None:
+        """What a dead writer leaves behind the end is undone by the next one; nothing else may be there."""
+        segments = self._log.segments
+        stale = []
+        for start in segments.starts()[-1:]:
+            at = segments.first_not_zero(end, start + segments.size)
+            stale += [] if at is None else [self._place(at)]
+        for name, queue in self._queues.items():
+            at = queue.stale(max(queue.tail(end), self._next.get(name, 0)))
+            stale += [] if at is None else [f"{_name(name)}, offset {at}"]
+        if watermark.announced_end <= end == watermark.confirm_offset:  # nobody writes
+            for where in stale:
+                self.add(where, "something is left behind the end", _REPAIR)
+
+
+def _queues_on_disk(root: Path) -> list[QueueName]:
+    return [(topic, queue_id) for topic, ids in Topics(root).on_disk().items() for queue_id in ids]
+
+
+def _name(name: QueueName) -> str:
+    return f"topic {name[0]}, queue {name[1]}"
+
+
+def _fields(entry: np.void) -> str:
+    return f"{entry['size']} bytes at log offset {entry['physical_offset']}, tags code {entry['tags_code']}"
