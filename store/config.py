@@ -93,7 +93,11 @@ class StoreConfig:
     def load(path: str | os.PathLike[str]) -> StoreConfig:
         """Read a `store.conf`. Raises `ConfigError` naming file, line and the nearest known key."""
         values: dict[str, Any] = {}
-        for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+        try:
+            lines = Path(path).read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8 text ({error}); write it anew, or delete it") from error
+        for number, line in enumerate(lines, 1):
             text = line.partition("#")[0].strip()
             if not text:
                 continue

@@ -25,6 +25,7 @@ from store.layout import (
     RECORD_HEADER,
     SCHEDULE_DELAYS_MS,
     SCHEDULE_TOPIC,
+    SYS_INNER_BATCH,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
@@ -149,7 +150,7 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     """(topic, queue id, queue offsets int64 (k,), entries (k,)) for every queue in the chunk, in log order.
 
-    The queue offsets of one such piece are consecutive. Prepared and rolled-back records have no entry. In
+    The queue offsets of one such piece are consecutive. Prepared, rolled-back and inner batch records have no entry. In
     SCHEDULE_TOPIC_XXXX the tags code is the delivery time. A record may stand in light queues besides its own.
     """
     records = chunk.records
@@ -162,8 +163,9 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     entries = np.empty(len(records), CQ_ENTRY)
     entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
     entries["tags_code"] = _tags_codes(records, properties, topic_ids, topics)
-    transaction = records.field("sys_flag") & SYS_TRANSACTION_MASK
-    rows = np.flatnonzero((transaction != SYS_TRANSACTION_PREPARED) & (transaction != SYS_TRANSACTION_ROLLBACK))
+    sys_flags = records.field("sys_flag")
+    outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
+    rows = np.flatnonzero(~outside & (sys_flags & SYS_INNER_BATCH == 0))
     order = rows[np.lexsort((rows, queue_ids[rows], topic_ids[rows]))]
     same_queue = (np.diff(topic_ids[order]) == 0) & (np.diff(queue_ids[order]) == 0)
     cuts = np.flatnonzero(~same_queue | (np.diff(queue_offsets[order]) != 1)) + 1

@@ -12,7 +12,7 @@ from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.errors import CorruptRecord, OffsetLost
 from store.filters import TagFilter
-from store.layout import CQ_ENTRY, LIGHT_PREFIX
+from store.layout import CQ_ENTRY, LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.message import StoredMessage, decode_record
 
 
@@ -87,12 +87,14 @@ def get_message(
         if messages and (len(messages) >= count_limit or too_large):
             next_begin = offset + row
             break
+        where = f"topic {queue.topic}, queue {queue.queue_id}, offset {offset + row} (commit log offset {physical})"
+        if physical < 0 or not MIN_RECORD_BYTES <= size <= log.segments.size:
+            raise CorruptRecord(f"{where}: an entry of {size} bytes; delete the queue's files and run recovery")
         try:
             record = log.segments.read(physical, size)
         except OffsetLost:
             removed = True
             continue
-        where = f"topic {queue.topic}, queue {queue.queue_id}, offset {offset + row} (commit log offset {physical})"
         message = decode_record(record, where)
         found = (message.topic, message.queue_id, message.queue_offset)
         if found != (queue.topic, queue.queue_id, offset + row) and not queue.topic.startswith(LIGHT_PREFIX):

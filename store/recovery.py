@@ -23,6 +23,8 @@ from store.layout import CHECKPOINT_MARGIN_MS
 from store.log_end import LogEnd, last_segment
 from store.watermark import Watermark
 
+_REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
+
 
 class Evidence(NamedTuple):
     """What is found in a directory."""
@@ -101,15 +103,23 @@ def recover(
             store_timestamp = max(store_timestamp, int(chunk.records.field("store_timestamp").max()))
         for topic, queue_id, queue_offsets, entries in queue_entries(chunk):
             name, offset = (topic, queue_id), int(queue_offsets[0])
-            if offset > tails.get(name, 0) and begin > first_byte:  # entries before it are missing too
-                return recover(root, log, queue_file_size, existing_queues, Plan(Point.FIRST_BYTE, plan.trusted))
+            tail = tails.get(name, 0)
+            head_was_cut = first_byte > 0 and tail == queue(*name).first()
+            if offset != tail and not head_was_cut:
+                if begin > first_byte:  # entries before it are missing
+                    return recover(root, log, queue_file_size, existing_queues, Plan(Point.FIRST_BYTE, plan.trusted))
+                at = int(entries["physical_offset"][0])
+                raise CorruptRecord(
+                    f"{log.segments.directory}: the record at log offset {at} says topic {topic}, queue {queue_id}, "
+                    f"offset {offset}, but {tail} is the next there; {_REMEDY}"
+                )
             queue(*name).write_first(offset, entries)
             written[name] = min(written.get(name, offset), offset)
             tails[name] = offset + len(entries)
     if end < trusted:
         raise CorruptRecord(
             f"{log.segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
-            "restore the segment from a copy, or read what is left with read_only=True"
+            f"{_REMEDY}"
         )
     log.segments.zero(end, files_end)
     log.segments.flush(begin, files_end)

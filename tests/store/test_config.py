@@ -67,3 +67,10 @@ def test_every_number_has_a_minimum() -> None:
 def test_the_hours_at_which_segments_go() -> None:
     assert StoreConfig().delete_hours == {4}
     assert StoreConfig(deleteWhen="04;16;23").delete_hours == {4, 16, 23}
+
+
+def test_what_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "store.conf"
+    path.write_bytes(b"listenPort=\xff")
+    with pytest.raises(ConfigError, match=r"store.conf: not UTF-8 text .*; write it anew, or delete it"):
+        StoreConfig.load(path)
