@@ -1,0 +1,96 @@
+"""How a range is cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import COLUMNS, DEFAULT_COLUMNS, CorruptRecord, FilterError, Message, MessageStore, StoreConfig
+from store.layout import CQ_ENTRY, segment_name
+from store.scan import _batches
+
+SEGMENT = 4096
+
+
+@given(
+    st.lists(st.integers(91, 900), min_size=1, max_size=40),
+    st.integers(1, 50),
+    st.integers(1, 5000),
+    st.integers(0, 2000),
+)
+def test_batches_cover_all_rows_within_every_limit(sizes: list[int], max_rows: int, max_bytes: int, gap: int) -> None:
+    """`gap` bytes of other queues lie between the records."""
+    physical, at = [], 0
+    for size in sizes:
+        if at % SEGMENT + size + 8 > SEGMENT:
+            at += SEGMENT - at % SEGMENT
+        physical.append(at)
+        at += size + gap % 300
+    cuts = list(_batches(np.array(physical), np.array(sizes), SEGMENT, max_rows, max_bytes))
+    assert [row for first, last in cuts for row in range(first, last)] == list(range(len(sizes)))
+    for first, last in cuts:
+        assert last - first <= max_rows
+        assert last == first + 1 or sum(sizes[first:last]) <= max_bytes
+        assert len({offset // SEGMENT for offset in physical[first:last]}) == 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    config = StoreConfig(mappedFileSizeCommitLog=SEGMENT, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path, config=config) as it:
+        it.create_topic("t", 1)
+        it.put_many([Message("t", f"{n}".encode() * 50, tags=["Aa", "BB", None][n % 3]) for n in range(60)])
+        yield it
+
+
+def test_columns_in_the_order_asked_for(store: MessageStore) -> None:
+    for columns in (("body",), ("queueOffset", "body", "tags"), tuple(reversed(COLUMNS)), DEFAULT_COLUMNS):
+        batches = list(store.scan("t", 0, 0, 60, columns=columns))
+        assert all(batch.schema == pa.schema([(name, COLUMNS[name]) for name in columns]) for batch in batches)
+        assert sum(batch.num_rows for batch in batches) == 60
+
+
+def test_an_empty_range_is_no_batch(store: MessageStore) -> None:
+    assert list(store.scan("t", 0, 7, 7)) == []
+    assert list(store.scan("t", 0, 60, 60)) == []
+
+
+def test_tags_with_the_same_hash_are_told_apart(store: MessageStore) -> None:
+    found = [
+        offset
+        for batch in store.scan("t", 0, 0, 60, columns=("queueOffset",), tags="Aa")
+        for offset in batch["queueOffset"].to_pylist()
+    ]
+    assert found == list(range(0, 60, 3))
+    with pytest.raises(FilterError):
+        store.scan("t", 0, 0, 60, tags="||")
+
+
+def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
+    """Damage in messages that nobody asked for is nobody's concern."""
+    entry = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)[2]
+    file = store.path / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    content[int(entry["physical_offset"])] ^= 1
+    file.write_bytes(content)
+    assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 60, tags="Aa || BB")) == 40
+    with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
+        list(store.scan("t", 0, 0, 60))
+
+
+def test_a_batch_outlives_its_store(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"body", tags="x") for _ in range(100)])
+        (batch,) = store.scan("t", 0, 0, 100)
+    for file in (tmp_path / "commitlog").iterdir():
+        file.unlink()
+    del store
+    assert batch["body"].to_pylist() == [b"body"] * 100
+    assert batch["tags"].to_pylist() == ["x"] * 100
