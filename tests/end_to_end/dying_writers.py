@@ -5,9 +5,9 @@
 
 `random`: three writers at any time, one after the other killed with SIGKILL. Each keeps what was acknowledged to it
 in STORE.acks/, one line `queue offset body` a message.
-`at`: for each line `STORE MODE CALL` of standard input one `put_many` that dies at its CALL-th system call: before
-it, after it, or (MODE half) in the middle of what it writes. Prints "done" when the append made fewer calls, then
-the exit status.
+`at`: for each line `VERB STORE MODE CALL` of standard input one `put_many` (VERB append) or one opening (VERB open)
+that dies at its CALL-th system call: before it, after it, or (MODE half) in the middle of what it writes. Prints "done"
+when it made fewer calls, then the exit status.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
         os.waitpid(victim, 0)
 
 
-def die_at(store_path: str, mode: str, call: int) -> None:
-    """Every way in which an append touches the directory counts as one call."""
+def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
+    """Every way in which it touches the directory counts as one call."""
     calls = itertools.count()
 
     def dying(original: Any, *, splits: bool = False) -> Any:
@@ -90,13 +90,17 @@ def die_at(store_path: str, mode: str, call: int) -> None:
 
         return wrapped
 
-    store = MessageStore.open(store_path)
+    store = MessageStore.open(store_path) if verb == "append" else None
     os.pwrite = dying(os.pwrite, splits=True)
     os.fsync = dying(os.fsync)
     os.rename = dying(os.rename)
     Path.rename = dying(Path.rename)  # type: ignore[method-assign]
+    Path.replace = dying(Path.replace)  # type: ignore[method-assign]
     Watermark.announce = dying(Watermark.announce)  # type: ignore[method-assign]
-    store.put_many([Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x") for n in range(12)])
+    if store is None:
+        MessageStore.open(store_path)
+    else:
+        store.put_many([Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x") for n in range(12)])
     print("done", flush=True)
     os._exit(0)
 
@@ -107,10 +111,10 @@ def main() -> None:
         kill_at_random(store_path, int(kills), int(seed))
         return
     for line in sys.stdin:
-        store_path, mode, call = line.split()
+        verb, store_path, mode, call = line.split()
         pid = os.fork()
         if pid == 0:
-            die_at(store_path, mode, int(call))
+            die_at(verb, store_path, mode, int(call))
         print(f"exit {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}", flush=True)
 
 

@@ -90,6 +90,19 @@ def forker() -> subprocess.Popen[str]:
     process.communicate()
 
 
+def dies(forker: subprocess.Popen[str], line: str) -> bool:
+    """Whether the process died at that call; False when it made fewer."""
+    assert forker.stdin is not None
+    assert forker.stdout is not None
+    print(line, file=forker.stdin, flush=True)
+    answer = forker.stdout.readline()
+    if answer == "done\n":
+        assert forker.stdout.readline() == "exit 0\n"
+        return False
+    assert answer == "exit 9\n"
+    return True
+
+
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("mode", ["before", "half", "after"])
 def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str, flush: str) -> None:
@@ -105,14 +118,8 @@ def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[st
     for call in range(100):
         path = tmp_path / f"{call}"
         shutil.copytree(base, path)
-        assert forker.stdin is not None
-        assert forker.stdout is not None
-        print(path, mode, call, file=forker.stdin, flush=True)
-        answer = forker.stdout.readline()
-        if answer == "done\n":
-            assert forker.stdout.readline() == "exit 0\n"
+        if not dies(forker, f"append {path} {mode} {call}"):
             break
-        assert answer == "exit 9\n"
         with MessageStore.open(path, read_only=True) as reader:
             found = bodies(reader)
             assert found in (old, old | new)
@@ -125,3 +132,31 @@ def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[st
     assert len(outcomes) > 10, "the append makes more system calls than that"
     assert outcomes == sorted(outcomes), "once it is published it stays"
     assert outcomes.count(True) == (0 if mode != "after" else 1), "and publishing is its last call"
+
+
+@pytest.mark.parametrize("mode", ["before", "half", "after"])
+def test_recovery_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str) -> None:
+    """The next one ends the same: here the watermark and the queues are gone, and the log's end is torn."""
+    base = tmp_path / "base"
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(base, config=config) as store:
+        store.create_topic(TOPIC, 2)
+        store.put_many([Message(TOPIC, b"%02d" % n * 200, queue_id=n % 2) for n in range(30)])
+        expected = {name: body for name, body in bodies(store).items() if body != b"29" * 200}
+        torn_at = store.put(Message(TOPIC, b"torn", queue_id=0)).physical_offset - 100
+    segment = base / "commitlog" / f"{torn_at // 4096 * 4096:020d}"
+    content = bytearray(segment.read_bytes())
+    content[torn_at % 4096] ^= 1
+    segment.write_bytes(content)
+    shutil.rmtree(base / "consumequeue")
+    (base / "watermark").unlink()
+    for call in range(200):
+        path = tmp_path / f"{call}"
+        shutil.copytree(base, path)
+        if not dies(forker, f"open {path} {mode} {call}"):
+            break
+        with MessageStore.open(path) as store:
+            assert bodies(store) == expected
+            store.put(Message(TOPIC, b"next", queue_id=1))
+        check_log(path, 30)
+    assert call > 10, "recovery makes more system calls than that"
