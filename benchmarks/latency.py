@@ -57,8 +57,8 @@ def main(small: bool, stage: int | None) -> None:
     """Prints all tables."""
     seconds, batch_seconds = (3, 1) if small else (20, 5)
     if stage is not None:
-        _, inside, _ = measure(realtime_session(STAGES[stage][1]), 100, seconds, batch_seconds, python_stage=True)
-        print(json.dumps(percentiles(inside)))
+        everything, _, _ = measure(realtime_session(STAGES[stage][1]), 100, seconds, batch_seconds, python_stage=True)
+        print(json.dumps(percentiles(everything)))
         return
     pulls(100 if small else 3000)
     thousand(1000)
@@ -111,13 +111,13 @@ def thousand(requests: int) -> None:
             delays = []
             for number in range(0, requests, 100):
                 message = Message(TOPIC, b"", tags=tags[number], queue_id=number % queues)
+                begin = time.perf_counter()
                 store.put(message)
-                published = time.perf_counter()
-                delays.append((woken.get()[0] - published) * 1000)
+                delays.append((woken.get()[0] - begin) * 1000)
                 time.sleep(0.02)
             others = requests - len(delays) - service.held
         rows.append([title, *percentiles(np.array(delays)), str(others)])
-    show(f"{requests} held requests, publish to the wake of the matching one, ms",
+    show(f"{requests} held requests, put to the wake of the matching one, ms",
          ["over", "p50", "p90", "p99", "others woken"], rows)  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def python_stages(small: bool) -> None:
         program = [sys.executable, "-m", "benchmarks.latency", "--stage", str(number), *(["--small"] if small else [])]
         answer = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append([title, *json.loads(answer.splitlines()[-1])])
-    show("put to a row behind a Python stage, inside a batch, real-time at 100/s, ms", ["", "p50", "p90", "p99"], rows)
+    show("put to a row behind a Python stage, real-time at 100/s, all rows, ms", ["", "p50", "p90", "p99"], rows)
 
 
 def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
