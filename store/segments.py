@@ -71,6 +71,15 @@ class SegmentFile:
             self._check_length()
         return data
 
+    def next_data(self, position: int) -> int:
+        """Where the file goes on from `position` when its holes are left out; its size when nothing follows."""
+        try:
+            return max(position, os.lseek(self._fd, position, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return self.size
+
     def write(self, position: int, data: memoryview) -> None:
         """Write all of `data`; raises `StoreFull`."""
         with full_device(self.path):
@@ -204,14 +213,12 @@ class Segments:
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
-        offset = begin
-        while offset < end:
-            stop = min(end, offset + _LOOK_BLOCK, self._start(offset) + self.size)
-            if self.exists(offset):
-                data = self.read(offset, stop - offset)
-                if rest := data.lstrip(b"\0"):
-                    return offset + len(data) - len(rest)
-            offset = stop
+        for start in range(self._start(begin), end, self.size):
+            if self.exists(start):
+                stop = min(end - start, self.size)
+                position = self._first_not_zero_within(self._opened(start), max(0, begin - start), stop)
+                if position is not None:
+                    return start + position
         return None
 
     def flush(self, begin: int, end: int) -> None:
@@ -268,10 +275,23 @@ class Segments:
     @staticmethod
     def _zero_within(file: SegmentFile, begin: int, end: int) -> None:
         zeros = memoryview(bytes(_ZERO_BLOCK))
-        for position in range(begin, end, _ZERO_BLOCK):
+        position = file.next_data(begin)
+        while position < end:
             length = min(_ZERO_BLOCK, end - position)
             if file.read(position, length).strip(b"\0"):
                 file.write(position, zeros[:length])
+            position = file.next_data(position + length)
+
+    @staticmethod
+    def _first_not_zero_within(file: SegmentFile, begin: int, end: int) -> int | None:
+        position = file.next_data(begin)
+        while position < end:
+            data = np.frombuffer(file.read(position, min(_LOOK_BLOCK, end - position)), np.uint8)
+            found = np.flatnonzero(data) if data.any() else data[:0]
+            if len(found):
+                return position + int(found[0])
+            position = file.next_data(position + len(data))
+        return None
 
 
 def _length(entry: os.DirEntry[str]) -> int | None:

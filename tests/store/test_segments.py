@@ -178,3 +178,15 @@ def test_a_segment_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> 
     for read in (log.view, log.read):
         with pytest.raises(CorruptSegment, match=r"0+: 4096 bytes, but segments of this store have 12288; restore"):
             read(4096, 10)
+
+
+@pytest.mark.parametrize("at", [0, 1, 4095, 4096, 100_000, 2**20 - 1, 2**20, 2**21 - 1, 2**21 + 5])
+def test_the_first_byte_that_is_not_zero(tmp_path: Path, at: int) -> None:
+    log = segments(tmp_path, size=1 << 21)
+    for start in (0, 1 << 21):
+        log.write(start + 50_000, bytes(100_000))
+    assert log.first_not_zero(0, 1 << 23) is None
+    log.write(at, b"x")
+    assert log.first_not_zero(0, 1 << 23) == log.first_not_zero(at, at + 1) == at
+    assert log.first_not_zero(0, at) is None
+    assert log.first_not_zero(at + 1, 1 << 23) is None
