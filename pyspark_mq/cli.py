@@ -209,7 +209,10 @@ def tail(
 @main.command()
 @STORE
 def stats(store: str) -> None:
-    """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk."""
+    """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk.
+
+    The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet.
+    """
     with MessageStore.open(store, read_only=True) as opened:
         rows: list[tuple[str, ...]] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
         for name, queues in sorted(opened.topics().items()):
@@ -220,7 +223,9 @@ def stats(store: str) -> None:
                     (name, str(queue_id), *(f"{number:,}" for number in (first, end, end - first, size)))
                 )
         click.echo(aligned(rows))
-        click.echo(f"\nlog: {opened.confirm_offset:,} bytes published, {log_files(store)}")
+        confirm = opened.confirm_offset
+        lag = max(0, confirm - opened.dispatched_offset)
+        click.echo(f"\nlog: {confirm:,} bytes published, {log_files(store)}, dispatch lag {lag:,} bytes")
 
 
 @main.command()

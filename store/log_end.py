@@ -33,8 +33,8 @@ class LogEnd:
         self._watermark = self._watermark or usable_watermark(self._root, self._log)
         if self._watermark is not None:
             return self._watermark.confirm_offset
-        if self._end is None:
-            self._end = last_segment(self._log)
+        if self._end is None or (not self._log.segments.exists(self._end) and self._end < self._log.min_offset()):
+            self._end = last_segment(self._log)  # at first, or when retention was faster
         for chunk in walk(self._log, self._end):
             self._end = chunk.end
         return self._end

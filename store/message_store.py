@@ -271,6 +271,16 @@ class MessageStore:
         """Commit log offset (bytes) up to which messages are visible; it never steps back."""
         return self._watermark.confirm_offset
 
+    @property
+    def dispatched_offset(self) -> int:
+        """Commit log offset (bytes) up to which the queues go; below `confirm_offset` where a broker is behind."""
+        end = 0
+        for name in self._queues_on_disk():
+            tail = self._queue(*name).tail(self.confirm_offset)
+            for entry in self._queue(*name).entries(max(self._queue(*name).first(), tail - 1), tail):
+                end = max(end, int(entry["physical_offset"]) + int(entry["size"]))
+        return end
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
         return self.offsets(topic, queue_id)[0]

@@ -167,6 +167,7 @@ def test_stats_counts_messages_and_bytes(path: Path) -> None:
     assert lines[2][:5] == ["orders", "1", "0", "3", "3"]
     assert lines[-1][1] == lines[2][5]  # all that was published is in queue 1
     assert lines[-1][4:8] == ["1", "segments", "of", "1,048,576"]
+    assert lines[-1][-4:] == ["dispatch", "lag", "0", "bytes"]
 
 
 def test_clean_deletes_old_segments(tmp_path: Path) -> None:

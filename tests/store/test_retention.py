@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -200,6 +201,22 @@ def test_a_writer_that_was_idle_while_its_queue_files_went(path: Path) -> None:
         assert names(path, "consumequeue/t/0")[0] >= 800
         assert idle.put(Message("t", bytes(1000), queue_id=0)).queue_offset == 91
         assert busy.offsets("t", 0)[1] == 92
+
+
+def test_a_reader_of_a_brokers_directory_that_retention_overtakes(path: Path, tmp_path: Path) -> None:
+    theirs = shutil.copytree(path, tmp_path.with_name(f"{tmp_path.name}-theirs"))
+    (theirs / "watermark").unlink()
+    later = sorted((theirs / "commitlog").iterdir())[5:]
+    kept_back = [(file, file.read_bytes()) for file in later]
+    for file in later:
+        file.unlink()
+    with MessageStore.open(theirs, read_only=True) as reader:
+        assert reader.offsets("t", 0) == (0, 15)
+        for file, content in kept_back:
+            file.write_bytes(content)
+        for file in sorted((theirs / "commitlog").iterdir())[:7]:
+            file.unlink()
+        assert reader.offsets("t", 0) == (21, 30)
 
 
 WRITER = """
