@@ -236,3 +236,10 @@ def test_a_micro_batch_offset_is_no_real_time_offset() -> None:
 def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         EpochOffset.from_json(json_)
+
+
+def test_the_real_time_checkpoint_fixture() -> None:
+    tasks = ({Queue("orders", 0): 23, Queue("orders", 2): 0}, {Queue("orders", 1): 345})
+    offset = EpochOffset(7, "5f0c2b9e", tasks)
+    assert EpochOffset.from_json(load("real_time.json")) == offset
+    assert offset.to_json() == load("real_time.json")
