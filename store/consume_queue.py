@@ -17,6 +17,7 @@ from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.segments import Segments
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
+_EMPTY = bytes(CQ_ENTRY.itemsize)
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
 
@@ -85,7 +86,7 @@ class ConsumeQueue:
         pieces = []
         while start < end:
             stop = min(end, (start // self.entries_per_file + 1) * self.entries_per_file)
-            pieces.append(self._segments.read(start * CQ_ENTRY.itemsize, (stop - start) * CQ_ENTRY.itemsize))
+            pieces.append(self._read(start, stop))
             start = stop
         return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
@@ -102,16 +103,28 @@ class ConsumeQueue:
         As RocketMQ does, pre-blank entries stand in the first file before its first real one.
         """
         if start % self.entries_per_file and not self._segments.starts():
-            blank = np.zeros(start % self.entries_per_file, CQ_ENTRY)
-            blank["size"] = CQ_PRE_BLANK_SIZE
-            self.write(start - len(blank), blank)
+            self._write_blank(start - start % self.entries_per_file, start)
         self.write(start, entries)
 
     def truncate(self, tail: int) -> None:
-        """Zero every entry from `tail` on: what a dead writer left must never count later."""
-        starts = self._segments.starts()
-        if starts:
-            self._segments.zero(tail * CQ_ENTRY.itemsize, starts[-1] + self._segments.size)
+        """Zero every entry from `tail` on, for what a dead writer left must never count later; delete empty files.
+
+        As RocketMQ does: of an empty last file it counts the first entry. Call as the only writer.
+        """
+        starts, end = self._segments.starts(), tail * CQ_ENTRY.itemsize
+        if not starts:
+            return
+        self._segments.zero(end, starts[-1] + self._segments.size)
+        if tail and end == starts[0]:  # nothing would be left that says where the queue goes on
+            self._write_blank(tail - self.entries_per_file, tail)
+        for start in reversed(starts):
+            if start >= end:
+                self._segments.delete(start)
+
+    def _write_blank(self, start: int, end: int) -> None:
+        blank = np.zeros(end - start, CQ_ENTRY)
+        blank["size"] = CQ_PRE_BLANK_SIZE
+        self.write(start, blank)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
         """Delete files, never the last, whose last entry's record the log has no longer.
@@ -138,6 +151,12 @@ class ConsumeQueue:
         """Bring entries [start, end) to the device."""
         self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
+    def _read(self, start: int, end: int) -> bytes:
+        """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
+        where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
+        data = self._segments.read(*where)
+        return self._segments.read(*where, current=True) if data.endswith(_EMPTY) else data
+
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:
         """Whether the log has no longer the record of entry `index`."""
         try:
@@ -154,7 +173,7 @@ class ConsumeQueue:
 
     def _counts(self, index: int, confirm_offset: int) -> bool:
         try:
-            data = self._segments.read(index * CQ_ENTRY.itemsize, CQ_ENTRY.itemsize)
+            data = self._read(index, index + 1)
         except OffsetLost:
             return self._is_deleted(index)
         entry = np.frombuffer(data, CQ_ENTRY)[0]

@@ -427,6 +427,7 @@ class MessageStore:
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         with self._writing().exclusive():
+            self._appender.repair()
             return retention.clean(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
 
     # --- closing ---------------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ class SegmentFile:
     def flush(self) -> None:
         sync(self._fd)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its name is gone."""
+        return os.fstat(self._fd).st_nlink == 0
+
     @cached_property
     def _mapping(self) -> Bytes:
         return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
@@ -186,16 +191,20 @@ class Segments:
         position = offset - start
         return self._opened(start).mapped[position : position + length]
 
-    def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone."""
+    def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
+        """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone.
+
+        current: do not read on in an open file that was deleted meanwhile.
+        """
         start = self._start(offset)
-        return self._opened(start).read(offset - start, length)
+        file = self._current(start) if current else self._opened(start)
+        return file.read(offset - start, length)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write within one segment, creating its file if needed. Raises `StoreFull`."""
         start = self._start(offset)
         try:
-            file = self._opened(start)
+            file = self._current(start)
         except OffsetLost:
             self._create(start)
             file = self._opened(start)
@@ -208,7 +217,7 @@ class Segments:
             start = self._start(offset)
             stop = min(end, start + self.size)
             if self.exists(start):
-                self._zero_within(self._opened(start), offset - start, stop - start)
+                self._zero_within(self._current(start), offset - start, stop - start)
             offset = stop
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
@@ -225,7 +234,7 @@ class Segments:
         """Bring [begin, end) to the device."""
         for start in range(self._start(begin), end, self.size):
             if self.exists(start):
-                self._opened(start).flush()
+                self._current(start).flush()
 
     def _start(self, offset: int) -> int:
         return offset - offset % self.size
@@ -233,6 +242,12 @@ class Segments:
     def path(self, start: int) -> Path:
         """The file of the segment that begins at `start`."""
         return self.directory / segment_name(start)
+
+    def _current(self, start: int) -> SegmentFile:
+        """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
+        if self._opened(start).is_deleted:
+            self._opened.cache_clear()
+        return self._opened(start)
 
     def _open(self, start: int) -> SegmentFile:
         try:

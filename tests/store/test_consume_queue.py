@@ -70,13 +70,48 @@ def test_without_files_it_is_empty(tmp_path: Path) -> None:
         it.entries(0, 1)
 
 
+def files(root: Path) -> list[int]:
+    """Queue offset of the first entry of each file."""
+    return sorted(int(file.name) // CQ_ENTRY.itemsize for file in (root / "consumequeue/t/0").iterdir())
+
+
 def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 35))
     it.truncate(12)
     assert it.tail(1 << 40) == 12
     assert it.entries(0, 12).tobytes() == entries(0, 12).tobytes()
-    assert it.entries(12, 40).tobytes() == bytes(28 * CQ_ENTRY.itemsize)
+    assert it.entries(12, 20).tobytes() == bytes(8 * CQ_ENTRY.itemsize)
+    assert files(tmp_path) == [0, 10], "RocketMQ counts the first entry of a last file that is empty"
+
+
+@pytest.mark.parametrize("tail", [0, 10, 20, 30])
+def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> None:
+    """Also the only one; and who has one open reads and writes in the one that comes after it."""
+    it, other, writer = queue(tmp_path), queue(tmp_path), queue(tmp_path)
+    it.write(0, entries(0, 35))
+    for each in (other, writer):
+        assert each.tail(3500) == 35
+        assert len(each.entries(0, 35)) == 35
+    it.truncate(tail)
+    assert files(tmp_path) == list(range(0, tail, 10))
+    assert other.tail(3500) == tail
+    writer.write(tail, entries(tail, 38))
+    for each in (it, other, writer):
+        assert each.entries(0, 38).tobytes() == entries(0, 38).tobytes()
+        assert each.tail(3800) == 38
+
+
+def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 25))
+    it.expire(2000)
+    it.truncate(20)
+    for each in (it, queue(tmp_path)):
+        assert each.tail(1 << 40) == 20
+        assert each.head(2000, 20) == 20
+    it.write(20, entries(20, 22))
+    assert (it.head(2000, 22), it.tail(2200)) == (20, 22)
 
 
 @pytest.mark.parametrize("cut", range(CQ_ENTRY.itemsize))
