@@ -87,12 +87,17 @@ class Block:
         self._queue_offsets = queue_offsets
         self._physical_offsets = physical_offsets
         self._records = records = RecordView(view, physical_offsets - base, sizes)
-        same = records.expect_topic(topic.encode())
+        same = self._in_queue()
         self._need(records.sound, "the log holds no record of that length there")
-        same &= records.field("queue_id") == queue_id
-        same &= records.field("queue_offset") == queue_offsets
         same &= records.field("physical_offset") == physical_offsets
         self._need(same, "the log holds another message there")
+
+    def _in_queue(self) -> Mask:
+        """Where a record names this queue and its offset there, shape (n,); measures the records' parts."""
+        same = self._records.expect_topic(self._topic.encode())
+        same &= self._records.field("queue_id") == self._queue_id
+        same &= self._records.field("queue_offset") == self._queue_offsets
+        return same
 
     def __len__(self) -> int:
         return len(self._queue_offsets)
@@ -182,6 +187,23 @@ class Block:
             return arrays[0]
         order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
         return pa.concat_arrays(arrays).take(pa.array(order))
+
+
+class LightBlock(Block):
+    """n messages of a light queue: their records, and so their columns, name the queue that they were sent to."""
+
+    def _in_queue(self) -> Mask:
+        self._records.measure_topics()
+        return self._records.sound.copy()
+
+    def column(self, name: str) -> pa.Array:
+        """As a message in a queue of its own."""
+        if name == "topic":
+            names = self._records.slices(self._records.topic_starts, self._records.topic_lengths).to_pylist()
+            return pa.array([name.decode("utf-8", "replace") for name in names], pa.string())
+        if name == "queueId":
+            return self._ints("queue_id", pa.int32())
+        return self._ints("queue_offset", pa.int64()) if name == "queueOffset" else super().column(name)
 
 
 _DECODERS: dict[str, Callable[[Block], pa.Array]] = {

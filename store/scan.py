@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.columns import COLUMNS, Block
+from store.columns import COLUMNS, Block, LightBlock
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.errors import CorruptRecord
 from store.filters import TagFilter
-from store.layout import MIN_RECORD_BYTES
+from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 
 _ENTRIES_AT_ONCE = 1 << 18
 
@@ -66,7 +66,8 @@ def _block(log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: I
             "entries are no records in ascending order; delete the queue's files and run recovery"
         )
     view = log.segments.view(begin, end - begin)
-    return Block(view, begin, queue.topic, queue.queue_id, queue_offsets, physical, sizes)
+    kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
+    return kind(view, begin, queue.topic, queue.queue_id, queue_offsets, physical, sizes)
 
 
 def _batches(

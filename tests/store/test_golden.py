@@ -11,22 +11,17 @@ from tests import seen
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.jsonl"))
-LIGHT_QUEUES = "a record that stands in a light queue names the queue it was sent to; scan wants its own"
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("read", [seen.by_scan, seen.by_get_message])
-def test_reads_what_rocketmq_reads(name: str, read: seen.Reader, request: pytest.FixtureRequest) -> None:
-    if name == "multi-dispatch-5.3" and read is seen.by_scan:
-        request.applymarker(pytest.mark.xfail(reason=LIGHT_QUEUES, strict=True))
+def test_reads_what_rocketmq_reads(name: str, read: seen.Reader) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         seen.assert_same(read(store), seen.golden(GOLDEN / f"{name}.jsonl"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_finds_tags(name: str, request: pytest.FixtureRequest) -> None:
-    if name == "multi-dispatch-5.3":
-        request.applymarker(pytest.mark.xfail(reason=LIGHT_QUEUES, strict=True))
+def test_finds_tags(name: str) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         for (topic, queue_id), queue in seen.golden(GOLDEN / f"{name}.jsonl").items():
             for tag in {row["tags"] for row in queue.rows if row["tags"]}:
