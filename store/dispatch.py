@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from store.commit_log import CommitLog
 from store.consume_queue import Entries
+from store.errors import OffsetLost
 from store.filters import java_hash
 from store.layout import (
     BLANK,
@@ -61,7 +62,10 @@ def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogC
     """
     at = begin
     while log.segments.exists(at):
-        chunk = _chunk(log, at, check_crc=check_crc)
+        try:
+            chunk = _chunk(log, at, check_crc=check_crc)
+        except OffsetLost:  # retention was faster
+            return
         if chunk.end == at:
             return
         yield chunk

@@ -133,21 +133,14 @@ class Segments:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
 
         Raises `CorruptSegment` for a wrong name or length. An empty last file is what a RocketMQ killed during
-        creation leaves; it is passed over, as RocketMQ does. So is one that retention deletes meanwhile. Files that
-        are gone are closed here: an open one keeps its space.
+        creation leaves; it is passed over, as RocketMQ does. Files that are gone are closed here: an open one keeps
+        its space.
         """
-        try:
-            files = sorted((entry for entry in os.scandir(self.directory) if entry.is_file()), key=lambda e: e.name)
-        except FileNotFoundError:
-            return []
-        lengths = [_length(entry) for entry in files]
-        if lengths and lengths[-1] == 0:
-            lengths[-1] = None
-        starts = [
-            self._checked_start(entry, length)
-            for entry, length in zip(files, lengths, strict=True)
-            if length is not None
-        ]
+        while (listed := self._list()) is None:  # a file went between listing and looking: others may have, too
+            pass
+        if listed and listed[-1][1] == 0:
+            listed.pop()
+        starts = [self._checked_start(entry, length) for entry, length in listed]
         if starts and starts[0] != self._first:
             self._first = starts[0]
             self._opened.cache_clear()
@@ -273,6 +266,17 @@ class Segments:
             if directory == self._root:
                 break
 
+    def _list(self) -> list[tuple[os.DirEntry[str], int]] | None:
+        """Files and their lengths, by name; None when one is deleted meanwhile."""
+        try:
+            files = sorted((entry for entry in os.scandir(self.directory) if entry.is_file()), key=lambda e: e.name)
+        except FileNotFoundError:
+            return []
+        try:
+            return [(entry, entry.stat().st_size) for entry in files]
+        except FileNotFoundError:
+            return None
+
     def _checked_start(self, entry: os.DirEntry[str], length: int) -> int:
         name = entry.name
         if len(name) != SEGMENT_NAME_DIGITS or not name.isascii() or not name.isdigit() or int(name) % self.size:
@@ -306,13 +310,6 @@ class Segments:
             if len(found):
                 return position + int(found[0])
             position = file.next_data(position + len(data))
-        return None
-
-
-def _length(entry: os.DirEntry[str]) -> int | None:
-    try:
-        return entry.stat().st_size
-    except FileNotFoundError:
         return None
 
 

@@ -172,21 +172,26 @@ class _Verifier:
     def _walk(self, at: int, end: int) -> Iterator[LogChunk]:
         """All sound records of [at, end); what lies between them is a finding."""
         while at < end:
-            with suppress(OffsetLost):  # retention may be faster
-                for chunk in walk(self._log, at):
-                    yield chunk
-                    at = chunk.end
-                    if at >= end:
-                        return
+            for chunk in walk(self._log, at):
+                yield chunk
+                at = chunk.end
+                if at >= end:
+                    return
             first = self._log.min_offset()
-            if at < first:
+            if at < first:  # retention was faster
                 at = first
+                self._forget_offsets()
                 continue
             resume = self._resume(at, end)
             what = self._damage(at)
             self._is_damaged = True
             self.add(self._place(at), f"{what}; {resume - at} bytes up to log offset {resume} cannot be read", _COPY)
             at = resume
+
+    def _forget_offsets(self) -> None:
+        """Records were passed over that are gone, and with them, for good reason, some offsets of the queues."""
+        self._begin.clear()
+        self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
 
     def _damage(self, at: int) -> str:
         """What is wrong with the record at log offset `at`."""
@@ -298,8 +303,9 @@ class _Verifier:
         begin, stop = self._begin.get(name, tail), self._next.get(name, head)
         if head < min(begin, tail):
             self._note(name, _NO_RECORD, head, min(begin, tail) - head, "")
-        if tail > max(stop, begin):
-            self._note(name, _NO_RECORD, max(stop, begin), tail - max(stop, begin), "")
+        stop = max(stop, begin, head)
+        if tail > stop:
+            self._note(name, _NO_RECORD, stop, tail - stop, "")
 
     def _note(self, name: QueueName, what: str, first: int, count: int, example: str) -> None:
         run = self._runs.setdefault((name, what), _Run(first, 0, example))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,6 +197,29 @@ def test_files_that_are_not_what_their_names_say(path: Path, file: str, content:
     (path / file).write_bytes(content)
     finding = verify(path).findings[0]
     assert what in finding.what
+
+
+WRITER = """
+import sys
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    for number in range(400):
+        store.put_many([Message("t", bytes(300), queue_id=number % 3) for _ in range(7)])
+        if number % 10 == 0:
+            store.clean(forced=True)
+"""
+
+
+def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=Path(__file__).parents[2])
+    looks = 0
+    while writer.poll() is None:
+        assert verify(path).findings == []
+        MessageStore.open(path, read_only=True).close()
+        looks += 1
+    assert writer.returncode == 0
+    assert looks > 3
+    assert verify(path).findings == []
 
 
 def test_a_repair_needs_the_store_alone(path: Path) -> None:
