@@ -111,8 +111,7 @@ class HeldReader:
                     open_queues -= 1
                     continue
                 visited.add(queue)
-                known = reached[queue] if why is Wake.ARRIVED else 0  # which sees that retention took the place
-                end = min(store.max_offset(*queue, known), reached[queue] + _ROWS_AT_ONCE)
+                end = min(store.max_offset(*queue), reached[queue] + _ROWS_AT_ONCE)
                 yield from self._range_reader.scan(store, QueueRange(*queue, reached[queue], end))
                 reached[queue] = max(end, reached[queue])
                 hold(queue)

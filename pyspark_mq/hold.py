@@ -220,7 +220,7 @@ class PullRequestHoldService:
         """Those of `requests`, all of one queue, for which a message may be there."""
         topic, queue_id = requests[0].queue
         try:
-            tail = self._store.max_offset(topic, queue_id, known=min(request.noticed for request in requests))
+            tail = self._store.max_offset(topic, queue_id)
             due, arrived = [], {}
             for request in requests:
                 begin = request.noticed

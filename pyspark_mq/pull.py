@@ -101,7 +101,7 @@ class PullMessageProcessor:
     def answer(self, request: PullRequest) -> PullResponse:
         """Answer at once, from what is there. Raises `CorruptRecord`."""
         try:
-            self._store.max_offset(request.topic, request.queue_id, known=max(0, request.offset))
+            self._store.max_offset(request.topic, request.queue_id)
         except UnknownQueue as error:
             return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
         except UnknownTopic as error:

@@ -1,6 +1,7 @@
 """One append, from the lock to the publication; and the repair of one that died.
 
-The order is the promise (see `watermark`): announce, write records, write queue entries, flush if asked, publish.
+The order is the promise (see `watermark`): announce, write records, write queue entries, file keys, flush if asked,
+publish.
 Whatever happens before the last step, readers see nothing of it and the next append undoes it first.
 """
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
+from store.index import Index
 from store.locks import StoreLock
 from store.records import Records
 from store.watermark import Watermark
@@ -52,6 +54,7 @@ class Appender:
         lock: StoreLock,
         watermark: Watermark,
         log: CommitLog,
+        index: Index,
         queue: Callable[[str, int], ConsumeQueue],
         existing_queues: Callable[[], list[tuple[str, int]]],
         *,
@@ -60,12 +63,12 @@ class Appender:
         self._lock = lock
         self._watermark = watermark
         self._log = log
+        self._index = index
         self._queue = queue
         self._existing_queues = existing_queues
         self._sync_flush = sync_flush
         self._published = -1  # the confirm offset after our last append
         self._tails: dict[tuple[str, int], int] = {}  # exact, as long as nobody else appends
-        self._known: dict[tuple[str, int], int] = {}  # tails seen earlier: to search from
 
     def append(self, records: Records) -> AppendResult:
         """Append all records under one publication.
@@ -88,6 +91,8 @@ class Appender:
             entries = records.entries(placement.physical_offsets)
             for name, rows in queues:
                 self._queue(*name).write(tails[name], entries[rows])
+            key_offsets = placement.physical_offsets[records.key_rows]
+            self._index.append(records.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
             if self._sync_flush:
                 # Not only our own bytes: recovery walks up to them through everything before.
                 self._log.segments.flush(self._watermark.flushed_offset, placement.end)
@@ -98,7 +103,7 @@ class Appender:
         return AppendResult(ids[records.queues], queue_offsets, placement.physical_offsets)
 
     def repair(self) -> None:
-        """Undo an append that died: zero what it announced, drop its queue entries. Call under the lock.
+        """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock.
 
         Nothing of it was published. Stale bytes must go all the same: later appends move the confirm offset
         over them, and then a stale entry would count and a stale record would parse.
@@ -109,16 +114,16 @@ class Appender:
         self._log.segments.zero(confirm, announced)
         for name in self._existing_queues():
             self._queue(*name).truncate(self._queue(*name).tail(confirm))
+        self._index.truncate(confirm)
         self._watermark.announce(confirm, self._watermark.store_timestamp)
 
     def _tail(self, name: tuple[str, int], confirm: int) -> int:
         """The queue offset that the next message of a queue gets."""
         if confirm != self._published:  # another process appended
-            self._known.update(self._tails)
             self._tails.clear()
             self._published = confirm
         if name not in self._tails:
-            self._tails[name] = self._queue(*name).tail(confirm, self._known.get(name, 0))
+            self._tails[name] = self._queue(*name).tail(confirm)
         return self._tails[name]
 
 

@@ -40,6 +40,7 @@ class ConsumeQueue:
         self._is_message = is_message
         self._segments = Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable)
         self.entries_per_file = file_size // CQ_ENTRY.itemsize
+        self._seen = 0  # the tail found last: where the next search begins
 
     def first(self) -> int:
         """Queue offset of the first entry of the first file, 0 without files."""
@@ -49,9 +50,11 @@ class ConsumeQueue:
         """Raises `CorruptSegment` for a file with a wrong name or length, or one that is missing in between."""
         self._segments.check()
 
-    def tail(self, confirm_offset: int, known: int = 0) -> int:
-        """Queue offset after the last entry that counts; `known` is a tail seen earlier, to start from."""
-        start = low = max(known, self.first()) if known == 0 else known
+    def tail(self, confirm_offset: int, known: int | None = None) -> int:
+        """Queue offset after the last entry that counts; searched from `known`, by default from the last answer."""
+        if known is None:
+            known = self._seen if self._seen and self._counts(self._seen - 1, confirm_offset) else self.first()
+        start = low = known
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -65,11 +68,14 @@ class ConsumeQueue:
         # One look at an entry that is being written may show its size without its offset; a second shows both.
         while low > start and not self._counts(low - 1, confirm_offset):
             low -= 1
+        self._seen = low
         return low
 
     def head(self, min_physical_offset: int, tail: int) -> int:
         """Queue offset of the first entry whose record the log still has; `tail` when there is none."""
         low, high = self.first(), tail
+        if low < high and not self._is_behind(low, min_physical_offset):
+            return low
         while low < high:
             middle = (low + high) // 2
             if self._is_behind(middle, min_physical_offset):

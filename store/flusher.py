@@ -58,7 +58,7 @@ class Flusher:
             for queue in self._queues():
                 name = (queue.topic, queue.queue_id)
                 flushed = self._tails.get(name) or queue.first()
-                self._tails[name] = tail = queue.tail(end, flushed)
+                self._tails[name] = tail = queue.tail(end)
                 queue.flush(flushed, tail)
             self._watermark.mark_flushed(end)
             self._watermark.flush()

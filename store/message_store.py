@@ -285,12 +285,9 @@ class MessageStore:
         """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
         return self.offsets(topic, queue_id)[0]
 
-    def max_offset(self, topic: str, queue_id: int, known: int = 0) -> int:
-        """Queue offset after the newest message; `known`, one seen earlier, makes the search short.
-
-        Raises `UnknownTopic`, `UnknownQueue`.
-        """
-        return self._checked_queue(topic, queue_id).tail(self.confirm_offset, known)
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self._checked_queue(topic, queue_id).tail(self.confirm_offset)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """`min_offset` and `max_offset` at one moment."""
