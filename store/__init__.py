@@ -10,6 +10,7 @@ from store.errors import (
     CorruptStore,
     InvalidColumns,
     InvalidGroup,
+    InvalidMessageId,
     InvalidTopic,
     MessageRefused,
     NotAStore,
@@ -27,13 +28,16 @@ from store.errors import (
 from store.filters import FilterError, TagFilter
 from store.getting import GetResult, GetStatus
 from store.message import Message, StoredMessage
-from store.message_store import MessageStore, PutResult
+from store.message_store import MessageStore
+from store.putting import PutResult
+from store.query import Boundary
 from store.retention import Cleaned
 
 __all__ = [
     "COLUMNS",
     "DEFAULT_COLUMNS",
     "AppendResult",
+    "Boundary",
     "Cleaned",
     "ConfigError",
     "CorruptRecord",
@@ -44,6 +48,7 @@ __all__ = [
     "GetStatus",
     "InvalidColumns",
     "InvalidGroup",
+    "InvalidMessageId",
     "InvalidTopic",
     "Message",
     "MessageRefused",

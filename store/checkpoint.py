@@ -22,6 +22,15 @@ def read_checkpoint(root: Path) -> int | None:
     return min(int(fields["log_timestamp"]), int(fields["queues_timestamp"])) or None
 
 
+def read_index_checkpoint(root: Path) -> int:
+    """The time (ms) up to which index files are on the device, as RocketMQ keeps it; 0 when nothing says so."""
+    try:
+        data = (root / CHECKPOINT_FILE).read_bytes()
+    except FileNotFoundError:
+        return 0
+    return int(np.frombuffer(data, CHECKPOINT, 1)["index_timestamp"][0]) if len(data) >= CHECKPOINT.itemsize else 0
+
+
 def create_checkpoint(root: Path) -> None:
     """Make an empty one if there is none: later writes then need no space."""
     path = root / CHECKPOINT_FILE

@@ -21,8 +21,9 @@ FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 class StoreConfig:
     """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
 
-    Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes count for a new
-    directory only; an existing one says them itself. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
+    Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
+    `maxIndexNum` count for a new directory only; an existing one says them itself, but for those of an index that a
+    broker wrote. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
     with it message ids.
     """
 
@@ -41,6 +42,9 @@ class StoreConfig:
     cleanFileForciblyEnable: bool = True
     diskSpaceCleanForciblyRatio: int = 85
     diskSpaceWarningLevelRatio: int = 90
+    messageIndexEnable: bool = True
+    maxHashSlotNum: int = 5_000_000
+    maxIndexNum: int = 20_000_000
     brokerIP1: str = "127.0.0.1"
     listenPort: int = 10_911
 
@@ -76,6 +80,11 @@ class StoreConfig:
     def sync_flush(self) -> bool:
         """Whether an append reaches the device before it is acknowledged."""
         return self.flushDiskType == "SYNC_FLUSH"
+
+    def with_sizes_of(self, made: StoreConfig) -> StoreConfig:
+        """This configuration with the file sizes of the one that the files were made with."""
+        index = replace(self, maxHashSlotNum=made.maxHashSlotNum, maxIndexNum=made.maxIndexNum)
+        return index.with_file_sizes(made.mappedFileSizeCommitLog, made.mappedFileSizeConsumeQueue)
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
         """This configuration with the sizes that existing files have; None keeps one."""
@@ -141,6 +150,8 @@ _MINIMA = {
     "diskMaxUsedSpaceRatio": 10,
     "diskSpaceCleanForciblyRatio": 30,
     "diskSpaceWarningLevelRatio": 35,
+    "maxHashSlotNum": 1,
+    "maxIndexNum": 2,  # the first one is never used
     "listenPort": 0,
 }
 # At the low end as in RocketMQ, which caps them at 95, 85 and 90; here 100 switches one off.

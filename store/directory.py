@@ -66,8 +66,7 @@ class Directory:
         else:
             config = given if isinstance(given, StoreConfig) else StoreConfig.load(given)
         if own.exists():  # ours: the sizes it was made with, so that a file cut short is noticed
-            made = StoreConfig.load(own)
-            return config.with_file_sizes(made.mappedFileSizeCommitLog, made.mappedFileSizeConsumeQueue)
+            return config.with_sizes_of(StoreConfig.load(own))
         return config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
 
     def save_configuration(self, config: StoreConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from store.commit_log import CommitLog
 from store.consume_queue import Entries
 from store.errors import OffsetLost
 from store.filters import java_hash
+from store.index import KeyHashes, key_hashes
 from store.layout import (
     BLANK,
     CQ_ENTRY,
@@ -20,9 +22,11 @@ from store.layout import (
     MAGIC_BLANK,
     MIN_RECORD_BYTES,
     PROPERTY_DELAY,
+    PROPERTY_KEYS,
     PROPERTY_LIGHT_OFFSETS,
     PROPERTY_LIGHT_QUEUES,
     PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
     SCHEDULE_DELAYS_MS,
     SCHEDULE_TOPIC,
@@ -39,7 +43,7 @@ _CHUNK_BYTES = 8 << 20
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogChunk:
     """Consecutive sound records of the log, as they were found by walking it.
 
@@ -52,6 +56,11 @@ class LogChunk:
     records: RecordView
     offsets: Ints
     topics: pa.DictionaryArray
+
+    @cached_property
+    def properties(self) -> PropertyColumns:
+        """Those of the records."""
+        return PropertyColumns(self.records.properties)
 
 
 def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogChunk]:
@@ -160,7 +169,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     records = chunk.records
     if not len(records):
         return
-    properties = PropertyColumns(records.properties)
+    properties = chunk.properties
     topics = [name.decode("utf-8", "replace") for name in chunk.topics.dictionary.to_pylist()]
     topic_ids = chunk.topics.indices.to_numpy().astype(np.int64)
     queue_ids, queue_offsets = records.field("queue_id"), records.field("queue_offset")
@@ -177,6 +186,20 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
         if len(part):
             yield topics[topic_ids[part[0]]], int(queue_ids[part[0]]), queue_offsets[part], entries[part]
     yield from _light_entries(properties, queue_ids, entries)
+
+
+def index_keys(chunk: LogChunk) -> tuple[KeyHashes, Ints, Ints]:
+    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them.
+
+    Rolled-back records have none; prepared ones do.
+    """
+    topics = chunk.topics.cast(pa.binary()).cast(pa.string())
+    unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
+    hashes, rows = key_hashes(topics, unique_keys, keys)
+    types = chunk.records.field("sys_flag") & SYS_TRANSACTION_MASK
+    filed = types[rows] != SYS_TRANSACTION_ROLLBACK
+    hashes, rows = hashes[filed], rows[filed]
+    return hashes, chunk.offsets[rows], chunk.records.field("store_timestamp")[rows]
 
 
 def _light_entries(

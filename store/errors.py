@@ -10,6 +10,7 @@
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
     ├── InvalidGroup             a consumer group's name that RocketMQ would refuse
+    ├── InvalidMessageId         a text that is no offsetMsgId
     ├── InvalidColumns           a table or a column list that does not fit
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── OffsetOutOfRange
@@ -73,6 +74,10 @@ class InvalidTopic(StoreError):
 
 class InvalidGroup(StoreError):
     """A consumer group's name outside RocketMQ's rules."""
+
+
+class InvalidMessageId(StoreError):
+    """A text that is no offsetMsgId."""
 
 
 class InvalidColumns(StoreError):

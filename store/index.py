@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.config import StoreConfig
 from store.errors import ConfigError, ReadOnlyStore, StoreFull
 from store.filters import java_hash, java_hash_code
 from store.layout import (
@@ -34,9 +35,10 @@ from store.layout import (
     KEY_SEPARATOR,
     PREALLOCATE_FILE,
 )
-from store.segments import SegmentFile
+from store.segments import BLOCK_BYTES, SegmentFile
 
 Ints = npt.NDArray[np.int64]
+KeyHashes = npt.NDArray[np.int32]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
@@ -271,11 +273,13 @@ class _Slots:
         return values
 
     def write(self, values: Ints) -> None:
+        before = self._table.tobytes()
         self._table[self._places] = values
         data, done = memoryview(self._table.tobytes()), 0
         for run in self._runs:
             position, length = self._extent(run)
-            self._file.write(position, data[done : done + length])
+            if data[done : done + length] != before[done : done + length]:  # or else a hole may stay one
+                self._file.write(position, data[done : done + length])
             done += length
 
     def _extent(self, run: Ints) -> tuple[int, int]:
@@ -312,13 +316,20 @@ def _seconds(timestamps: Ints, header: Header) -> Ints:
 class Index:
     """The files of a store's `index` directory. One process at a time may write; the store lock sees to that."""
 
-    def __init__(self, root: Path, slots: int, entries: int, *, writable: bool) -> None:
-        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them."""
+    def __init__(self, root: Path, slots: int, entries: int, *, writable: bool, is_enabled: bool = True) -> None:
+        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them. is_enabled: file keys."""
+        self.is_enabled = is_enabled
         self.directory = root / INDEX_DIR
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._writable = writable
         self._file = lru_cache(maxsize=_OPEN_FILES)(self._open)
+
+    @staticmethod
+    def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
+        """The index of a store with these settings."""
+        shape = config.maxHashSlotNum, config.maxIndexNum
+        return Index(root, *shape, writable=writable, is_enabled=config.messageIndexEnable)
 
     def names(self) -> list[str]:
         """File names, oldest first; others than those of times are passed over, as RocketMQ does."""
@@ -340,7 +351,7 @@ class Index:
         """
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
-        if not len(hashes):
+        if not len(hashes) or not self.is_enabled:
             return
         names = self.names() or [self._create("")]
         done = int(np.searchsorted(physical_offsets, self._file(names[-1]).header()["end_offset"]))
@@ -393,13 +404,14 @@ class Index:
             self._delete(name)
         return max(0, self.end_offset())
 
-    def expire(self, min_physical_offset: int) -> list[str]:
-        """Delete files, never the last, of which no record is left in the log; returns their names."""
+    def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
+        """Delete files, never the last, of which no record is left in the log.
+
+        Returns the path of each and the bytes it took.
+        """
         names = self.names()[:-1]
         expired = [name for name in names if self._file(name).header()["end_offset"] < min_physical_offset]
-        for name in expired:
-            self._delete(name)
-        return expired
+        return [(str(self.directory / name), self._delete(name)) for name in expired]
 
     def flush(self) -> None:
         """Bring the newest file to the device; the others were flushed when they were full."""
@@ -433,9 +445,13 @@ class Index:
     def _open(self, name: str) -> IndexFile:
         return IndexFile(self.directory / name, *self._shape, writable=self._writable)
 
-    def _delete(self, name: str) -> None:
-        (self.directory / name).unlink()
+    def _delete(self, name: str) -> int:
+        """Unlink a file; returns the bytes it took on the device."""
+        path = self.directory / name
+        taken = path.stat().st_blocks * BLOCK_BYTES
+        path.unlink()
         self._file.cache_clear()
+        return taken
 
 
 def _name_after(last: str) -> str:

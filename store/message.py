@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import java_hash_code
+from store.index import key_hash
 from store.layout import (
     BODY_CRC_MASK,
     KEY_SEPARATOR,
@@ -106,24 +107,34 @@ def encode_messages(
     store_host: tuple[bytes, int],
     max_message_size: int,
     now: int,
+    with_keys: bool = True,
 ) -> Records:
     """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
+
+    with_keys: hash their keys for the index.
 
     Raises `MessageRefused` for a body or properties that are too large, and for numbers that do not fit.
     """
     destinations: dict[tuple[str, int], int] = {}
-    encoded, queues, codes = [], [], []
-    for message, queue_id in zip(messages, queue_ids, strict=True):
+    encoded, queues, codes, hashes, rows = [], [], [], [], []
+    for row, (message, queue_id) in enumerate(zip(messages, queue_ids, strict=True)):
         properties = message.all_properties()
         encoded.append(_encode(message, properties, queue_id, store_host, max_message_size, now))
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
         codes.append(java_hash_code(properties.get(PROPERTY_TAGS, "")))
+        if with_keys:
+            keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
+            own = [key_hash(message.topic, key) for key in keys if key]
+            hashes += own
+            rows += [row] * len(own)
     return Records(
         buffer=np.frombuffer(bytearray().join(encoded), np.uint8),
         sizes=np.array([len(record) for record in encoded], np.int64),
         queues=np.array(queues, np.int32),
         destinations=list(destinations),
         tags_codes=np.array(codes, np.int64),
+        key_hashes=np.array(hashes, np.int32),
+        key_rows=np.array(rows, np.int64),
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 
@@ -22,29 +20,23 @@ from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.directory import Directory
-from store.errors import (
-    CorruptStore,
-    OffsetLost,
-    OffsetNotYet,
-    PutStatus,
-    ReadOnlyStore,
-    StoreLocked,
-    UnknownQueue,
-    UnknownTopic,
-)
-from store.filters import TagFilter, java_hash, java_hash_code
+from store.errors import ConfigError, CorruptStore, OffsetLost, OffsetNotYet, ReadOnlyStore, StoreLocked, UnknownTopic
+from store.filters import TagFilter
 from store.flusher import Flusher
 from store.getting import GetResult, get_message
 from store.groups import Groups
-from store.layout import CONSUMER_OFFSETS_FILE, PROPERTY_UNIQ_KEY, TOPICS_FILE
+from store.index import END_OF_TIME, Index
+from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 from store.locks import StoreLock
 from store.log_end import LogEnd
-from store.message import Message, encode_messages, offset_msg_id
+from store.message import Message, StoredMessage
+from store.putting import PutResult, Putting
+from store.query import Boundary, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.recovery import Evidence, plan_for, recover
 from store.retention import Cleaned, Retention, refuse_when_full
 from store.scan import scan_queue
 from store.segments import full_device
-from store.tables import MessageColumns, encode_columns
+from store.tables import MessageColumns
 from store.topics import Topics
 from store.watermark import Watch, Watermark
 
@@ -53,17 +45,6 @@ _APPEND_BYTES = 32 << 20
 # A batch that fits the processor's cache is decoded, checked and sent on faster than a larger one.
 _SCAN_ROWS = 1 << 14
 _SCAN_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """RocketMQ's SendResult of one message."""
-
-    status: PutStatus
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    msg_id: str
 
 
 class MessageStore:
@@ -81,8 +62,9 @@ class MessageStore:
         self._topics = Topics(directory.root)
         self._groups = Groups(directory.root)
         self._log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=not read_only)
+        self._index = Index.of(directory.root, config, writable=not read_only)
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
-        self._round_robin: dict[str, Iterator[int]] = {}
+        self._putting = Putting(self._topics, config)
         self._watch: Watch | None = None
         self._lock: StoreLock | None = None
         self._closed = False
@@ -121,15 +103,21 @@ class MessageStore:
             with lock.exclusive():
                 alone = lock.join()
                 evidence = self._directory.evidence(self._log)
-                self._directory.save_configuration(self.config)
                 self._directory.mark_open()
                 self._recover(evidence, alone)
+                self._directory.save_configuration(self.config)
                 self._watermark = watermark = Watermark(self.path, writable=True)
         except BaseException:
             lock.close()
             raise
         self._appender = Appender(
-            lock, watermark, self._log, self._queue, self._queues_on_disk, sync_flush=self.config.sync_flush
+            lock,
+            watermark,
+            self._log,
+            self._index,
+            self._queue,
+            self._queues_on_disk,
+            sync_flush=self.config.sync_flush,
         )
         self._flusher = Flusher(
             watermark,
@@ -147,8 +135,9 @@ class MessageStore:
                 f"{self.path}: its watermark or its queues were deleted while other processes write here; close those"
             )
         try:
-            recover(self.path, self._log, self.config.mappedFileSizeConsumeQueue, self._queues_on_disk(), plan)
-        except CorruptStore:
+            queues = self._queues_on_disk()
+            recover(self.path, self._log, self._index, self.config.mappedFileSizeConsumeQueue, queues, plan)
+        except (CorruptStore, ConfigError):
             if not evidence.abort:
                 self._directory.mark_closed()
             raise
@@ -182,31 +171,9 @@ class MessageStore:
         if not messages:
             return []
         refuse_when_full(self.path, self.config)
-        records = encode_messages(
-            messages,
-            [self._choose_queue(message) for message in messages],
-            store_host=self.config.store_host,
-            max_message_size=self.config.maxMessageSize,
-            now=_now(),
-        )
-        placed = self._appender.append(records)
+        placed = self._appender.append(self._putting.of_messages(messages))
         self._flusher.start()
-        rows = zip(
-            messages,
-            placed.queue_ids.tolist(),
-            placed.queue_offsets.tolist(),
-            placed.physical_offsets.tolist(),
-            strict=True,
-        )
-        return [
-            PutResult(PutStatus.PUT_OK, queue_id, offset, physical, self._msg_id(message, physical))
-            for message, queue_id, offset, physical in rows
-        ]
-
-    def _msg_id(self, message: Message, physical_offset: int) -> str:
-        """The id that readers will see: the producer's own, else the place in the log."""
-        own = message.properties.get(PROPERTY_UNIQ_KEY)
-        return own or offset_msg_id(*self.config.store_host, physical_offset)
+        return self._putting.results(messages, placed)
 
     def append_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> AppendResult:
         """Append a table of messages to one topic, vectorised.
@@ -221,15 +188,7 @@ class MessageStore:
         results = []
         for messages in MessageColumns.split(table, _APPEND_BYTES):
             refuse_when_full(self.path, self.config)
-            records = encode_columns(
-                topic,
-                messages,
-                self._choose_queues(topic, messages),
-                store_host=self.config.store_host,
-                max_message_size=self.config.maxMessageSize,
-                now=_now(),
-            )
-            results.append(self._appender.append(records))
+            results.append(self._appender.append(self._putting.of_columns(topic, messages)))
             self._flusher.start()
         return AppendResult.concatenate(results)
 
@@ -237,32 +196,6 @@ class MessageStore:
         """Bring everything published so far to the device."""
         self._writing()
         self._flusher.flush()
-
-    def _choose_queue(self, message: Message) -> int:
-        queues = self._queue_count(message.topic)
-        if message.queue_id is not None:
-            return self._check_queue(message.topic, message.queue_id, queues)
-        if message.sharding_key:
-            return abs(java_hash_code(message.sharding_key)) % queues
-        return next(self._turns(message.topic)) % queues
-
-    def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
-        queues = self._queue_count(topic)
-        if messages.queue_ids is not None:
-            for queue_id in np.unique(messages.queue_ids).tolist():
-                self._check_queue(topic, queue_id, queues)
-            return messages.queue_ids
-        first = next(self._turns(topic))
-        chosen = (first + np.arange(len(messages), dtype=np.int64)) % queues
-        self._round_robin[topic] = count(first + len(messages))
-        if messages.sharding_keys is None:
-            return chosen
-        sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % queues
-        without = messages.sharding_keys.fill_null("").to_numpy(zero_copy_only=False) == ""
-        return np.where(without, chosen, sharded)
-
-    def _turns(self, topic: str) -> Iterator[int]:
-        return self._round_robin.setdefault(topic, count())
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -366,6 +299,36 @@ class MessageStore:
             max_bytes=max_bytes,
         )
 
+    # --- finding ---------------------------------------------------------------------------------------
+
+    def query(
+        self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
+    ) -> list[StoredMessage]:
+        """The newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
+
+        A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
+        found. Raises `UnknownTopic`, `CorruptRecord`, and `ConfigError` for an index of other sizes than configured.
+        """
+        self._topics.known(topic)
+        return messages_with_key(self._log, self._index, self.confirm_offset, topic, key, max_messages, begin, end)
+
+    def message_by_id(self, offset_msg_id: str) -> StoredMessage:
+        """The message with this offsetMsgId; a producer's own id is a key (see `query`).
+
+        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`.
+        """
+        return message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.
+
+        Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`.
+        """
+        minimum, maximum = self.offsets(topic, queue_id)
+        return offset_by_time(self._log, self._queue(topic, queue_id), minimum, maximum, timestamp, boundary)
+
+    # --- waiting ---------------------------------------------------------------------------------------
+
     def wait(self, seen: int, timeout: float) -> int:
         """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it."""
         deadline = time.monotonic() + timeout
@@ -420,7 +383,8 @@ class MessageStore:
         now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
         say what would go. config: whose settings count instead of the store's own. Raises `ReadOnlyStore`.
         """
-        retention = Retention(self.path, config or self.config, self._log, self._queue, self._queues_on_disk)
+        settings = config or self.config
+        retention = Retention(self.path, settings, self._log, self._index, self._queue, self._queues_on_disk)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         with self._writing().exclusive():
@@ -442,6 +406,7 @@ class MessageStore:
                 with self._lock.exclusive():
                     self._appender.repair()
                     if self._lock.is_last():
+                        self._index.flush()
                         self._directory.mark_closed()
             finally:
                 self._lock.close()
@@ -472,20 +437,8 @@ class MessageStore:
     def _queues_on_disk(self) -> list[tuple[str, int]]:
         return [(topic, queue_id) for topic, ids in self._topics.on_disk().items() for queue_id in ids]
 
-    def _queue_count(self, topic: str) -> int:
-        queues = self._topics.queue_count(topic)
-        if not queues:
-            known = ", ".join(self.topics()) or "none"
-            raise UnknownTopic(f"{self.path}: no topic {topic!r}; create it with create_topic (there are: {known})")
-        return queues
-
-    def _check_queue(self, topic: str, queue_id: int, queues: int) -> int:
-        if not 0 <= queue_id < queues:
-            raise UnknownQueue(f"{self.path}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
-        return queue_id
-
     def _checked_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        return self._queue(topic, self._check_queue(topic, queue_id, self._queue_count(topic)))
+        return self._queue(topic, self._topics.check_queue(topic, queue_id))
 
     def _checked_range(self, topic: str, queue_id: int, start: int, end: int) -> ConsumeQueue:
         minimum, maximum = self.offsets(topic, queue_id)
@@ -495,7 +448,3 @@ class MessageStore:
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
         return self._queue(topic, queue_id)
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

@@ -10,7 +10,7 @@ import numpy as np
 
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
-from store.errors import CorruptRecord, OffsetLost, OffsetNotYet, StoreError
+from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.index import END_OF_TIME, Index
 from store.layout import (
     IPV4_BYTES,
@@ -28,10 +28,6 @@ from store.message import StoredMessage, decode_record
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
 _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
-
-
-class InvalidMessageId(StoreError):
-    """A text that is no offsetMsgId."""
 
 
 class Boundary(Enum):

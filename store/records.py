@@ -20,6 +20,8 @@ class Records:
     queues: int32, shape (n,), index into `destinations`.
     destinations: the (topic, queue id) pairs that occur.
     tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
+    key_hashes: int32, shape (m,), for the index, in the order in which they are filed; key_rows: int64, shape (m,),
+    the record of each, ascending.
     """
 
     buffer: Bytes
@@ -27,6 +29,8 @@ class Records:
     queues: npt.NDArray[np.int32]
     destinations: list[tuple[str, int]]
     tags_codes: npt.NDArray[np.int64]
+    key_hashes: npt.NDArray[np.int32]
+    key_rows: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from store.checkpoint import read_checkpoint
+from store.checkpoint import read_checkpoint, read_index_checkpoint
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
-from store.dispatch import queue_entries, walk
+from store.dispatch import index_keys, queue_entries, walk
 from store.errors import CorruptRecord
+from store.index import END_OF_TIME, Index
 from store.layout import CHECKPOINT_MARGIN_MS
 from store.log_end import LogEnd, last_segment
 from store.watermark import Watermark
@@ -45,23 +46,35 @@ class Point(Enum):
     CHECKPOINT = auto()  # the last one whose first record is 3 s older than the checkpoint, as in RocketMQ
 
 
+class Filed(Enum):
+    """Index files that are known to be whole."""
+
+    NONE = auto()
+    ALL = auto()
+    FULL = auto()  # all but the last: it is begun when the one before is on the device
+    CHECKPOINT = auto()  # those that end before RocketMQ's checkpoint of the index
+
+
 class Plan(NamedTuple):
-    """Walk the log from `begin`; below `trusted` all is on the device."""
+    """Walk the log from `begin`; below `trusted` all is on the device. Keys that `filed` lacks are filed again."""
 
     begin: Point
     trusted: Point
+    filed: Filed = Filed.NONE
 
 
 Y, N, X = True, False, None  # yes, no, no matter
 CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     # watermark, current, queues, abort, checkpoint
     ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
-    ((Y, N, Y, X, X), Plan(Point.FLUSHED, Point.FLUSHED)),  # the machine died, or a broker appended
-    ((Y, X, N, X, X), Plan(Point.FIRST_BYTE, Point.FLUSHED)),  # somebody deleted the queues
+    ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL)),  # the machine came up, or a broker appended
+    ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),  # the machine died
+    ((Y, X, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL)),  # somebody deleted the queues
+    ((Y, X, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
     # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
-    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT)),
-    ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT)),
-    ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE)),
+    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL)),
+    ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT)),
+    ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE, Filed.NONE)),
 ]
 
 
@@ -76,18 +89,20 @@ def plan_for(evidence: Evidence) -> Plan | None:
 def recover(
     root: Path,
     log: CommitLog,
+    index: Index,
     queue_file_size: int,
     existing_queues: Sequence[tuple[str, int]],
     plan: Plan,
 ) -> None:
-    """Make log and queues agree, and write a clean watermark. Call as the only writer.
+    """Make log, queues and index agree, and write a clean watermark. Call as the only writer.
 
     Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
-    end goes, in the log and in the queues. Raises `CorruptSegment`, and `CorruptRecord` before anything went.
+    end goes, in all three. Raises `ConfigError`, `CorruptSegment`, and `CorruptRecord` before anything went.
     """
     starts = log.segments.check()
     first_byte, files_end = (starts[0], starts[-1] + log.segments.size) if starts else (0, 0)
-    begin, trusted = (_offset(point, root, log) for point in plan)
+    begin, trusted = (_offset(point, root, log) for point in plan[:2])
+    _file_keys(index, log, max(first_byte, _distrust(index, plan.filed, root)), begin)
     is_message = LogEnd(root, log).is_message  # pages of a queue may be lost, and an entry with half of itself
 
     @cache
@@ -101,13 +116,15 @@ def recover(
         end = chunk.end
         if len(chunk.records):
             store_timestamp = max(store_timestamp, int(chunk.records.field("store_timestamp").max()))
+        index.append(*index_keys(chunk))
         for topic, queue_id, queue_offsets, entries in queue_entries(chunk):
             name, offset = (topic, queue_id), int(queue_offsets[0])
             tail = tails.get(name, 0)
             head_was_cut = first_byte > 0 and tail == queue(*name).first()
             if offset != tail and not head_was_cut:
                 if begin > first_byte:  # entries before it are missing
-                    return recover(root, log, queue_file_size, existing_queues, Plan(Point.FIRST_BYTE, plan.trusted))
+                    again = Plan(Point.FIRST_BYTE, plan.trusted, Filed.ALL)
+                    return recover(root, log, index, queue_file_size, existing_queues, again)
                 at = int(entries["physical_offset"][0])
                 raise CorruptRecord(
                     f"{log.segments.directory}: the record at log offset {at} says topic {topic}, queue {queue_id}, "
@@ -126,8 +143,26 @@ def recover(
     for name, tail in tails.items():
         queue(*name).truncate(tail)
         queue(*name).flush(written[name], tail)
+    index.truncate(end)
     Watermark.create(root, end, store_timestamp)
     return None
+
+
+def _distrust(index: Index, filed: Filed, root: Path) -> int:
+    """Delete index files that may not be whole; the log offset from which on keys are to be filed again."""
+    if filed is Filed.FULL:
+        return index.distrust()
+    safe = {Filed.NONE: -1, Filed.ALL: END_OF_TIME, Filed.CHECKPOINT: read_index_checkpoint(root)}
+    return index.distrust(safe[filed])
+
+
+def _file_keys(index: Index, log: CommitLog, begin: int, end: int) -> None:
+    """File the keys of records in [begin, end), and maybe of a few behind: they are passed over the second time."""
+    if index.is_enabled and begin < end:
+        for chunk in walk(log, begin, check_crc=False):
+            index.append(*index_keys(chunk))
+            if chunk.end >= end:
+                return
 
 
 def _offset(point: Point, root: Path, log: CommitLog) -> int:

@@ -19,6 +19,7 @@ from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.errors import StoreFull
+from store.index import Index
 
 _SECONDS_PER_HOUR = 3600
 
@@ -92,7 +93,7 @@ def _reason(config: StoreConfig, moment: Moment) -> Reason:
 class Cleaned:
     """What one step deleted, or would delete.
 
-    log, queues: paths, oldest first. taken: bytes they took on the device. min_offset: the log's first byte now.
+    log, queues, index: paths, oldest first. taken: bytes they took on the device. min_offset: the log's first byte now.
     """
 
     reason: Reason
@@ -101,6 +102,7 @@ class Cleaned:
     taken: int = 0
     log: list[str] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
+    index: list[str] = field(default_factory=list)
 
 
 class Retention:
@@ -111,12 +113,14 @@ class Retention:
         root: Path,
         config: StoreConfig,
         log: CommitLog,
+        index: Index,
         queue: Callable[[str, int], ConsumeQueue],
         existing_queues: Callable[[], list[tuple[str, int]]],
     ) -> None:
         self._root = root
         self._config = config
         self._log = log
+        self._index = index
         self._queue = queue
         self._existing_queues = existing_queues
 
@@ -143,8 +147,10 @@ class Retention:
         taken = sum(segments.delete(start) for start in decision.starts)
         minimum = self._log.min_offset()
         queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
-        taken += sum(length for _, length in queue_files)
-        return Cleaned(decision.reason, minimum, used, taken, paths, [path for path, _ in queue_files])
+        index_files = self._index.expire(minimum)
+        taken += sum(length for _, length in (*queue_files, *index_files))
+        queues, index = ([path for path, _ in files] for files in (queue_files, index_files))
+        return Cleaned(decision.reason, minimum, used, taken, paths, queues, index)
 
 
 def used_percent(path: Path) -> int:

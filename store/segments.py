@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 _OPEN_FILES = 8
 _ZERO_BLOCK = 4096
 _LOOK_BLOCK = 1 << 20
-_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
+BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 # Data and length, without the times, where the system knows the difference.
@@ -154,7 +154,7 @@ class Segments:
 
     def taken(self, start: int) -> int:
         """The bytes that the segment that begins at `start` takes on the device: it is sparse."""
-        return self.path(start).stat().st_blocks * _BLOCK_BYTES
+        return self.path(start).stat().st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
         """When the segment that begins at `start` was last written, in seconds since 1970."""

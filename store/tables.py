@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from store.errors import InvalidColumns, MessageRefused, PutStatus
 from store.filters import java_hash
+from store.index import key_hashes
 from store.layout import (
     BODY_CRC_MASK,
     KEY_SEPARATOR,
@@ -23,6 +24,7 @@ from store.layout import (
     PROPERTY_SEPARATOR,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
     TOPIC_LENGTH_BYTES,
 )
@@ -122,9 +124,11 @@ def encode_columns(
     store_host: tuple[bytes, int],
     max_message_size: int,
     now: int,
+    with_keys: bool = True,
 ) -> Records:
     """Records of one topic, in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
 
+    with_keys: hash their keys for the index.
     Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
     appended then.
     """
@@ -152,7 +156,11 @@ def encode_columns(
         header["flag"] = messages.flags
     fixed = header.view(np.uint8).reshape(count, RECORD_HEADER.itemsize)
     joined = pc.binary_join_element_wise(_rows(fixed), messages.body, _rows(middle), properties.cast(pa.binary()), b"")
-    tags = messages.tags if messages.properties is None else PropertyColumns(properties).value(PROPERTY_TAGS)
+    tags, keys, unique_keys = messages.tags, messages.keys, None
+    if messages.properties is not None:  # they may have the same under RocketMQ's names
+        names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
+        tags, keys, unique_keys = map(PropertyColumns(properties).value, names)
+    hashes, rows = key_hashes(topic, unique_keys, keys) if with_keys else key_hashes(topic, None, None)
     distinct, queues = np.unique(queue_ids, return_inverse=True)
     return Records(
         buffer=np.frombuffer(joined.buffers()[2], np.uint8)[: int(sizes.sum())].copy(),
@@ -160,6 +168,8 @@ def encode_columns(
         queues=queues.astype(np.int32),
         destinations=[(topic, int(queue_id)) for queue_id in distinct],
         tags_codes=np.zeros(count, np.int64) if tags is None else _tags_codes(tags),
+        key_hashes=hashes,
+        key_rows=rows,
     )
 
 

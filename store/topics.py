@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from store.admin_files import next_version, read_json, write_json
-from store.errors import InvalidTopic
+from store.errors import InvalidTopic, UnknownQueue, UnknownTopic
 from store.layout import (
     CONSUME_QUEUE_DIR,
     DLQ_TOPIC_PREFIX,
@@ -50,6 +50,21 @@ class Topics:
         if state is None or state != self._seen or topic not in self._counts:
             self._counts, self._seen = self.queue_counts(), state
         return self._counts.get(topic, 0)
+
+    def known(self, topic: str) -> int:
+        """Number of queues of one topic. Raises `UnknownTopic`."""
+        queues = self.queue_count(topic)
+        if not queues:
+            known = ", ".join(self.queue_counts()) or "none"
+            raise UnknownTopic(f"{self._root}: no topic {topic!r}; create it with create_topic (there are: {known})")
+        return queues
+
+    def check_queue(self, topic: str, queue_id: int) -> int:
+        """The queue id, if the topic has it. Raises `UnknownTopic`, `UnknownQueue`."""
+        queues = self.known(topic)
+        if not 0 <= queue_id < queues:
+            raise UnknownQueue(f"{self._root}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
+        return queue_id
 
     def queue_counts(self) -> dict[str, int]:
         """Topic to number of queues, sorted by topic; topics that have a ConsumeQueue but no entry included."""

@@ -22,6 +22,7 @@ from store.consume_queue import ConsumeQueue, Entries
 from store.directory import Directory
 from store.dispatch import LogChunk, queue_entries, walk
 from store.errors import CorruptRecord, CorruptStore, OffsetLost, StoreLocked
+from store.index import Index
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
     CQ_ENTRY,
@@ -37,7 +38,7 @@ from store.log_end import LogEnd
 from store.message import decode_record
 from store.message_store import MessageStore
 from store.record_view import Ints
-from store.recovery import Plan, Point, plan_for, recover
+from store.recovery import Filed, Plan, Point, plan_for, recover
 from store.topics import Topics
 from store.watermark import Watermark
 
@@ -105,8 +106,9 @@ def repair(path: str | os.PathLike[str]) -> None:
         if not lock.join():
             raise StoreLocked(f"{directory.root}: other processes write here; close them before a repair")
         plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
-        queues = _queues_on_disk(directory.root)
-        recover(directory.root, log, config.mappedFileSizeConsumeQueue, queues, plan._replace(begin=Point.FIRST_BYTE))
+        index, queues = Index.of(directory.root, config, writable=True), _queues_on_disk(directory.root)
+        plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.NONE)
+        recover(directory.root, log, index, config.mappedFileSizeConsumeQueue, queues, plan)
 
 
 class _Enough(Exception):

@@ -1,0 +1,107 @@
+"""What is put, on its way to the log: queues are chosen, records encoded; and what a put answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from store.appender import AppendResult
+from store.config import StoreConfig
+from store.errors import PutStatus
+from store.filters import java_hash, java_hash_code
+from store.layout import PROPERTY_UNIQ_KEY
+from store.message import Message, encode_messages, offset_msg_id
+from store.records import Records
+from store.tables import MessageColumns, encode_columns
+from store.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """RocketMQ's SendResult of one message."""
+
+    status: PutStatus
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    msg_id: str
+
+
+class Putting:
+    """Makes records for one store. Messages that name no queue take turns, each topic by itself."""
+
+    def __init__(self, topics: Topics, config: StoreConfig) -> None:
+        self._topics = topics
+        self._config = config
+        self._round_robin: dict[str, Iterator[int]] = {}
+
+    def of_messages(self, messages: Sequence[Message]) -> Records:
+        """Records of messages of any topics. Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`."""
+        return encode_messages(
+            messages,
+            [self._choose_queue(message) for message in messages],
+            store_host=self._config.store_host,
+            max_message_size=self._config.maxMessageSize,
+            now=_now(),
+            with_keys=self._config.messageIndexEnable,
+        )
+
+    def of_columns(self, topic: str, messages: MessageColumns) -> Records:
+        """Records of many messages of one topic. Raises as `of_messages`."""
+        return encode_columns(
+            topic,
+            messages,
+            self._choose_queues(topic, messages),
+            store_host=self._config.store_host,
+            max_message_size=self._config.maxMessageSize,
+            now=_now(),
+            with_keys=self._config.messageIndexEnable,
+        )
+
+    def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
+        """What to answer for messages that were appended."""
+        places = (placed.queue_ids.tolist(), placed.queue_offsets.tolist(), placed.physical_offsets.tolist())
+        return [
+            PutResult(PutStatus.PUT_OK, queue_id, offset, physical, self._msg_id(message, physical))
+            for message, queue_id, offset, physical in zip(messages, *places, strict=True)
+        ]
+
+    def _msg_id(self, message: Message, physical_offset: int) -> str:
+        """The id that readers will see: the producer's own, else the place in the log."""
+        own = message.properties.get(PROPERTY_UNIQ_KEY)
+        return own or offset_msg_id(*self._config.store_host, physical_offset)
+
+    def _choose_queue(self, message: Message) -> int:
+        if message.queue_id is not None:
+            return self._topics.check_queue(message.topic, message.queue_id)
+        queues = self._topics.known(message.topic)
+        if message.sharding_key:
+            return abs(java_hash_code(message.sharding_key)) % queues
+        return next(self._turns(message.topic)) % queues
+
+    def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
+        queues = self._topics.known(topic)
+        if messages.queue_ids is not None:
+            for queue_id in np.unique(messages.queue_ids).tolist():
+                self._topics.check_queue(topic, queue_id)
+            return messages.queue_ids
+        first = next(self._turns(topic))
+        chosen = (first + np.arange(len(messages), dtype=np.int64)) % queues
+        self._round_robin[topic] = count(first + len(messages))
+        if messages.sharding_keys is None:
+            return chosen
+        sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % queues
+        without = messages.sharding_keys.fill_null("").to_numpy(zero_copy_only=False) == ""
+        return np.where(without, chosen, sharded)
+
+    def _turns(self, topic: str) -> Iterator[int]:
+        return self._round_robin.setdefault(topic, count())
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
