@@ -245,10 +245,11 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
         if step.reason is not Reason.DISK_FULL:  # there a step has to end: what readers hold open frees no space yet
             config = replace(config, deleteFileBatchMax=max(1, len(os.listdir(Path(store, COMMIT_LOG_DIR)))))
         step = opened.clean(asked=True, forced=force, dry_run=dry_run, config=config)
-    for path in (*step.log, *step.queues):
+    for path in (*step.log, *step.queues, *step.index):
         click.echo(f"{'would delete' if dry_run else 'deleted'} {path}")
     click.echo(
-        f"{len(step.log)} log segments and {len(step.queues)} queue files, {step.taken:,} bytes\n"
+        f"{len(step.log)} log segments, {len(step.queues)} queue files and {len(step.index)} index files, "
+        f"{step.taken:,} bytes\n"
         f"The disk is {step.used_percent}% full; {step.reason.value}"
     )
 

@@ -181,14 +181,15 @@ def test_clean_deletes_old_segments(tmp_path: Path) -> None:
     for segment in segments[:6]:
         os.utime(segment, (0, 0))
 
-    assert succeed("clean", path, "--reserved-hours", 1000000).startswith("0 log segments and 0 queue files, 0 bytes")
+    nothing = "0 log segments, 0 queue files and 0 index files, 0 bytes"
+    assert succeed("clean", path, "--reserved-hours", 1000000).startswith(nothing)
     would = succeed("clean", path, "--dry-run")
     assert would.splitlines()[:6] == [f"would delete {segment}" for segment in segments[:6]]
     assert sorted((path / "commitlog").iterdir()) == segments
     lines = succeed("clean", path).splitlines()
     assert lines[:6] == [f"deleted {segment}" for segment in segments[:6]]
     assert [line.split("/")[-2] for line in lines[6:9]] == ["0", "0", "0"]
-    assert lines[9].startswith("6 log segments and 3 queue files, ")
+    assert lines[9].startswith("6 log segments, 3 queue files and 0 index files, ")
     assert sorted((path / "commitlog").iterdir()) == segments[6:]
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.offsets("orders", 0) == (18, 36)
