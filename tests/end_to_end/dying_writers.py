@@ -30,6 +30,11 @@ TOPIC, QUEUES = "t", 3
 WRITERS = 3
 
 
+def key_of(body: str) -> str:
+    """Every message's own: the writer and its number."""
+    return body.rpartition("-")[0]
+
+
 def append_until_killed(store_path: str, name: str) -> None:
     chance = random.Random(name)
     acknowledged = os.open(f"{store_path}.acks/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -39,10 +44,10 @@ def append_until_killed(store_path: str, name: str) -> None:
         count = chance.choice([1, 1, 2, 7, 60])
         bodies = [f"{name}-{next(numbers)}-{'x' * chance.randrange(200)}" for _ in range(count)]
         if chance.random() < 0.5:
-            put = store.put_many([Message(TOPIC, body.encode(), tags="x") for body in bodies])
+            put = store.put_many([Message(TOPIC, body.encode(), tags="x", keys=(key_of(body),)) for body in bodies])
             placed = [(result.queue_id, result.queue_offset) for result in put]
         else:
-            result = store.append_table(TOPIC, pa.table({"body": bodies}))
+            result = store.append_table(TOPIC, pa.table({"body": bodies, "keys": list(map(key_of, bodies))}))
             placed = list(zip(result.queue_ids.tolist(), result.queue_offsets.tolist(), strict=True))
         lines = [f"{queue} {offset} {body}\n" for (queue, offset), body in zip(placed, bodies, strict=True)]
         os.write(acknowledged, "".join(lines).encode())
@@ -100,7 +105,9 @@ def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
     if store is None:
         MessageStore.open(store_path)
     else:
-        store.put_many([Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x") for n in range(12)])
+        store.put_many(
+            [Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)]
+        )
     print("done", flush=True)
     os._exit(0)
 

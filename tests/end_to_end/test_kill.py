@@ -13,7 +13,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.commit_log import CommitLog
 from store.dispatch import walk
-from tests.end_to_end.dying_writers import QUEUES, TOPIC
+from tests.end_to_end.dying_writers import QUEUES, TOPIC, key_of
 
 ROOT = Path(__file__).parents[2]
 KILLS = 150
@@ -47,9 +47,9 @@ def check_log(path: Path, records: int) -> None:
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     path, acks = tmp_path / "mq", tmp_path / "mq.acks"
     acks.mkdir()
-    with MessageStore.open(
-        path, config=StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000)
-    ) as store:
+    sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
+    index = {"maxHashSlotNum": 1000, "maxIndexNum": 4000}
+    with MessageStore.open(path, config=StoreConfig(**sizes, **index)) as store:
         store.create_topic(TOPIC, QUEUES)
     command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), str(KILLS), "1"]
     subprocess.run(command, cwd=ROOT, check=True)
@@ -67,6 +67,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         assert max(Counter(found.values()).values()) == 1
         unacknowledged = found.keys() - acknowledged.keys()
         assert len(unacknowledged) <= 60 * (KILLS + 3)  # at most one append a writer
+        check_keys(reader, {place: (key_of(body.decode()),) for place, body in found.items()})
 
     assert (path / "abort").exists()
     with MessageStore.open(path) as store:
@@ -75,6 +76,17 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert after == {**found, (0, result.queue_offset): b"next"}
     assert not (path / "abort").exists()
     check_log(path, len(after))
+
+
+def check_keys(store: MessageStore, keys: dict[tuple[int, int], tuple[str, ...]]) -> None:
+    """Every key finds its messages and nothing else."""
+    expected: dict[str, set[tuple[int, int]]] = {}
+    for place, own in keys.items():
+        for key in own:
+            expected.setdefault(key, set()).add(place)
+    for key, places in expected.items():
+        found = store.query(TOPIC, key, max_messages=100)
+        assert sorted((message.queue_id, message.queue_offset) for message in found) == sorted(places)
 
 
 @pytest.fixture
@@ -108,10 +120,13 @@ def dies(forker: subprocess.Popen[str], line: str) -> bool:
 def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str, flush: str) -> None:
     """The append goes over three segments and two queue files in each of two queues."""
     base = tmp_path / "base"
-    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushDiskType=flush)
+    sizes = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
+    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}  # so that the append goes over to another file
+    config = StoreConfig(**sizes, **index, flushDiskType=flush)
     with MessageStore.open(base, config=config) as store:
         store.create_topic(TOPIC, 2)
-        store.put_many([Message(TOPIC, f"old {n}".encode(), queue_id=n % 2) for n in range(16)])
+        old_messages = [Message(TOPIC, f"old {n}".encode(), queue_id=n % 2, keys=(f"k{n}", "all")) for n in range(16)]
+        store.put_many(old_messages)
         old = bodies(store)
     new = {(n % 2, 8 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
     outcomes = []
@@ -125,8 +140,10 @@ def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[st
             assert found in (old, old | new)
             outcomes.append(found == old | new)
             with MessageStore.open(path) as store:
-                offset = store.put(Message(TOPIC, b"next", queue_id=1)).queue_offset
+                offset = store.put(Message(TOPIC, b"next", queue_id=1, keys=("next", "all"))).queue_offset
                 assert bodies(store) == bodies(reader) == {**found, (1, offset): b"next"}
+                keys = {place: (f"k{place[0] + 2 * (place[1] % 8)}", "all") for place in found}
+                check_keys(store, {**keys, (1, offset): ("next", "all")})
         assert not (path / "abort").exists()
         check_log(path, len(found) + 1)
     assert len(outcomes) > 10, "the append makes more system calls than that"

@@ -9,9 +9,9 @@ import pytest
 
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
-from store.errors import CorruptRecord, OffsetLost, OffsetNotYet
+from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.index import Index
-from store.query import Boundary, InvalidMessageId, message_at, messages_with_key, offset_by_time, offset_of_id
+from store.query import Boundary, message_at, messages_with_key, offset_by_time, offset_of_id
 from tests import seen
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
+from store import ConfigError, CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.checkpoint import read_checkpoint, write_checkpoint
 from store.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CQ_ENTRY, WATERMARK, field_offset, segment_name
-from store.recovery import CASES, Evidence, Plan, Point, plan_for
+from store.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
 from tests import seen
 from tests.end_to_end.test_kill import bodies, check_log
+from tests.rocketmq.golden import config_of
 from tests.store.test_golden import GOLDEN, NAMES
 
 SIZE = 4096
@@ -43,6 +44,7 @@ def test_every_directory_has_its_case(evidence: Evidence) -> None:
     assert plan is not None
     assert (plan.begin is Point.FLUSHED) == (evidence.watermark and evidence.queues), "else queues are made anew"
     assert (plan.trusted is Point.FLUSHED) == evidence.watermark
+    assert (plan.filed is Filed.ALL) == (not evidence.abort), "who leaves in good order flushes the index"
     if not evidence.watermark:
         assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
         assert (plan.trusted is Point.CHECKPOINT) == (evidence.abort and evidence.checkpoint)
@@ -293,6 +295,25 @@ def killed(path: Path) -> None:
     (path / "abort").write_text("1")
 
 
+def index_config(name: str) -> StoreConfig:
+    """Index files do not say what sizes they have."""
+    config = config_of(name)
+    return StoreConfig(maxHashSlotNum=int(str(config["maxHashSlotNum"])), maxIndexNum=int(str(config["maxIndexNum"])))
+
+
+def test_a_broker_with_other_sizes_of_index(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    shutil.copytree(GOLDEN / "index-5.3", path)
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"maxHashSlotNum=5000000 .* set both as the broker that wrote it has them"
+        ):
+            MessageStore.open(path)
+    assert not (path / "abort").exists()
+    MessageStore.open(path, config=index_config("index-5.3")).close()
+    MessageStore.open(path).close()
+
+
 @pytest.mark.parametrize("change", [as_it_is, without_queues, without_checkpoint, killed])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, change: Callable[[Path], None]) -> None:
@@ -300,8 +321,13 @@ def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, ch
     shutil.copytree(GOLDEN / name, path)
     change(path)
     expected = seen.golden(GOLDEN / f"{name}.jsonl")
-    with MessageStore.open(path) as store:
+    with MessageStore.open(path, config=index_config(name)) as store:
         seen.assert_same(seen.by_get_message(store), expected)
+        for queue in expected.values():
+            for row in queue.rows:
+                for key in {row["properties"].get("UNIQ_KEY"), *(row["keys"] or "").split()} - {None}:
+                    found = store.query(row["topic"], key, max_messages=1000)
+                    assert row["physicalOffset"] in [message.physical_offset for message in found]
         topic, queue_id = min(expected)
         result = store.put(Message(topic, b"ours", queue_id=queue_id))
         assert result.queue_offset == expected[topic, queue_id].maximum
@@ -392,7 +418,9 @@ def test_no_checkpoint(tmp_path: Path, content: bytes | None) -> None:
 
 def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Path) -> None:
     """Below the last segment that is older than the checkpoint a bad record is damage, behind it a torn end."""
-    assert plan_for(Evidence(False, False, True, True, True)) == Plan(Point.FIRST_BYTE, Point.CHECKPOINT)
+    assert plan_for(Evidence(False, False, True, True, True)) == Plan(
+        Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
+    )
     (path / "watermark").unlink()
     (path / "abort").write_text("1")
     file = path / "commitlog" / segment_name(SIZE)
