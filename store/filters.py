@@ -5,6 +5,7 @@ RocketMQ's broker compares hashes only and lets the client compare the strings; 
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -68,8 +69,11 @@ class TagFilter:
 @lru_cache(maxsize=1024)
 def java_hash_code(text: str) -> int:
     """Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
-    units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
-    return int(_hash_units(units.astype(np.uint32), np.array([0, len(units)]))[0])
+    data = text.encode("utf-16-le", "surrogatepass")
+    hashed = 0
+    for unit in struct.unpack(f"<{len(data) // 2}H", data):  # of one short string faster than numpy
+        hashed = (_HASH_FACTOR * hashed + unit) & 0xFFFFFFFF
+    return hashed - (hashed >> 31 << 32)
 
 
 def java_hash(strings: pa.StringArray) -> npt.NDArray[np.int32]:

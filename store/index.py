@@ -56,7 +56,8 @@ END_OF_TIME = (1 << 63) - 1
 
 def key_hash(topic: str, key: str) -> int:
     """The hash under which `key` of `topic` is filed, 0 to 2^31 - 1."""
-    return int(_positive(np.array([java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}")], np.int32))[0])
+    hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
+    return hashed if hashed <= _MAX_INT else 0
 
 
 def key_hashes(
