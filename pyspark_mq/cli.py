@@ -4,12 +4,14 @@ Results go to standard output, progress bars to standard error; an error is one 
 """
 
 import errno
+import json
 import os
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,7 @@ import click
 import pyarrow as pa
 from tqdm import tqdm
 
+from pyspark_mq.find import at_time, by_id, by_key
 from pyspark_mq.tail import body_line, follow, json_line
 from store import MessageStore, StoreError
 from store.layout import COMMIT_LOG_DIR
@@ -63,12 +66,8 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--store", type=click.Path(file_okay=False), help="Keep the store here (default: a temporary one)."
-)
-@click.option(
-    "--rate", type=click.IntRange(1), default=25_000, show_default=True, help="Messages a second to append."
-)
+@click.option("--store", type=click.Path(file_okay=False), help="Keep the store here (default: a temporary one).")
+@click.option("--rate", type=click.IntRange(1), default=25_000, show_default=True, help="Messages a second to append.")
 def demo(store: str | None, rate: int) -> None:
     """Stream the 336,776 flights that left New York in 2013: one process appends, Spark reads and sums up."""
     from pyspark_mq.demo import DemoFailed, run_demo
@@ -131,9 +130,7 @@ def send(
     if bodies and file:
         raise click.UsageError("give either BODY arguments or --file, not both")
     constants = {
-        name: value
-        for name, value in (("tags", tags), ("keys", keys), ("queueId", queue))
-        if value is not None
+        name: value for name, value in (("tags", tags), ("keys", keys), ("queueId", queue)) if value is not None
     }
     lines = file or cast(BufferedReader, sys.stdin.buffer)
     batches = iter([[os.fsencode(body) for body in bodies]]) if bodies else line_batches(lines)
@@ -180,9 +177,7 @@ def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
 @click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 @click.option("--tags", help='Only messages with these tags: "paid || shipped".')
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print a JSON object for each message instead of its body."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each message instead of its body.")
 def tail(
     store: str,
     topic: str,
@@ -206,6 +201,56 @@ def tail(
                 break
 
 
+def instant(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    """Milliseconds since 1970, or ISO 8601; without a time zone it is local time."""
+    if value is None or value.isdecimal():
+        return value if value is None else int(value)
+    try:
+        return round(datetime.fromisoformat(value).timestamp() * 1000)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither like 2013-01-31T06:00:00 nor milliseconds") from error
+
+
+@main.command()
+@STORE
+@click.argument("topic")
+@click.option("--key", help="Messages with this key.")
+@click.option("--id", "msg_id", help="The message with this id.")
+@click.option(
+    "--time", "timestamp", callback=instant, help="Offsets at this time: 2013-01-31T06:00:00, or milliseconds."
+)
+@click.option("--queue", type=click.IntRange(0), help="With --time: only this queue.")
+@click.option("--count", type=click.IntRange(1), default=64, show_default=True, help="With --key: the newest so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects.")
+def query(
+    store: str,
+    topic: str,
+    key: str | None,
+    msg_id: str | None,
+    timestamp: int | None,
+    queue: int | None,
+    count: int,
+    as_json: bool,
+) -> None:
+    """Find messages of TOPIC by key or id, or what offset each queue had at a time.
+
+    Exit code 1 when there is no such message. An offset is that of the first message stored at the time or after.
+    """
+    if [key, msg_id, timestamp].count(None) != 2:
+        raise click.UsageError("give one of --key, --id and --time")
+    with MessageStore.open(store, read_only=True) as opened:
+        if timestamp is not None:
+            for queue_id, offset in at_time(opened, topic, queue, timestamp).items():
+                line = {"queueId": queue_id, "queueOffset": offset}
+                click.echo(json.dumps(line) if as_json else f"queue {queue_id}: offset {offset}")
+            return
+        found = by_key(opened, topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
+    for row in found:
+        click.echo((json_line if as_json else body_line)(row))
+    if not found:
+        raise click.ClickException(f"no message of {topic} has the key {key!r}")
+
+
 @main.command()
 @STORE
 def stats(store: str) -> None:
@@ -219,9 +264,7 @@ def stats(store: str) -> None:
             for queue_id in range(queues):
                 first, end = opened.min_offset(name, queue_id), opened.max_offset(name, queue_id)
                 size = sum(record_bytes(opened, name, queue_id, first, end))
-                rows.append(
-                    (name, str(queue_id), *(f"{number:,}" for number in (first, end, end - first, size)))
-                )
+                rows.append((name, str(queue_id), *(f"{number:,}" for number in (first, end, end - first, size))))
         click.echo(aligned(rows))
         confirm = opened.confirm_offset
         lag = max(0, confirm - opened.dispatched_offset)

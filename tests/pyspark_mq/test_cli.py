@@ -17,9 +17,7 @@ SCRIPT = Path(sys.executable).with_name("pyspark-mq")
 TIMEOUT_SECONDS = 60
 
 
-def run(
-    *arguments: object, stdin: bytes | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, stdin: bytes | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [SCRIPT, *map(str, arguments)],
         input=stdin,
@@ -54,9 +52,7 @@ def path(tmp_path: Path) -> Path:
     config = tmp_path / "store.conf"
     config.write_text("mappedFileSizeCommitLog=1048576\nmappedFileSizeConsumeQueue=20000\n")
     path = tmp_path / "store"
-    assert (
-        succeed("topic", "create", path, "orders", "--queues", 2, "--config", config) == "orders: 2 queues\n"
-    )
+    assert succeed("topic", "create", path, "orders", "--queues", 2, "--config", config) == "orders: 2 queues\n"
     return path
 
 
@@ -65,9 +61,7 @@ def bodies(path: Path, columns: tuple[str, ...] = ("body",)) -> list[dict[str, o
         return [
             row
             for queue_id in range(2)
-            for batch in store.scan(
-                "orders", queue_id, 0, store.max_offset("orders", queue_id), columns=columns
-            )
+            for batch in store.scan("orders", queue_id, 0, store.max_offset("orders", queue_id), columns=columns)
             for row in batch.to_pylist()
         ]
 
@@ -79,9 +73,7 @@ def test_topics_are_created_grown_and_listed(path: Path) -> None:
 
 
 def test_send_arguments_with_tags_keys_and_queue(path: Path) -> None:
-    out = succeed(
-        "send", path, "orders", "one", "zwei €", "--tags", "paid", "--keys", "o-1 o-2", "--queue", 1
-    )
+    out = succeed("send", path, "orders", "one", "zwei €", "--tags", "paid", "--keys", "o-1 o-2", "--queue", 1)
     assert out == "2 sent to orders\n"
     expected = {"tags": "paid", "keys": "o-1 o-2", "queueId": 1}
     assert bodies(path, ("body", "tags", "keys", "queueId")) == [
@@ -107,9 +99,7 @@ def test_send_keeps_every_line_of_a_long_input(path: Path) -> None:
 def test_lines_are_sent_while_the_input_is_still_open(path: Path) -> None:
     with (
         tailing(path, "orders", "--from", "earliest", "--count", 1) as tail,
-        subprocess.Popen(
-            [SCRIPT, "send", path, "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as send,
+        subprocess.Popen([SCRIPT, "send", path, "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as send,
     ):
         assert send.stdin is not None
         send.stdin.write(b"first\n")
@@ -130,9 +120,7 @@ def test_tail_prints_all_queues_in_the_order_of_appending(path: Path) -> None:
 def test_tail_filters_by_tags_and_prints_json(path: Path) -> None:
     succeed("send", path, "orders", "no")
     succeed("send", path, "orders", "yes", "--tags", "paid", "--keys", "k", "--queue", 1)
-    printed = succeed(
-        "tail", path, "orders", "--from", "earliest", "--tags", "paid || shipped", "--count", 1, "--json"
-    )
+    printed = succeed("tail", path, "orders", "--from", "earliest", "--tags", "paid || shipped", "--count", 1, "--json")
     row = json.loads(printed)
     assert (row["body"], row["tags"], row["keys"], row["queueId"]) == ("yes", "paid", "k", 1)
     assert row["storeTimestamp"].endswith("+00:00")
@@ -279,3 +267,40 @@ def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
 def test_importing_the_command_line_does_not_import_spark() -> None:
     check = "import sys, pyspark_mq.cli; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=TIMEOUT_SECONDS).returncode == 0
+
+
+def test_query(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        results = [store.put(Message("orders", f"body {n}".encode(), "paid", (f"k{n}", "all"))) for n in range(6)]
+        store.put(Message("orders", b"own id", properties={"UNIQ_KEY": "7F000001ABCD"}))
+        times = [store.message_by_id(result.msg_id).store_timestamp for result in results]
+    assert succeed("query", path, "orders", "--key", "k3") == "body 3\n"
+    assert succeed("query", path, "orders", "--key", "all", "--count", 2) == "body 4\nbody 5\n"
+    assert succeed("query", path, "orders", "--id", results[2].msg_id) == "body 2\n"
+    assert succeed("query", path, "orders", "--id", "7F000001ABCD") == "own id\n"
+    found = json.loads(succeed("query", path, "orders", "--key", "k3", "--json"))
+    tailed = json.loads(succeed("tail", path, "orders", "--from", 1, "--queue", 1, "--count", 1, "--json"))
+    assert found == tailed
+    assert succeed("query", path, "orders", "--time", times[0]) == "queue 0: offset 0\nqueue 1: offset 0\n"
+    assert succeed("query", path, "orders", "--time", "2100-01-01") == "queue 0: offset 4\nqueue 1: offset 3\n"
+    one = succeed("query", path, "orders", "--time", "2100-01-01T06:00:00", "--queue", 1, "--json")
+    assert json.loads(one) == {"queueId": 1, "queueOffset": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["orders", "--key", "nobody"], 1, "no message of orders has the key 'nobody'"),
+        (["orders", "--id", "nobody"], 1, "is no offset message id"),
+        (["nobody", "--key", "k"], 1, "no topic 'nobody'"),
+        (["orders", "--time", "soon"], 2, "'soon' is neither like"),
+        (["orders"], 2, "give one of --key, --id and --time"),
+        (["orders", "--key", "k", "--time", "1"], 2, "give one of --key, --id and --time"),
+        (["orders", "--time", "1", "--queue", "7"], 1, "has queues 0 to 1, not 7"),
+    ],
+)
+def test_query_for_what_is_not_there(path: Path, arguments: list[str], code: int, words: str) -> None:
+    done = run("query", path, *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
