@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.rocketmq.mixes import MIXES, Mix
 pytestmark = pytest.mark.rocketmq
 
 Compare = Callable[[seen.Queues, seen.Queues], None]
-MESSAGES = 10_000
+MESSAGES = int(os.environ.get("MESSAGES", "1000"))  # in each mix; `make test-rocketmq MESSAGES=10000` is the whole run
 EVERYTHING = next(mix for mix in MIXES if mix.name == "everything")
 
 

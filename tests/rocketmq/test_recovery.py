@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import MessageStore
+from store import MessageStore, StoreConfig
 from tests import seen
 from tests.rocketmq.harness import RocketMQ
 from tests.rocketmq.mixes import INDEX, MIXES
@@ -95,6 +95,6 @@ def test_recovers_what_rocketmq_recovers(damage: Callable[[Path], None], rocketm
     damage(directory)
     copy = shutil.copytree(directory, tmp_path / "theirs")
     theirs = seen.by_rocketmq(rocketmq.read(copy, INDEX))
-    with MessageStore.open(directory) as store:
+    with MessageStore.open(directory, config=StoreConfig(**INDEX)) as store:
         seen.assert_same(seen.by_scan(store), theirs)
     seen.assert_same(seen.by_rocketmq(rocketmq.read(directory, INDEX)), theirs)

@@ -16,12 +16,12 @@ from store.index import Index, key_hashes
 from tests import seen
 from tests.rocketmq.golden import GOLDEN, config_of
 from tests.rocketmq.harness import RocketMQ
-from tests.rocketmq.mixes import BORN, TAGS, WORDS
+from tests.rocketmq.mixes import BORN, INDEX, TAGS, WORDS
 
 pytestmark = pytest.mark.rocketmq
 
 Compare = Callable[[seen.Queues, seen.Queues], None]
-SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000)
+SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
 TOPICS = {"orders": 4, "payments": 1, "a-%_|topic": 3}
 
 
@@ -96,28 +96,37 @@ def test_a_closed_store(
     compare: Compare,
 ) -> None:
     filled(tmp_path / "ours", way, config).close()
+    names = [(topic, f"k{n}") for topic in TOPICS for n in range(0, 100, 3)]
     with MessageStore.open(tmp_path / "ours", read_only=True) as store:
         ours = seen.by_scan(store)
+        ours_by_key = {name: [message.physical_offset for message in store.query(*name, 1000)] for name in names}
     assert len(ours) == sum(TOPICS.values())
-    compare(ours, seen.by_rocketmq(rocketmq.read(tmp_path / "ours")))
+    sizes = {"maxHashSlotNum": config.maxHashSlotNum, "maxIndexNum": config.maxIndexNum, "maxMsgsNumBatch": 1000}
+    queries = [{"topic": topic, "key": key, "max": 1000} for topic, key in names]
+    lines = rocketmq.read(tmp_path / "ours", sizes, queries)
+    compare(ours, seen.by_rocketmq(lines))
+    found = [line for line in lines if line["kind"] == "query"]
+    # RocketMQ finds a message twice that has a key twice
+    assert ours_by_key == {(line["topic"], line["key"]): sorted(set(line["physicalOffsets"])) for line in found}
+    assert any(ours_by_key.values())
 
 
 def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
     """What the directory holds in the middle of things is what a kill leaves: `abort`, no last flush."""
     with filled(tmp_path / "ours", by_all_of_them, SMALL) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
-        compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy)))
+        compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy, INDEX)))
 
 
 def test_taking_turns(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
     """We write, RocketMQ opens and closes the directory, we write on, RocketMQ reads all of it."""
     directory = tmp_path / "ours"
     filled(directory, by_put_many, SMALL).close()
-    rocketmq.read(directory, shutdown=True)
+    rocketmq.read(directory, INDEX, shutdown=True)
     filled(directory, by_put, SMALL).close()
     with MessageStore.open(directory, read_only=True) as store:
         ours = seen.by_scan(store)
-    compare(ours, seen.by_rocketmq(rocketmq.read(directory)))
+    compare(ours, seen.by_rocketmq(rocketmq.read(directory, INDEX)))
 
 
 def test_rocketmq_finds_keys_in_our_index(rocketmq: RocketMQ, tmp_path: Path) -> None:
