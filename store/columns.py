@@ -157,7 +157,8 @@ class Block:
     def _offset_msg_ids(self) -> pa.StringArray:
         def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
             offsets = self._physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
-            return _hex(np.concatenate([hosts, offsets], axis=1))
+            same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # as nearly always
+            return _hex(same_host, offsets)
 
         return self._by_family("store", SYS_STORE_HOST_V6, texts)
 
@@ -232,9 +233,13 @@ assert _DECODERS.keys() == COLUMNS.keys()
 _HEX_PAIRS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
 
 
-def _hex(rows: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Upper-case hex of each row of an (n, k) byte matrix."""
-    count, width = rows.shape
-    text = _HEX_PAIRS[rows]
+def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
+    """Upper-case hex of each row of byte matrices that stand side by side; one of a single row counts for all."""
+    count, width = max(map(len, parts)), sum(part.shape[1] for part in parts)
+    text = np.empty((count, width), np.uint16)
+    first = 0
+    for part in parts:
+        text[:, first : first + part.shape[1]] = _HEX_PAIRS[part]
+        first += part.shape[1]
     offsets = np.arange(0, (count + 1) * 2 * width, 2 * width, dtype=np.int32)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.tobytes()))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from store.crc import body_crc
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import java_hash_code
 from store.index import key_hash
 from store.layout import (
-    BODY_CRC_MASK,
     KEY_SEPARATOR,
     MAGIC_V1,
     MAGIC_V2,
@@ -168,7 +168,7 @@ def _encode(
     header = _HEADER.pack(
         _HEADER.size + len(body) + TOPIC_LENGTH_BYTES[magic] + len(topic) + PROPERTIES_LENGTH_BYTES + len(properties),
         magic,
-        zlib.crc32(body) & BODY_CRC_MASK,
+        body_crc(body),
         queue_id,
         message.flag,
         0,
@@ -238,7 +238,7 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
     need(end == len(record), f"its parts take {end} bytes of {len(record)}")
     stored_crc = int(header["body_crc"])
     if check_crc and body:
-        crc = zlib.crc32(body) & BODY_CRC_MASK
+        crc = body_crc(body)
         need(crc == stored_crc, f"body CRC {crc:#x}, stored {stored_crc:#x}")
     properties = decode_properties(properties_bytes)
     store_ip, store_port = header["store_ip"].tobytes(), int(header["store_port"])

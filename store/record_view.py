@@ -5,15 +5,14 @@ Nothing is trusted: a record whose lengths do not add up is not `sound`, and no 
 
 from __future__ import annotations
 
-import zlib
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from store.crc import body_crcs
 from store.layout import (
-    BODY_CRC_MASK,
     IPV6_EXTRA,
     MAGIC_V1,
     MAGIC_V2,
@@ -138,9 +137,7 @@ class RecordView:
 
     def crc_matches(self) -> Mask:
         """Where the body's CRC32 is the stored one, or there is no body; all records must be sound."""
-        bodies = self.stored_bodies.to_numpy(zero_copy_only=False)
-        crcs = np.fromiter(map(zlib.crc32, bodies), np.int64, len(self)) & BODY_CRC_MASK
-        matches: Mask = (crcs == self._headers["body_crc"]) | (self.body_lengths == 0)
+        matches: Mask = (body_crcs(self.stored_bodies) == self._headers["body_crc"]) | (self.body_lengths == 0)
         return matches
 
     def _topic_widths(self) -> Ints | int:

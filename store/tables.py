@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.crc import body_crcs
 from store.errors import InvalidColumns, MessageRefused, PutStatus
 from store.filters import java_hash
 from store.index import key_hashes
 from store.layout import (
-    BODY_CRC_MASK,
     KEY_SEPARATOR,
     MAX_PROPERTIES_BYTES,
     NAME_VALUE_SEPARATOR,
@@ -144,7 +143,7 @@ def encode_columns(
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] + properties_lengths
     header["total_size"] = sizes
     header["magic"] = topic_magic(topic)
-    header["body_crc"] = _crcs(messages.body)
+    header["body_crc"] = body_crcs(messages.body)
     header["queue_id"] = queue_ids
     header["born_timestamp"] = now if messages.born_timestamps is None else messages.born_timestamps
     header["born_ip"] = header["store_ip"] = np.frombuffer(store_host[0], np.uint8)
@@ -237,12 +236,6 @@ def _tags_codes(tags: pa.StringArray) -> npt.NDArray[np.int64]:
     indices = distinct.indices.fill_null(len(codes)).to_numpy()
     tags_codes: npt.NDArray[np.int64] = np.append(codes, 0)[indices]
     return tags_codes
-
-
-def _crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """CRC32 of every body without the top bit, as RocketMQ's UtilAll.crc32 returns it."""
-    crcs = np.fromiter(map(zlib.crc32, bodies.to_numpy(zero_copy_only=False)), np.int64, len(bodies))
-    return crcs & BODY_CRC_MASK
 
 
 def _rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:

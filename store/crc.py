@@ -1,0 +1,28 @@
+"""CRC32 of bodies, as RocketMQ's `UtilAll.crc32` returns it: zlib's polynomial without the top bit.
+
+zlib-ng computes the same numbers three to four times faster than zlib; where it has no build, zlib serves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.layout import BODY_CRC_MASK
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
+
+
+def body_crc(body: bytes) -> int:
+    """The checksum of one body."""
+    return int(crc32(body)) & BODY_CRC_MASK
+
+
+def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """The checksum of each body, shape (len(bodies),)."""
+    crcs = np.fromiter(map(crc32, bodies.to_numpy(zero_copy_only=False)), np.int64, len(bodies))
+    return crcs & BODY_CRC_MASK
