@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,11 @@ from store import Message, MessageStore, StoreConfig
 from tests.end_to_end.dying_writers import QUEUES, TOPIC
 from tests.end_to_end.test_kill import ROOT, bodies
 from tests.rocketmq.harness import RocketMQ, put
+from tests.rocketmq.mixes import INDEX
 
 pytestmark = pytest.mark.rocketmq
 
-SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000)
+SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000, **INDEX)
 
 
 def new_store(path: Path) -> None:
@@ -26,7 +28,7 @@ def new_store(path: Path) -> None:
 
 def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
     """(queue, offset) to body of what its reader sees."""
-    lines = rocketmq.read(path)
+    lines = rocketmq.read(path, INDEX)
     assert not [line for line in lines if line["kind"] == "gap"]
     return {
         (line["queueId"], line["queueOffset"]): base64.b64decode(line["body"])
@@ -54,10 +56,34 @@ def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_pat
             file.unlink()
 
 
+def test_killed_between_a_new_queue_file_and_its_first_entry(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """RocketMQ counts the first entry of an empty last file when the log ends before it; here it does not."""
+    base, sizes = tmp_path / "base", {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 200}
+    with MessageStore.open(base, config=StoreConfig(**sizes, **INDEX)) as store:
+        store.create_topic(TOPIC, 2)
+        store.put_many([Message(TOPIC, f"old {n}".encode(), queue_id=n % 2) for n in range(20)])
+        old = bodies(store)
+    new = {(n % 2, 10 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
+    paths = [tmp_path / f"{call}" for call in range(40)]
+    for path in paths:
+        shutil.copytree(base, path)
+    calls = "".join(f"append {path} after {call}\n" for call, path in enumerate(paths))
+    command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "at"]
+    subprocess.run(command, cwd=ROOT, input=calls, text=True, check=True, capture_output=True)
+    empty = [path for path in paths if has_empty_queue_file(path)]
+    assert len(empty) >= 2
+    for path in empty:
+        assert seen_by(rocketmq, path) == old | new
+
+
+def has_empty_queue_file(path: Path) -> bool:
+    return any(not any(file.read_bytes()) for file in (path / "consumequeue").glob("*/*/*"))
+
+
 def test_what_rocketmq_appends_after_us_is_found(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "mq"
     new_store(path)
-    sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
+    sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000, **INDEX}
     expected: dict[tuple[int, int], bytes] = {}
     for round_number, ending in enumerate(["clean", "halt", "clean", "halt"]):
         with MessageStore.open(path) as store:
