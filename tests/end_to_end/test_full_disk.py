@@ -21,6 +21,8 @@ PAGE = 4096
 SIZES = StoreConfig(
     mappedFileSizeCommitLog=8 * PAGE,
     mappedFileSizeConsumeQueue=400,
+    maxHashSlotNum=1000,
+    maxIndexNum=1000,
     flushIntervalCommitLog=60_000,
     diskSpaceWarningLevelRatio=100,  # or nothing would be tried
 )
@@ -61,16 +63,16 @@ with MessageStore.open(sys.argv[1], read_only=True) as store:
 """
 
 
-@pytest.mark.parametrize("free_pages", range(14))
+@pytest.mark.parametrize("free_pages", range(16))
 def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None:
-    """It would take 12 pages of log and 4 of queues, in files that do not exist yet."""
+    """It would take 16 pages: of the log, then of the queues, then of the index, in files that do not exist yet."""
     path = device / "mq"
     with MessageStore.open(path, config=SIZES) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", f"old {n}".encode(), queue_id=n % 2) for n in range(30)])
         old, confirm = bodies(store, "t"), store.confirm_offset
         ballast = fill(device, free_pages)
-        big = [Message("t", b"x" * 1000, queue_id=n % 2) for n in range(44)]
+        big = [Message("t", b"x" * 1000, queue_id=n % 2, keys=(f"k{n}",)) for n in range(44)]
         with pytest.raises(StoreFull, match=r"no space left .*; nothing of this call is visible\. Free some"):
             store.put_many(big)
         assert store.confirm_offset == confirm
@@ -86,6 +88,8 @@ def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None
         offsets = [result.queue_offset for result in again.put_many(big)]
         assert offsets == [15 + n // 2 for n in range(44)]
         assert bodies(again, "t") == {**old, **{(n % 2, offsets[n]): b"x" * 1000 for n in range(44)}}
+        for n in range(44):
+            assert [message.queue_offset for message in again.query("t", f"k{n}")] == [offsets[n]]
     check_log(path, 74)
 
 
