@@ -19,7 +19,7 @@ from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.dispatch import index_keys, queue_entries, walk
 from store.errors import CorruptRecord
-from store.index import END_OF_TIME, Index
+from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS
 from store.log_end import LogEnd, last_segment
 from store.watermark import Watermark
@@ -47,7 +47,7 @@ class Point(Enum):
 
 
 class Filed(Enum):
-    """Index files that are known to be whole."""
+    """Index files that are known to be whole; keys of records behind `begin` may be missing all the same."""
 
     NONE = auto()
     ALL = auto()
@@ -102,7 +102,8 @@ def recover(
     starts = log.segments.check()
     first_byte, files_end = (starts[0], starts[-1] + log.segments.size) if starts else (0, 0)
     begin, trusted = (_offset(point, root, log) for point in plan[:2])
-    _file_keys(index, log, max(first_byte, _distrust(index, plan.filed, root)), begin)
+    if plan.filed is not Filed.ALL:
+        _file_keys(index, log, max(first_byte, _distrust(index, plan.filed, root)), begin)
     is_message = LogEnd(root, log).is_message  # pages of a queue may be lost, and an entry with half of itself
 
     @cache
@@ -152,8 +153,7 @@ def _distrust(index: Index, filed: Filed, root: Path) -> int:
     """Delete index files that may not be whole; the log offset from which on keys are to be filed again."""
     if filed is Filed.FULL:
         return index.distrust()
-    safe = {Filed.NONE: -1, Filed.ALL: END_OF_TIME, Filed.CHECKPOINT: read_index_checkpoint(root)}
-    return index.distrust(safe[filed])
+    return index.distrust(read_index_checkpoint(root) if filed is Filed.CHECKPOINT else -1)
 
 
 def _file_keys(index: Index, log: CommitLog, begin: int, end: int) -> None:
