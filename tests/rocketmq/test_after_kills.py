@@ -85,15 +85,26 @@ def test_what_rocketmq_appends_after_us_is_found(rocketmq: RocketMQ, tmp_path: P
     new_store(path)
     sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000, **INDEX}
     expected: dict[tuple[int, int], bytes] = {}
+    keys: dict[str, tuple[int, int]] = {}
     for round_number, ending in enumerate(["clean", "halt", "clean", "halt"]):
         with MessageStore.open(path) as store:
             assert bodies(store) == expected
             for n in range(50):
-                result = store.put(Message(TOPIC, f"ours {round_number} {n}".encode() * 5))
+                key = f"ours-{round_number}-{n}"
+                result = store.put(Message(TOPIC, f"ours {round_number} {n}".encode() * 5, keys=(key,)))
+                keys[key] = result.queue_id, result.queue_offset
                 expected[result.queue_id, result.queue_offset] = f"ours {round_number} {n}".encode() * 5
         theirs = [f"theirs {round_number} {n}".encode() * 20 for n in range(200)]
-        rocketmq.write(path, [put(TOPIC, body, n % QUEUES) for n, body in enumerate(theirs)], sizes, exit=ending)
+        puts = [
+            put(TOPIC, body, n % QUEUES, properties={"KEYS": f"theirs-{round_number}-{n}"})
+            for n, body in enumerate(theirs)
+        ]
+        rocketmq.write(path, puts, sizes, exit=ending)
         for n, body in enumerate(theirs):
-            expected[n % QUEUES, 1 + max(offset for queue, offset in expected if queue == n % QUEUES)] = body
+            place = n % QUEUES, 1 + max(offset for queue, offset in expected if queue == n % QUEUES)
+            expected[place], keys[f"theirs-{round_number}-{n}"] = body, place
         with MessageStore.open(path, read_only=True) as reader:
             assert bodies(reader) == expected
+    with MessageStore.open(path) as store:
+        for key, place in keys.items():
+            assert [(message.queue_id, message.queue_offset) for message in store.query(TOPIC, key)] == [place]

@@ -123,9 +123,7 @@ def test_recovery(tmp_path: Path, crash: str) -> None:
     elif crash == "no queues":
         shutil.rmtree(path / "consumequeue")
     else:
-        with (path / "watermark").open("r+b") as file:
-            file.seek(field_offset(WATERMARK, "boot_id"))
-            file.write(b"an earlier boot".ljust(40, b"\0"))
+        another_boot(path)
     if crash == "machine":
         files[-1].write_bytes(bytes(files[-1].stat().st_size))
     if crash == "index lost":
@@ -134,6 +132,22 @@ def test_recovery(tmp_path: Path, crash: str) -> None:
         check(recovered, range(120))
         recovered.put(message(120))
         check(recovered, range(121))
+
+
+def test_after_a_clean_end_the_index_stays(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    files = {file: file.stat().st_ino for file in (tmp_path / "index").iterdir()}
+    another_boot(tmp_path)
+    with MessageStore.open(tmp_path) as store:
+        store.put(message(100))
+        check(store, range(101))
+    assert {file: file.stat().st_ino for file in (tmp_path / "index").iterdir()} == files
+
+
+def another_boot(path: Path) -> None:
+    with (path / "watermark").open("r+b") as file:
+        file.seek(field_offset(WATERMARK, "boot_id"))
+        file.write(b"an earlier boot".ljust(40, b"\0"))
 
 
 def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
@@ -149,9 +163,7 @@ def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
     log = path / "commitlog" / f"{0:020d}"
     data = log.read_bytes()
     log.write_bytes(data[:end] + bytes(len(data) - end))
-    with (path / "watermark").open("r+b") as file:
-        file.seek(field_offset(WATERMARK, "boot_id"))
-        file.write(b"an earlier boot".ljust(40, b"\0"))
+    another_boot(path)
     with MessageStore.open(path) as recovered:
         check(recovered, range(150))
         for n in range(150, 200):
