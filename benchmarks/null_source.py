@@ -17,6 +17,7 @@ from benchmarks.bench import QUEUES, TOPIC
 from store import MessageStore
 
 _BATCH_ROWS = 20_000
+_BATCH_BYTES = 64 << 20
 
 
 class _Null:
@@ -27,8 +28,10 @@ class _Null:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with MessageStore.open(self._path, read_only=True) as store:
             start, end = store.offsets(TOPIC, partition.value)
-            batches = store.scan(TOPIC, partition.value, start, end, columns=self._columns, max_rows=_BATCH_ROWS)
-            batch = next(batches)
+            messages = store.scan(
+                TOPIC, partition.value, start, end, self._columns, max_rows=_BATCH_ROWS, max_bytes=_BATCH_BYTES
+            )
+            batch = next(messages)
         for done in range(start, end, batch.num_rows):
             yield batch.slice(0, min(batch.num_rows, end - done))
 
