@@ -64,7 +64,7 @@ class MessageStore:
         self._log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=not read_only)
         self._index = Index.of(directory.root, config, writable=not read_only)
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
-        self._putting = Putting(self._topics, config)
+        self._putting = Putting(self._topics, config, self._ever_put)
         self._watch: Watch | None = None
         self._lock: StoreLock | None = None
         self._closed = False
@@ -196,6 +196,11 @@ class MessageStore:
         """Bring everything published so far to the device."""
         self._writing()
         self._flusher.flush()
+
+    def _ever_put(self, topic: str) -> int:
+        """How many messages a topic ever had, those that are gone included."""
+        confirm_offset = self.confirm_offset
+        return sum(self._queue(topic, queue_id).tail(confirm_offset) for queue_id in range(self._topics.known(topic)))
 
     # --- reading ---------------------------------------------------------------------------------------
 

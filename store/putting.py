@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -33,11 +33,16 @@ class PutResult:
 
 
 class Putting:
-    """Makes records for one store. Messages that name no queue take turns, each topic by itself."""
+    """Makes records for one store. Messages that name no queue take turns, each topic by itself.
 
-    def __init__(self, topics: Topics, config: StoreConfig) -> None:
+    The turns go on from the number of messages that the topic ever had, so that processes which put one message
+    each do not all put it into the first queue.
+    """
+
+    def __init__(self, topics: Topics, config: StoreConfig, ever_put: Callable[[str], int]) -> None:
         self._topics = topics
         self._config = config
+        self._ever_put = ever_put
         self._round_robin: dict[str, Iterator[int]] = {}
 
     def of_messages(self, messages: Sequence[Message]) -> Records:
@@ -100,7 +105,9 @@ class Putting:
         return np.where(without, chosen, sharded)
 
     def _turns(self, topic: str) -> Iterator[int]:
-        return self._round_robin.setdefault(topic, count())
+        if topic not in self._round_robin:
+            self._round_robin[topic] = count(self._ever_put(topic))
+        return self._round_robin[topic]
 
 
 def _now() -> int:

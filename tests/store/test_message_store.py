@@ -297,3 +297,13 @@ def test_waiting(orders: MessageStore) -> None:
 def test_closing_twice(orders: MessageStore) -> None:
     orders.close()
     orders.close()
+
+
+def test_processes_that_put_one_message_each_take_turns(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "store") as store:
+        store.create_topic("t", 3)
+    queue_ids = []
+    for _ in range(6):
+        with MessageStore.open(tmp_path / "store") as store:
+            queue_ids.append(store.put(Message("t", b"")).queue_id)
+    assert queue_ids == [0, 1, 2, 0, 1, 2]
