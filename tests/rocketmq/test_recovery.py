@@ -16,7 +16,7 @@ from tests.rocketmq.mixes import INDEX, MIXES
 pytestmark = pytest.mark.rocketmq
 
 HALTED = next(mix for mix in MIXES if mix.name == "halted")
-MESSAGES = 2000
+MESSAGES = 1000
 
 
 def untouched(directory: Path) -> None:
