@@ -13,7 +13,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig, StoreError
 
 DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "100"))  # the long run is `FUZZ_DIRECTORIES=10000 pytest ...`
-SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100)
+SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)
 
 Found = dict[tuple[str, int, int], bytes]
 
