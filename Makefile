@@ -21,6 +21,7 @@ test-rocketmq: $(VENV)/.with-test
 
 check: $(VENV)/.with-test
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
 bench: $(VENV)/.with-bench

@@ -73,8 +73,6 @@ def json_objects(table: pa.Table) -> pa.ChunkedArray:
 def totals_by_carrier(flights: pa.Table) -> pa.Table:
     """`CARRIER_TOTALS`, a row for each carrier in order of its code: flights, those that landed (have an
     arrival delay), and the sum of their arrival delays in minutes (int64)."""
-    groups = flights.group_by("carrier").aggregate(
-        [([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum")]
-    )
+    groups = flights.group_by("carrier").aggregate([([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum")])
     ordered = groups.select(["carrier", "count_all", "arr_delay_count", "arr_delay_sum"]).sort_by("carrier")
     return ordered.rename_columns(CARRIER_TOTALS)

@@ -34,7 +34,5 @@ def require_java() -> int:
         raise JavaMissing(f"{java} does not run ({error}). {_REMEDY}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None or int(version[1]) < OLDEST:
-        raise JavaMissing(
-            f"{java} is {answer.splitlines()[0] if answer else 'of an unknown version'}. {_REMEDY}"
-        )
+        raise JavaMissing(f"{java} is {answer.splitlines()[0] if answer else 'of an unknown version'}. {_REMEDY}")
     return int(version[1])

@@ -84,9 +84,7 @@ class SourceOptions:
 
         return cls(
             path=_path(given.get("path", "")),
-            subscription=Subscription.parse(
-                given.get("subscribe"), given.get("subscribePattern"), given.get("assign")
-            ),
+            subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),
             starting_offsets=value("startingOffsets", parse_limit, None),
             ending_offsets=value("endingOffsets", parse_limit, None),
             sub_expression=value("subExpression", _tags, None),
@@ -157,9 +155,7 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
     for name in given:
         if name not in _BY_LOWER_NAME:
             near = get_close_matches(name, _BY_LOWER_NAME, n=1)
-            known = (
-                f"did you mean {_BY_LOWER_NAME[near[0]]}?" if near else f"known are {', '.join(OPTION_NAMES)}"
-            )
+            known = f"did you mean {_BY_LOWER_NAME[near[0]]}?" if near else f"known are {', '.join(OPTION_NAMES)}"
             raise OptionError(f"Unknown option {name!r}: {known}")
     return {_BY_LOWER_NAME[name]: value for name, value in given.items()}
 

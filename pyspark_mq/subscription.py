@@ -53,9 +53,7 @@ class Subscription:
         missing = [str(queue) for queue in sorted(named)]
         missing += [topic for topic in self.topics or () if topic not in topics]
         if missing:
-            existing = (
-                ", ".join(f"{topic} ({n} queues)" for topic, n in sorted(topics.items())) or "no topics"
-            )
+            existing = ", ".join(f"{topic} ({n} queues)" for topic, n in sorted(topics.items())) or "no topics"
             raise SubscriptionError(
                 f"The store has no {', '.join(missing)}; it has {existing}. Create the topic first "
                 "(pyspark-mq topic create), or use subscribePattern, which waits for topics to come"

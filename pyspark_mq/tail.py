@@ -44,10 +44,7 @@ def follow(
     while True:
         seen = store.confirm_offset
         reached = ends(store, topic, queue)
-        queues = [
-            rows(store, topic, queue_id, positions.get(queue_id), end, tags)
-            for queue_id, end in reached.items()
-        ]
+        queues = [rows(store, topic, queue_id, positions.get(queue_id), end, tags) for queue_id, end in reached.items()]
         yield heapq.merge(*queues, key=itemgetter("physicalOffset"))
         positions = reached
         store.wait(seen, WAIT_SECONDS)
@@ -66,9 +63,7 @@ def rows(
     """Messages [start, end) of one queue; from its first one when `start` is None."""
     begin = store.min_offset(topic, queue_id) if start is None else start
     if begin > end:
-        raise OffsetNotYet(
-            f"{topic}, queue {queue_id}: there is no offset {begin} yet, the next one is {end}"
-        )
+        raise OffsetNotYet(f"{topic}, queue {queue_id}: there is no offset {begin} yet, the next one is {end}")
     for batch in store.scan(topic, queue_id, begin, end, columns=COLUMNS, tags=tags):
         yield from batch.to_pylist()
 

@@ -184,9 +184,7 @@ def test_subscriptions_select(
         ((None, None, '{"orders": [1, 2], "x": [0]}'), "orders/2, x/0"),
     ],
 )
-def test_named_topics_must_exist(
-    subscription: tuple[str | None, str | None, str | None], missing: str
-) -> None:
+def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str | None], missing: str) -> None:
     with pytest.raises(SubscriptionError, match=f"The store has no {missing}; it has audit \\(1 queues\\)"):
         Subscription.parse(*subscription).require(TOPICS)
 

@@ -16,9 +16,7 @@ def test_default_columns() -> None:
         "struct<topic:string,queueId:int,queueOffset:bigint,msgId:string,tags:string,keys:string,body:binary,"
         "bornTimestamp:timestamp,storeTimestamp:timestamp>"
     )
-    assert (
-        default_schema(include_properties=True).fields[-1].simpleString() == "properties:map<string,string>"
-    )
+    assert default_schema(include_properties=True).fields[-1].simpleString() == "properties:map<string,string>"
 
 
 def test_spark_expects_the_types_the_store_gives() -> None:
