@@ -6,6 +6,9 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
+
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import StoreConfig
@@ -31,6 +34,14 @@ class Directory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    @staticmethod
+    def at(path: str | os.PathLike[str]) -> Directory:
+        """The directory that a path or a `file:` URL names. Raises `NotAStore` for another file system's URL."""
+        text = os.fspath(path)
+        if get_protocol(text) != "file":
+            raise NotAStore(f"{text}: a store lies on a local disk, for its locks and mappings; copy it to one")
+        return Directory(Path(LocalFileSystem._strip_protocol(text)))
 
     def is_store(self) -> bool:
         """Whether any of a store's own files is there."""

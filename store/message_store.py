@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -80,7 +79,7 @@ class MessageStore:
         read_only: bool = False,
         config: StoreConfig | str | os.PathLike[str] | None = None,
     ) -> MessageStore:
-        """Open the store in directory `path`, local to this host.
+        """Open the store in directory `path` (or a `file:` URL), local to this host.
 
         create: make a store of a missing or empty directory (not with `read_only`).
         read_only: take no lock and write nothing; also for the directory of a RocketMQ broker.
@@ -89,7 +88,7 @@ class MessageStore:
 
         Raises `NotAStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`, `CorruptStore`.
         """
-        directory = Directory(Path(path))
+        directory = Directory.at(path)
         with full_device(directory.root):
             if read_only or not create:
                 directory.must_be_store()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
+from store.directory import Directory
 from store.layout import segment_name
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
@@ -128,3 +129,9 @@ def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
     (three_segments / "watermark").unlink()
     with pytest.raises(CorruptSegment, match=r"commitlog: no file for bytes 4096 to 8192; restore the missing"):
         MessageStore.open(three_segments)
+
+
+def test_a_url(tmp_path: Path) -> None:
+    assert Directory.at(f"file://{tmp_path}/store").root == tmp_path / "store"
+    with pytest.raises(NotAStore, match=r"s3://bucket/store: a store lies on a local disk, .*copy it"):
+        Directory.at("s3://bucket/store")
