@@ -29,11 +29,11 @@ from enum import Enum
 
 
 class PutStatus(Enum):
-    """RocketMQ's PutMessageStatus, as far as a local store can answer with it (FORMAT: code mapping of puts)."""
+    """RocketMQ's PutMessageStatus, as far as a local store can answer with it."""
 
-    PUT_OK = 0
-    MESSAGE_ILLEGAL = 13
-    PROPERTIES_SIZE_EXCEEDED = 13_001
+    PUT_OK = "stored"
+    MESSAGE_ILLEGAL = "the message breaks a rule of the format"
+    PROPERTIES_SIZE_EXCEEDED = "more than 32,767 bytes of properties"
 
 
 class StoreError(Exception):
