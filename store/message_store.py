@@ -43,7 +43,7 @@ _MAX_OPEN_QUEUES = 256
 _APPEND_BYTES = 32 << 20
 # A batch that fits the processor's cache is decoded, checked and sent on faster than a larger one.
 _SCAN_ROWS = 1 << 14
-_SCAN_BYTES = 4 << 20
+_SCAN_BYTES = 2 << 20
 
 
 class MessageStore:
