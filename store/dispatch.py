@@ -13,7 +13,7 @@ from store.commit_log import CommitLog
 from store.consume_queue import Entries
 from store.errors import OffsetLost
 from store.filters import java_hash
-from store.index import KeyHashes, key_hashes
+from store.key_hashes import KeyHashes, key_hashes
 from store.layout import (
     BLANK,
     CQ_ENTRY,

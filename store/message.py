@@ -15,7 +15,7 @@ import pyarrow as pa
 from store.crc import body_crc
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import java_hash_code
-from store.index import key_hash
+from store.key_hashes import key_hash
 from store.layout import (
     KEY_SEPARATOR,
     MAGIC_V1,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from store.crc import body_crcs
 from store.errors import InvalidColumns, MessageRefused, PutStatus
 from store.filters import java_hash
-from store.index import key_hashes
+from store.key_hashes import key_hashes
 from store.layout import (
     KEY_SEPARATOR,
     MAX_PROPERTIES_BYTES,

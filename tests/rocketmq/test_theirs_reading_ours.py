@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.index import Index, key_hashes
+from store.index import Index
+from store.key_hashes import key_hashes
 from tests import seen
 from tests.rocketmq.golden import GOLDEN, config_of
 from tests.rocketmq.harness import RocketMQ

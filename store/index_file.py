@@ -1,0 +1,234 @@
+"""One file of the index by key: a hash table over the commit log, read and written as RocketMQ does (IndexFile).
+
+An entry holds the hash of `topic#key`, never the key, so what is found are candidates: whoever asks reads the record
+and compares topic and key. Writes go entries, header, slots. A process that dies in between leaves either entries
+that no header counts or entries that no slot names yet, and `IndexFile.truncate` undoes both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import ConfigError
+from store.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT
+from store.segments import SegmentFile
+
+Ints = npt.NDArray[np.int64]
+Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
+Header = dict[str, int]  # the fields of INDEX_HEADER
+
+_FEW_KEYS = 8  # up to here one after the other is faster than all at once
+_BLOCK_SLOTS = 4096 // INDEX_SLOT.itemsize
+_MAX_INT = (1 << 31) - 1
+_MS = 1000
+
+
+def _struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
+    """The same layout for one value: numpy takes twenty times as long for that."""
+    return struct.Struct(">" + "".join({">i4": "i", ">i8": "q"}[dtype[name].str] for name in dtype.names or ()))
+
+
+_HEADER, _ENTRY, _SLOT = _struct_of(INDEX_HEADER), _struct_of(INDEX_ENTRY), struct.Struct(">i")
+assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_ENTRY.itemsize, INDEX_SLOT.itemsize)
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    """Length of an index file, in bytes; `entries` counts the unused entry 0."""
+    return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
+
+
+class IndexFile:
+    """One hash table. All reads and writes are `pread` and `pwrite`: the file is sparse (see `segments`)."""
+
+    def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
+        self.path = path
+        self._slots = slots
+        self._capacity = entries
+        self._entries_at = file_bytes(slots, 0)
+        size = file_bytes(slots, entries)
+        if path.stat().st_size != size:
+            raise ConfigError(
+                f"{path}: {path.stat().st_size} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make "
+                f"{size}; set both as the broker that wrote it has them, or delete the index"
+            )
+        self._file = SegmentFile(path, size, writable=writable)
+
+    def header(self) -> Header:
+        """The header as it is now; `next_entry` is at least 1."""
+        values = _HEADER.unpack(self._file.read(0, _HEADER.size))
+        header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
+        header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self._capacity)
+        return header
+
+    def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> int:
+        """File as many keys as fit, in order; returns how many. Arguments of shape (m,); timestamps in ms."""
+        header = self.header()
+        count = min(len(hashes), self._capacity - header["next_entry"])
+        if count > _FEW_KEYS:
+            self._append_all(header, hashes[:count], physical_offsets[:count], timestamps[:count])
+        else:
+            rows = zip(hashes.tolist(), physical_offsets.tolist(), timestamps.tolist(), strict=True)
+            for row in islice(rows, count):
+                self._append_one(header, *row)
+        return count
+
+    def _append_one(self, header: Header, hashed: int, physical_offset: int, timestamp: int) -> None:
+        """File one key and bring `header` up to date."""
+        number, begin = header["next_entry"], header["begin_timestamp"]
+        slot = file_bytes(hashed % self._slots, 0)
+        newest: int = _SLOT.unpack(self._file.read(slot, _SLOT.size))[0]
+        is_new = not INDEX_NO_ENTRY < newest < number
+        seconds = min(max((timestamp - begin) // _MS, 0), _MAX_INT) if begin > 0 else 0
+        entry = _ENTRY.pack(hashed, physical_offset, seconds, INDEX_NO_ENTRY if is_new else newest)
+        self._file.write(self._entries_at + number * _ENTRY.size, memoryview(entry))
+        _count(header, (physical_offset, timestamp), (physical_offset, timestamp), 1, int(is_new))
+        self.write_header(header)
+        self._file.write(slot, memoryview(_SLOT.pack(number)))
+
+    def _append_all(
+        self, header: Header, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints
+    ) -> None:
+        """File keys that fit: what `_append_one` does, for all at once."""
+        first, count = header["next_entry"], len(hashes)
+        entries = np.empty(count, INDEX_ENTRY)
+        entries["key_hash"] = hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = _seconds(timestamps, header)
+
+        slots = _slots_of(entries, self._slots)
+        order = np.argsort(slots, kind="stable")
+        numbers = first + order
+        heads, starts = np.unique(slots[order], return_index=True)
+        table = _Slots(self._file, self._slots, heads)
+        newest = table.values
+        newest[(newest < INDEX_NO_ENTRY) | (newest >= first)] = INDEX_NO_ENTRY
+        previous = np.empty(count, np.int64)
+        previous[1:] = numbers[:-1]
+        previous[starts] = newest
+        entries["previous"][order] = previous
+
+        self._file.write(self._entries_at + first * INDEX_ENTRY.itemsize, memoryview(entries.tobytes()))
+        begin, end = ((int(physical_offsets[row]), int(timestamps[row])) for row in (0, -1))
+        _count(header, begin, end, count, int(np.count_nonzero(newest == INDEX_NO_ENTRY)))
+        self.write_header(header)
+        table.write(numbers[np.append(starts[1:], count) - 1])
+
+    def candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
+        """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded)."""
+        header = self.header()
+        number: int = _SLOT.unpack(self._file.read(file_bytes(wanted % self._slots, 0), _SLOT.size))[0]
+        limit = header["next_entry"]
+        while INDEX_NO_ENTRY < number < limit:
+            position = self._entries_at + number * _ENTRY.size
+            hashed, physical_offset, seconds, previous = _ENTRY.unpack(self._file.read(position, _ENTRY.size))
+            if number == INDEX_NO_ENTRY + 1:
+                seconds = 0  # its own count from the file before (see `_seconds`)
+            stored = header["begin_timestamp"] + seconds * _MS
+            if stored + _MS <= begin:
+                return
+            if hashed == wanted and stored <= end:
+                yield physical_offset
+            limit, number = number, previous  # chains go back only, so that none can be endless
+
+    def truncate(self, end_offset: int) -> None:
+        """Drop the entries of records at commit log offset `end_offset` and after, which are the last ones."""
+        header = self.header()
+        limit = header["next_entry"]
+        keep = self._first_from(end_offset, limit)
+        if keep == limit:
+            return
+        dropped = self.entries(keep, limit)
+        heads, oldest = np.unique(_slots_of(dropped, self._slots), return_index=True)
+        restored = dropped["previous"][oldest].astype(np.int64)
+        _Slots(self._file, self._slots, heads).write(restored)
+        header["slots_used"] = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
+        header["next_entry"] = keep
+        last = self.entries(keep - 1, keep)[0]
+        header["end_offset"] = int(last["physical_offset"])
+        header["end_timestamp"] = header["begin_timestamp"] + (int(last["seconds"]) + 1) * _MS - 1
+        self.write_header(header)
+
+    def entries(self, start: int, end: int) -> Entries:
+        """Entries number [start, end), copied."""
+        position = self._entries_at + start * INDEX_ENTRY.itemsize
+        return np.frombuffer(self._file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
+
+    def write_header(self, header: Header) -> None:
+        self._file.write(0, memoryview(_HEADER.pack(*header.values())))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def _first_from(self, end_offset: int, limit: int) -> int:
+        """Number of the first entry below `limit` whose record is not before `end_offset`: they ascend."""
+        low, high = INDEX_NO_ENTRY + 1, limit
+        while low < high:
+            middle = (low + high) // 2
+            if self.entries(middle, middle + 1)[0]["physical_offset"] < end_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class _Slots:
+    """Some slots of a file, read and written in the 4 KiB blocks they stand in: one call for neighbouring blocks."""
+
+    def __init__(self, file: SegmentFile, slots: int, numbers: Ints) -> None:
+        """`numbers`: ascending, each once."""
+        self._file = file
+        self._slots = slots
+        blocks = np.unique(numbers // _BLOCK_SLOTS)
+        self._runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
+        self._places = np.searchsorted(blocks, numbers // _BLOCK_SLOTS) * _BLOCK_SLOTS + numbers % _BLOCK_SLOTS
+        read = bytearray().join(file.read(*self._extent(run)) for run in self._runs)
+        self._table = np.frombuffer(read, INDEX_SLOT)
+
+    @property
+    def values(self) -> Ints:
+        """Their values, a copy."""
+        values: Ints = self._table[self._places].astype(np.int64)
+        return values
+
+    def write(self, values: Ints) -> None:
+        before = self._table.tobytes()
+        self._table[self._places] = values
+        data, done = memoryview(self._table.tobytes()), 0
+        for run in self._runs:
+            position, length = self._extent(run)
+            if data[done : done + length] != before[done : done + length]:  # or else a hole may stay one
+                self._file.write(position, data[done : done + length])
+            done += length
+
+    def _extent(self, run: Ints) -> tuple[int, int]:
+        """Byte position and length of a run of blocks; the last block of the table may be short."""
+        start = int(run[0]) * _BLOCK_SLOTS
+        stop = min((int(run[-1]) + 1) * _BLOCK_SLOTS, self._slots)
+        return file_bytes(start, 0), (stop - start) * INDEX_SLOT.itemsize
+
+
+def _slots_of(entries: Entries, slots: int) -> Ints:
+    return np.asarray(entries["key_hash"].astype(np.int64) % slots)
+
+
+def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
+    """Bring a header up to date with entries just written; `first` and `last` are (physical offset, timestamp)."""
+    if header["next_entry"] == INDEX_NO_ENTRY + 1:
+        header["begin_offset"], header["begin_timestamp"] = first
+    header["end_offset"], header["end_timestamp"] = last
+    header["next_entry"] += entries
+    header["slots_used"] += new_slots
+
+
+def _seconds(timestamps: Ints, header: Header) -> Ints:
+    """Seconds since the file's begin; RocketMQ measures a file's first key from what the header held before."""
+    is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
+    begins = np.full(len(timestamps), timestamps[0] if is_first else header["begin_timestamp"])
+    begins[0] = header["begin_timestamp"]
+    return np.where(begins <= 0, 0, np.clip((timestamps - begins) // _MS, 0, _MAX_INT))

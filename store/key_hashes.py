@@ -1,0 +1,66 @@
+"""Keys of messages as the index files them: by the hash of `topic#key` (IndexService, IndexFile)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.filters import java_hash, java_hash_code
+from store.layout import INDEX_KEY_SEPARATOR, KEY_SEPARATOR
+
+Ints = npt.NDArray[np.int64]
+KeyHashes = npt.NDArray[np.int32]
+
+_KEYS_AT_ONCE = 1 << 17
+_MAX_INT = (1 << 31) - 1
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash under which `key` of `topic` is filed, 0 to 2^31 - 1."""
+    hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
+    return hashed if hashed <= _MAX_INT else 0
+
+
+def key_hashes(
+    topics: str | pa.StringArray, unique_keys: pa.StringArray | None, keys: pa.StringArray | None
+) -> tuple[KeyHashes, Ints]:
+    """Hashes of all keys of n messages, in the order in which RocketMQ files them.
+
+    topics: one for all, or one each. unique_keys: property UNIQ_KEY, nullable. keys: property KEYS, separated by
+    blanks, nullable. Both of length n; None where no message has any.
+    Returns the hashes, int32, shape (m,), and the message that each belongs to, int64, shape (m,), ascending;
+    within a message its UNIQ_KEY comes first.
+    """
+    parts, rows = [], []
+    if unique_keys is not None:
+        present = pc.is_valid(unique_keys)
+        rows.append(np.flatnonzero(present.to_numpy(zero_copy_only=False)))
+        parts.append(unique_keys.filter(present))
+    if keys is not None:
+        lists = pc.split_pattern(keys, KEY_SEPARATOR)
+        tokens, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
+        used = pc.greater(pc.binary_length(tokens), 0)
+        rows.append(parents.filter(used).to_numpy().astype(np.int64))
+        parts.append(tokens.filter(used))
+    if not parts:
+        return np.empty(0, np.int32), np.empty(0, np.int64)
+    owners = np.concatenate(rows)
+    order = np.argsort(owners, kind="stable")
+    owners, filed = owners[order], pa.concat_arrays(parts).take(pa.array(order))
+    hashes = [
+        _hash_names(topics, filed[start : start + _KEYS_AT_ONCE], owners[start : start + _KEYS_AT_ONCE])
+        for start in range(0, len(owners), _KEYS_AT_ONCE)
+    ]
+    return np.concatenate([np.empty(0, np.int32), *hashes]), owners
+
+
+def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints) -> npt.NDArray[np.int32]:
+    own = topics if isinstance(topics, str) else topics.take(pa.array(owners))
+    return _positive(java_hash(pc.binary_join_element_wise(own, keys, INDEX_KEY_SEPARATOR)))
+
+
+def _positive(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """abs(), and 0 for the one value that has none."""
+    return np.maximum(np.abs(hashes), 0)
