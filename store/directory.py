@@ -22,7 +22,7 @@ from store.layout import (
     TOPICS_FILE,
     WATERMARK_FILE,
 )
-from store.log_end import LogEnd, goes_on, usable_watermark
+from store.log_end import LogEnd, usable_watermark, was_overtaken
 from store.recovery import Evidence
 from store.watermark import Watermark
 
@@ -110,7 +110,7 @@ class Directory:
         except FileNotFoundError:
             return Evidence(False, False, queues, abort, checkpoint)
         with closing(watermark):
-            current = watermark.same_boot and not goes_on(log, watermark)
+            current = watermark.same_boot and not was_overtaken(log, watermark, abort=abort)
             return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
 
     def watermark(self, log: CommitLog) -> Watermark | LogEnd:

@@ -83,6 +83,22 @@ def goes_on(log: CommitLog, watermark: Watermark) -> bool:
     return any(chunk.end > watermark.announced_end for chunk in walk(log, watermark.confirm_offset))
 
 
+def was_overtaken(log: CommitLog, watermark: Watermark, *, abort: bool) -> bool:
+    """Whether a RocketMQ broker had the directory since the last writer of ours. Call under the store lock.
+
+    abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
+    the announced end; the records of one append have the watermark's time, a broker's have a later one. And who
+    leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it.
+    """
+    if not abort and watermark.announced_end > watermark.confirm_offset:
+        return True
+    for chunk in walk(log, watermark.confirm_offset):
+        times = chunk.records.field("store_timestamp")
+        if chunk.end > watermark.announced_end or (times != watermark.store_timestamp).any():
+            return True
+    return False
+
+
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
     """Start of the last segment that begins with a record, stored by `stored_by` (ms) if given; else of the first."""
     starts = log.segments.check()

@@ -62,7 +62,7 @@ def start(store_path: str, name: str) -> int:
 
 def kill_at_random(store_path: str, kills: int, seed: int) -> None:
     chance = random.Random(seed)
-    names = (f"w{number}" for number in itertools.count())
+    names = (f"w{seed}.{number}" for number in itertools.count())
     alive = [start(store_path, next(names)) for _ in range(WRITERS)]
     for _ in range(kills):
         time.sleep(chance.random() * 0.06)

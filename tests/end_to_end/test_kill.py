@@ -31,6 +31,19 @@ def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], byt
     return found
 
 
+def acknowledged_in(acks: Path) -> dict[tuple[int, int], bytes]:
+    """(queue, offset) to body of what dying writers say was acknowledged to them."""
+    acknowledged = {}
+    for file in acks.iterdir():
+        for line in file.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                continue  # killed in the middle of writing it, over the end of a page
+            queue, offset, body = line.split(" ")
+            assert (int(queue), int(offset)) not in acknowledged
+            acknowledged[int(queue), int(offset)] = body.rstrip("\n").encode()
+    return acknowledged
+
+
 def check_log(path: Path, records: int) -> None:
     """The log is walked from its first byte to its published end, and there is nothing behind it."""
     with MessageStore.open(path, read_only=True) as store:
@@ -54,14 +67,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), str(KILLS), "1"]
     subprocess.run(command, cwd=ROOT, check=True)
 
-    acknowledged = {}
-    for file in acks.iterdir():
-        for line in file.read_text().splitlines(keepends=True):
-            if not line.endswith("\n"):
-                continue  # killed in the middle of writing it, over the end of a page
-            queue, offset, body = line.split(" ")
-            assert (int(queue), int(offset)) not in acknowledged
-            acknowledged[int(queue), int(offset)] = body.rstrip("\n").encode()
+    acknowledged = acknowledged_in(acks)
     assert len(acknowledged) > KILLS
     with MessageStore.open(path, read_only=True) as reader:
         found = bodies(reader)

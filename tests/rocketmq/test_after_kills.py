@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import base64
+import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from store import Message, MessageStore, StoreConfig
 from tests.end_to_end.dying_writers import QUEUES, TOPIC
-from tests.end_to_end.test_kill import ROOT, bodies
+from tests.end_to_end.test_kill import ROOT, acknowledged_in, bodies
 from tests.rocketmq.harness import RocketMQ, put
 from tests.rocketmq.mixes import INDEX
 
 pytestmark = pytest.mark.rocketmq
 
-SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000, **INDEX)
+DYING_WRITERS = [sys.executable, "-m", "tests.end_to_end.dying_writers"]
+ROUNDS = int(os.environ.get("ROUNDS", "5"))  # each kills writers and lets RocketMQ recover what they leave
+ROUNDS_A_STORE = 5
+KILLS = 8  # in a round, and the three that are left at its end
+WHOLE = re.compile(rb"w\d+\.\d+-\d+-x*")  # what dying_writers puts
+WRITES_THE_LOG = 1  # the call of a dying append
+SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
+SMALL = StoreConfig(**SIZES, **INDEX)
 
 
 def new_store(path: Path) -> None:
@@ -38,22 +48,24 @@ def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
 
 
 def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """It does not know the watermark, so it may also find what was not acknowledged; but nothing less."""
-    path, acks = tmp_path / "mq", tmp_path / "mq.acks"
-    acks.mkdir()
-    new_store(path)
-    for seed in range(5):
-        command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), "8", str(seed)]
-        subprocess.run(command, cwd=ROOT, check=True)
-        with MessageStore.open(path, read_only=True) as reader:
-            published = bodies(reader)
-        assert (path / "abort").exists()
-        recovered = seen_by(rocketmq, path)
-        assert published.items() <= recovered.items()
-        with MessageStore.open(path) as store:  # and back: what RocketMQ recovered is not taken away again
-            assert published.items() <= bodies(store).items() <= recovered.items()
-        for file in acks.iterdir():
-            file.unlink()
+    """It does not know the watermark, so it may also find what was not acknowledged; but nothing less, nothing torn."""
+    for first in range(0, ROUNDS, ROUNDS_A_STORE):
+        path, acks = tmp_path / f"mq-{first}", tmp_path / f"mq-{first}.acks"
+        acks.mkdir()
+        new_store(path)
+        for seed in range(first, min(first + ROUNDS_A_STORE, ROUNDS)):
+            subprocess.run([*DYING_WRITERS, "random", str(path), str(KILLS), str(seed)], cwd=ROOT, check=True)
+            with MessageStore.open(path, read_only=True) as reader:
+                published = bodies(reader)
+            assert acknowledged_in(acks).items() <= published.items()
+            assert (path / "abort").exists()
+            recovered = seen_by(rocketmq, path)
+            assert published.items() <= recovered.items()
+            assert max(Counter(recovered.values()).values()) == 1
+            assert all(WHOLE.fullmatch(body) for body in recovered.values())
+            with MessageStore.open(path) as store:  # and back: what RocketMQ recovered is not taken away again
+                assert published.items() <= bodies(store).items() <= recovered.items()
+        shutil.rmtree(path)
 
 
 def test_killed_between_a_new_queue_file_and_its_first_entry(rocketmq: RocketMQ, tmp_path: Path) -> None:
@@ -68,12 +80,33 @@ def test_killed_between_a_new_queue_file_and_its_first_entry(rocketmq: RocketMQ,
     for path in paths:
         shutil.copytree(base, path)
     calls = "".join(f"append {path} after {call}\n" for call, path in enumerate(paths))
-    command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "at"]
-    subprocess.run(command, cwd=ROOT, input=calls, text=True, check=True, capture_output=True)
+    subprocess.run([*DYING_WRITERS, "at"], cwd=ROOT, input=calls, text=True, check=True, capture_output=True)
     empty = [path for path in paths if has_empty_queue_file(path)]
     assert len(empty) >= 2
     for path in empty:
         assert seen_by(rocketmq, path) == old | new
+
+
+@pytest.mark.parametrize(("ending", "messages"), [("clean", 4), ("halt", 4), ("clean", 0)])
+def test_what_rocketmq_appends_where_a_writer_had_died(
+    rocketmq: RocketMQ, tmp_path: Path, ending: str, messages: int
+) -> None:
+    """It goes on behind the dead append's last whole record, still below the end that was announced."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic(TOPIC, 2)
+        store.put_many([Message(TOPIC, f"old {n}".encode(), queue_id=n % 2) for n in range(20)])
+        old = bodies(store)
+    subprocess.run(
+        [*DYING_WRITERS, "at"], cwd=ROOT, input=f"append {path} half {WRITES_THE_LOG}\n", text=True, check=True
+    )
+    rocketmq.write(path, [put(TOPIC, b"theirs", n % 2) for n in range(messages)], {**SIZES, **INDEX}, exit=ending)
+    with MessageStore.open(path) as store:
+        found = list(bodies(store).values())
+    assert found.count(b"theirs") == messages
+    died = [body for body in found if len(body) == 700]
+    assert 0 < len(died) < 12, "what RocketMQ served stays"
+    assert len(found) == len(old) + len(died) + messages
 
 
 def has_empty_queue_file(path: Path) -> bool:
