@@ -36,7 +36,7 @@ class Index:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._writable = writable
-        self._file = lru_cache(maxsize=_OPEN_FILES)(self._open)
+        self.file = lru_cache(maxsize=_OPEN_FILES)(self._open)  # by name; raises `FileNotFoundError`, `ConfigError`
 
     @staticmethod
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
@@ -54,7 +54,7 @@ class Index:
 
     def end_offset(self) -> int:
         """Commit log offset of the newest record with a key, -1 without one; keys of older records are filed."""
-        headers = (self._file(name).header() for name in reversed(self.names()))
+        headers = (self.file(name).header() for name in reversed(self.names()))
         return next((header["end_offset"] for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1), -1)
 
     def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> None:
@@ -67,9 +67,9 @@ class Index:
         if not len(hashes) or not self.is_enabled:
             return
         names = self.names() or [self._create("")]
-        done = int(np.searchsorted(physical_offsets, self._file(names[-1]).header()["end_offset"]))
+        done = int(np.searchsorted(physical_offsets, self.file(names[-1]).header()["end_offset"]))
         while True:
-            file = self._file(names[-1])
+            file = self.file(names[-1])
             done += file.append(hashes[done:], physical_offsets[done:], timestamps[done:])
             if done == len(hashes):
                 return
@@ -83,7 +83,7 @@ class Index:
         wanted = key_hash(topic, key)
         for name in reversed(self.names()):
             try:
-                file = self._file(name)
+                file = self.file(name)
             except FileNotFoundError:  # retention was faster
                 continue
             header = file.header()
@@ -95,9 +95,9 @@ class Index:
     def truncate(self, end_offset: int) -> None:
         """Drop everything about records at commit log offset `end_offset` and after: an append that died."""
         for name in reversed(self.names()):
-            header = self._file(name).header()
+            header = self.file(name).header()
             if header["next_entry"] > INDEX_NO_ENTRY + 1 and header["begin_offset"] < end_offset:
-                self._file(name).truncate(end_offset)
+                self.file(name).truncate(end_offset)
                 return
             self._delete(name)
 
@@ -112,7 +112,7 @@ class Index:
         if safe_timestamp is None:
             doubtful = names[-1:]
         else:
-            doubtful = [name for name in names if self._file(name).header()["end_timestamp"] > safe_timestamp]
+            doubtful = [name for name in names if self.file(name).header()["end_timestamp"] > safe_timestamp]
         for name in doubtful:
             self._delete(name)
         return max(0, self.end_offset())
@@ -123,18 +123,18 @@ class Index:
         Returns the path of each and the bytes it took.
         """
         names = self.names()[:-1]
-        expired = [name for name in names if self._file(name).header()["end_offset"] < min_physical_offset]
+        expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
         return [(str(self.directory / name), self._delete(name)) for name in expired]
 
     def flush(self) -> None:
         """Bring the newest file to the device; the others were flushed when they were full."""
         for name in self.names()[-1:]:
-            self._file(name).flush()
+            self.file(name).flush()
 
     def _create(self, last_name: str) -> str:
         """A new last file. Until its first key it holds the end of the one before, as RocketMQ's does."""
         name = _name_after(last_name)
-        last = self._file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
+        last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
         header = {
             "begin_timestamp": last["end_timestamp"],
             "end_timestamp": last["end_timestamp"],
@@ -163,7 +163,7 @@ class Index:
         path = self.directory / name
         taken = path.stat().st_blocks * BLOCK_BYTES
         path.unlink()
-        self._file.cache_clear()
+        self.file.cache_clear()
         return taken
 
 

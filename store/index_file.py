@@ -48,7 +48,7 @@ class IndexFile:
 
     def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
         self.path = path
-        self._slots = slots
+        self.slots = slots
         self._capacity = entries
         self._entries_at = file_bytes(slots, 0)
         size = file_bytes(slots, entries)
@@ -81,7 +81,7 @@ class IndexFile:
     def _append_one(self, header: Header, hashed: int, physical_offset: int, timestamp: int) -> None:
         """File one key and bring `header` up to date."""
         number, begin = header["next_entry"], header["begin_timestamp"]
-        slot = file_bytes(hashed % self._slots, 0)
+        slot = file_bytes(hashed % self.slots, 0)
         newest: int = _SLOT.unpack(self._file.read(slot, _SLOT.size))[0]
         is_new = not INDEX_NO_ENTRY < newest < number
         seconds = min(max((timestamp - begin) // _MS, 0), _MAX_INT) if begin > 0 else 0
@@ -101,11 +101,11 @@ class IndexFile:
         entries["physical_offset"] = physical_offsets
         entries["seconds"] = _seconds(timestamps, header)
 
-        slots = _slots_of(entries, self._slots)
+        slots = self.slots_of(entries)
         order = np.argsort(slots, kind="stable")
         numbers = first + order
         heads, starts = np.unique(slots[order], return_index=True)
-        table = _Slots(self._file, self._slots, heads)
+        table = _Slots(self._file, self.slots, heads)
         newest = table.values
         newest[(newest < INDEX_NO_ENTRY) | (newest >= first)] = INDEX_NO_ENTRY
         previous = np.empty(count, np.int64)
@@ -122,7 +122,7 @@ class IndexFile:
     def candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
         """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded)."""
         header = self.header()
-        number: int = _SLOT.unpack(self._file.read(file_bytes(wanted % self._slots, 0), _SLOT.size))[0]
+        number: int = _SLOT.unpack(self._file.read(file_bytes(wanted % self.slots, 0), _SLOT.size))[0]
         limit = header["next_entry"]
         while INDEX_NO_ENTRY < number < limit:
             position = self._entries_at + number * _ENTRY.size
@@ -140,13 +140,13 @@ class IndexFile:
         """Drop the entries of records at commit log offset `end_offset` and after, which are the last ones."""
         header = self.header()
         limit = header["next_entry"]
-        keep = self._first_from(end_offset, limit)
+        keep = self.first_from(end_offset, limit)
         if keep == limit:
             return
         dropped = self.entries(keep, limit)
-        heads, oldest = np.unique(_slots_of(dropped, self._slots), return_index=True)
+        heads, oldest = np.unique(self.slots_of(dropped), return_index=True)
         restored = dropped["previous"][oldest].astype(np.int64)
-        _Slots(self._file, self._slots, heads).write(restored)
+        _Slots(self._file, self.slots, heads).write(restored)
         header["slots_used"] = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
         header["next_entry"] = keep
         last = self.entries(keep - 1, keep)[0]
@@ -159,14 +159,31 @@ class IndexFile:
         position = self._entries_at + start * INDEX_ENTRY.itemsize
         return np.frombuffer(self._file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
 
+    def previous(self, number: int) -> int:
+        """The next older entry of the slot of entry `number`; INDEX_NO_ENTRY without, and for what is no entry."""
+        if not INDEX_NO_ENTRY < number < self._capacity:
+            return INDEX_NO_ENTRY
+        found = int(self.entries(number, number + 1)[0]["previous"])
+        return found if INDEX_NO_ENTRY < found < number else INDEX_NO_ENTRY
+
+    def slots_of(self, entries: Entries) -> Ints:
+        """The slots of entries, by their hashes."""
+        return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
+
+    def slot_values(self, start: int, end: int) -> Ints:
+        """Values of slots [start, end), which stop at the last one."""
+        length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
+        values: Ints = np.frombuffer(self._file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
+        return values
+
     def write_header(self, header: Header) -> None:
         self._file.write(0, memoryview(_HEADER.pack(*header.values())))
 
     def flush(self) -> None:
         self._file.flush()
 
-    def _first_from(self, end_offset: int, limit: int) -> int:
-        """Number of the first entry below `limit` whose record is not before `end_offset`: they ascend."""
+    def first_from(self, end_offset: int, limit: int) -> int:
+        """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
         low, high = INDEX_NO_ENTRY + 1, limit
         while low < high:
             middle = (low + high) // 2
@@ -213,10 +230,6 @@ class _Slots:
         return file_bytes(start, 0), (stop - start) * INDEX_SLOT.itemsize
 
 
-def _slots_of(entries: Entries, slots: int) -> Ints:
-    return np.asarray(entries["key_hash"].astype(np.int64) % slots)
-
-
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
     """Bring a header up to date with entries just written; `first` and `last` are (physical offset, timestamp)."""
     if header["next_entry"] == INDEX_NO_ENTRY + 1:
@@ -231,4 +244,9 @@ def _seconds(timestamps: Ints, header: Header) -> Ints:
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
     begins = np.full(len(timestamps), timestamps[0] if is_first else header["begin_timestamp"])
     begins[0] = header["begin_timestamp"]
+    return seconds_since(begins, timestamps)
+
+
+def seconds_since(begins: Ints, timestamps: Ints) -> Ints:
+    """What entries hold of store times (ms), counted from a file's begin (ms)."""
     return np.where(begins <= 0, 0, np.clip((timestamps - begins) // _MS, 0, _MAX_INT))
