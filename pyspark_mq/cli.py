@@ -299,27 +299,30 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
 
 @main.command()
 @STORE
-@click.option("--repair", "do_repair", is_flag=True, help="Write the queues anew, cut what lies behind the log.")
-def verify(store: str, do_repair: bool) -> None:
-    """Check every record and every queue entry of STORE; exit code 1 if anything is wrong.
+@click.option("--repair", "do_repair", is_flag=True, help="Make queues and index anew, cut what lies behind the log.")
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False), help="A broker's settings, for the sizes of its index."
+)
+def verify(store: str, do_repair: bool, config: str | None) -> None:
+    """Check every record, queue entry and index entry of STORE; exit code 1 if anything is wrong.
 
     STORE may be in use. A repair needs it alone, does what the next recovery would do, and checks again.
     """
-    report = verified(store)
+    report = verified(store, config)
     if do_repair and report.findings:
         click.echo(findings_table(report))
         try:
-            repair(store)
+            repair(store, config)
         finally:
             click.echo("\nafter the repair:")
-            report = verified(store)
+            report = verified(store, config)
             click.echo(findings_table(report))
     else:
         click.echo(findings_table(report))
     sys.exit(1 if report.findings else 0)
 
 
-def verified(store: str) -> Report:
+def verified(store: str, config: str | None) -> Report:
     """`store.verify.verify` with a bar."""
     with tqdm(unit="B", unit_scale=True, desc="verified", delay=0.5, disable=None) as bar:
 
@@ -327,7 +330,7 @@ def verified(store: str) -> Report:
             bar.total = total
             bar.update(done - bar.n)
 
-        return verify_store(store, progress)
+        return verify_store(store, progress, config)
 
 
 def findings_table(report: Report) -> str:

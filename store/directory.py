@@ -80,6 +80,11 @@ class Directory:
             return config.with_sizes_of(StoreConfig.load(own))
         return config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
 
+    @property
+    def has_configuration(self) -> bool:
+        """Whether its own `config/store.conf` says what sizes its files have."""
+        return (self.root / CONF_FILE).exists()
+
     def save_configuration(self, config: StoreConfig) -> None:
         """Keep the settings of a new store in its own `config/store.conf`. Call under the store lock."""
         own = self.root / CONF_FILE

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.config import StoreConfig
-from store.errors import ReadOnlyStore, StoreFull
+from store.errors import ConfigError, ReadOnlyStore, StoreFull
 from store.index_file import IndexFile, file_bytes
 from store.key_hashes import key_hash
 from store.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
@@ -100,6 +100,14 @@ class Index:
                 self.file(name).truncate(end_offset)
                 return
             self._delete(name)
+
+    def delete_misfits(self) -> None:
+        """Delete files of another length than this index's: nothing in them can be read."""
+        for name in self.names():
+            try:
+                self.file(name)
+            except ConfigError:
+                self._delete(name)
 
     def distrust(self, safe_timestamp: int | None = None) -> int:
         """After a machine crash: delete what may not have reached the device; returns the commit log offset from

@@ -1,15 +1,17 @@
-"""Looking at every byte of a store that means something: does the log hold, and do the queues say what it says?
+"""Looking at every byte of a store that means something: does the log hold, and do queues and index say what it says?
 
 The log is walked once, record by record; each record's queue entry is compared with what it has to be, and what the
-queues have besides is found by their offsets being dense. Memory is that of a few chunks of the log and one line for
-each queue. A store may be written to meanwhile: what is published later is not looked at.
+queues have besides is found by their offsets being dense; its keys are looked for in the index (see `index_check`).
+Memory is that of a few chunks of the log, one line for each queue, and the slots of an index file. A store may be
+written to meanwhile: what is published later is not looked at.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,19 +20,23 @@ import numpy as np
 
 from store.admin_files import read_json
 from store.commit_log import CommitLog
+from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue, Entries
 from store.directory import Directory
-from store.dispatch import LogChunk, queue_entries, walk
+from store.dispatch import LogChunk, index_keys, queue_entries, walk
 from store.errors import CorruptRecord, CorruptStore, OffsetLost, StoreLocked
 from store.index import Index
+from store.index_check import IndexCheck
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
     CQ_ENTRY,
     CQ_EXTENSION_BELOW,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
+    INDEX_DIR,
     MIN_RECORD_BYTES,
     RECORD_HEADER,
+    REPAIR_DIR,
     TOPICS_FILE,
 )
 from store.locks import StoreLock
@@ -75,14 +81,19 @@ class Report:
     queues: int = 0
 
 
-def verify(path: str | os.PathLike[str], progress: Progress = lambda done, total: None) -> Report:
+def verify(
+    path: str | os.PathLike[str],
+    progress: Progress = lambda done, total: None,
+    config: StoreConfig | str | os.PathLike[str] | None = None,
+) -> Report:
     """Check a store, ours or a RocketMQ broker's, without changing anything.
 
-    Raises `NotAStore` and `ConfigError`; whatever else is wrong is a finding.
+    config: as `MessageStore.open` takes it; for the directory of a broker whose index has other sizes than RocketMQ's
+    defaults. Raises `NotAStore` and `ConfigError`; whatever else is wrong is a finding.
     """
     directory = Directory(Path(path))
     directory.must_be_store()
-    verifier = _Verifier(directory, progress)
+    verifier = _Verifier(directory, directory.configuration(config), progress)
     try:
         verifier.run()
     except CorruptStore as error:
@@ -92,23 +103,51 @@ def verify(path: str | os.PathLike[str], progress: Progress = lambda done, total
     return verifier.report
 
 
-def repair(path: str | os.PathLike[str]) -> None:
-    """Do what recovery may do: queues are written anew from the log, and what lies behind its end goes.
+def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
+    """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
 
-    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired.
+    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
+    broker's index of other sizes than those of `config`.
     """
     directory = Directory(Path(path))
     directory.must_be_store()
-    MessageStore.open(path, create=False).close()  # whatever is published is on the device then
-    config = directory.configuration(None)
-    log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=True)
-    with closing(StoreLock(directory.root)) as lock, lock.exclusive():
-        if not lock.join():
-            raise StoreLocked(f"{directory.root}: other processes write here; close them before a repair")
+    root, settings = directory.root, directory.configuration(config)
+    with _alone(root):
+        if directory.has_configuration:  # or else the file may be right and the sizes wrong
+            Index.of(root, settings, writable=True).delete_misfits()
+    MessageStore.open(path, create=False, config=config).close()  # whatever is published is on the device then
+    log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
+    with _alone(root), _new_index(root, settings) as index:
         plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
-        index, queues = Index.of(directory.root, config, writable=True), _queues_on_disk(directory.root)
-        plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.NONE)
-        recover(directory.root, log, index, config.mappedFileSizeConsumeQueue, queues, plan)
+        plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.ALL)
+        recover(root, log, index, settings.mappedFileSizeConsumeQueue, _queues_on_disk(root), plan)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    with closing(StoreLock(root)) as lock, lock.exclusive():
+        if not lock.join():
+            raise StoreLocked(f"{root}: other processes write here; close them before a repair")
+        yield
+
+
+@contextmanager
+def _new_index(root: Path, config: StoreConfig) -> Iterator[Index]:
+    """An empty index that takes the place of the one that is there when all went well; that one if none is filed."""
+    if not config.messageIndexEnable:
+        yield Index.of(root, config, writable=True)
+        return
+    made = root / REPAIR_DIR
+    shutil.rmtree(made, ignore_errors=True)
+    (made / INDEX_DIR).mkdir(parents=True)
+    try:
+        index = Index.of(made, config, writable=True)
+        yield index
+        index.flush()
+        shutil.rmtree(root / INDEX_DIR, ignore_errors=True)
+        (made / INDEX_DIR).rename(root / INDEX_DIR)
+    finally:
+        shutil.rmtree(made)
 
 
 class _Enough(Exception):
@@ -125,12 +164,12 @@ class _Run:
 
 
 class _Verifier:
-    def __init__(self, directory: Directory, progress: Progress) -> None:
+    def __init__(self, directory: Directory, config: StoreConfig, progress: Progress) -> None:
         self.report = Report()
         self._root = directory.root
         self._directory = directory
         self._progress = progress
-        self._config = directory.configuration(None)
+        self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._is_damaged = False  # the log is
@@ -148,8 +187,11 @@ class _Verifier:
         with closing(self._directory.watermark(self._log)) as watermark:
             begin, end = self._log.min_offset(), watermark.confirm_offset
             self._open_queues(watermark)
+            index = Index.of(self._root, self._config, writable=False)
+            index_check = IndexCheck(index, self._log, end, is_complete=isinstance(watermark, Watermark))
             for chunk in self._walk(begin, end):
                 self.report.records += int(np.searchsorted(chunk.offsets, end))
+                index_check.compare(index_keys(chunk), chunk.begin, min(chunk.end, end))
                 for topic, queue_id, offsets, entries in queue_entries(chunk):
                     count = int(np.searchsorted(entries["physical_offset"], end))
                     if count:
@@ -159,8 +201,14 @@ class _Verifier:
             for name, queue in self._queues.items():
                 self._check_rest(name, queue, end)
             self._report_runs()
-            if isinstance(watermark, Watermark):
-                self._check_behind(watermark, end)
+            index_check.finish()
+            behind = self._behind(end)
+            is_at_rest = isinstance(watermark, Watermark) and watermark.announced_end <= end == watermark.confirm_offset
+            if is_at_rest:  # or else it is an append under way, or one that died: the next one undoes it
+                for where in behind:
+                    self.add(where, "something is left behind the end", _REPAIR)
+            for where, what in index_check.findings(is_at_rest=is_at_rest):
+                self.add(where, what, _REPAIR)
 
     def _check_admin_files(self) -> None:
         for name in (TOPICS_FILE, CONSUMER_OFFSETS_FILE, GROUPS_FILE, DELAY_OFFSETS_FILE):
@@ -321,19 +369,17 @@ class _Verifier:
 
     # --- behind the end --------------------------------------------------------------------------------
 
-    def _check_behind(self, watermark: Watermark, end: int) -> None:
-        """What a dead writer leaves behind the end is undone by the next one; nothing else may be there."""
+    def _behind(self, end: int) -> list[str]:
+        """Where log and queues have something behind the end."""
         segments = self._log.segments
-        stale = []
+        found = []
         for start in segments.starts()[-1:]:
             at = segments.first_not_zero(end, start + segments.size)
-            stale += [] if at is None else [self._place(at)]
+            found += [] if at is None else [self._place(at)]
         for name, queue in self._queues.items():
             at = queue.stale(max(queue.tail(end), self._next.get(name, 0)))
-            stale += [] if at is None else [f"{_name(name)}, offset {at}"]
-        if watermark.announced_end <= end == watermark.confirm_offset:  # nobody writes
-            for where in stale:
-                self.add(where, "something is left behind the end", _REPAIR)
+            found += [] if at is None else [f"{_name(name)}, offset {at}"]
+        return found
 
 
 def _queues_on_disk(root: Path) -> list[QueueName]:

@@ -1,21 +1,36 @@
-"""Damaged directories: what is answered is right, or an error of ours; whatever was done to the files."""
+"""Damaged directories: what is answered is right, or an error of ours; whatever was done to the files.
+
+No hang, no crash and no memory for a length that is damage: each directory has a deadline, and all of this process may
+map less than 1 GiB more than it does at the start.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreError
+from store.layout import COMMIT_LOG_DIR, CONF_FILE, CONFIG_DIR, TOPICS_FILE, WATERMARK_FILE, segment_name
+from store.verify import repair, verify
 
 DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "100"))  # the long run is `FUZZ_DIRECTORIES=10000 pytest ...`
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)
 
-Found = dict[tuple[str, int, int], bytes]
+MEMORY = 1 << 30
+DEADLINE_SECONDS = 60  # a directory takes a tenth of a second
+MESSAGES = 60
+
+Name = tuple[str, int, int]  # topic, queue id, queue offset
+Found = dict[Name, bytes]
 
 
 def flip(file: Path, chance: random.Random) -> None:
@@ -66,22 +81,51 @@ MUTATIONS: list[Callable[[Path, random.Random], None]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextmanager
+def directory(name: str) -> Iterator[None]:
+    """A deadline for what is done with one directory, and its name at whatever goes wrong."""
+
+    def late(_signal: int, _frame: FrameType | None) -> None:
+        raise AssertionError("a hang")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(DEADLINE_SECONDS)
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"directory {name}")
+        raise
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
     path = tmp_path_factory.mktemp("fuzz") / "mq"
     chance = random.Random(0)
+    expected: Found = {}
     with MessageStore.open(path, config=SMALL) as store:
         for topic in ("a", "b"):
             store.create_topic(topic, 2)
-        for n in range(60):
-            tags = chance.choice([None, "x", "y"])
-            store.put(Message(chance.choice("ab"), f"{n}".encode() * chance.randrange(40), tags=tags, keys=(f"k{n}",)))
-        found = dict(messages(store))
-    assert len(found) == 60
-    return path, found
+        for n in range(MESSAGES):
+            topic, body = chance.choice("ab"), f"{n}".encode() * chance.randrange(40)
+            placed = store.put(Message(topic, body, tags=chance.choice([None, "x", "y"]), keys=(f"k{n}",)))
+            expected[topic, placed.queue_id, placed.queue_offset] = body
+        assert dict(messages(store)) == expected == dict(by_key(store))
+    return path, expected
 
 
-def messages(store: MessageStore) -> Iterator[tuple[tuple[str, int, int], bytes]]:
+def messages(store: MessageStore) -> Iterator[tuple[Name, bytes]]:
     """Every message that can be read by scan or by get_message; errors of ours end one queue."""
     for topic, queues in store.topics().items():
         for queue in range(queues):
@@ -103,23 +147,74 @@ def messages(store: MessageStore) -> Iterator[tuple[tuple[str, int, int], bytes]
                 pass
 
 
+def by_key(store: MessageStore) -> Iterator[tuple[Name, bytes]]:
+    """Every message that the index finds."""
+    for topic in store.topics():
+        for n in range(MESSAGES):
+            try:
+                for message in store.query(topic, f"k{n}"):
+                    yield (topic, message.queue_id, message.queue_offset), message.body
+            except StoreError:
+                pass
+
+
+def damage(path: Path, chance: random.Random) -> None:
+    if chance.random() < 0.3:
+        (path / "watermark").unlink()
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        chance.choice(MUTATIONS)(chance.choice(files), chance)
+
+
+def look(path: Path, expected: Found, *, read_only: bool) -> list[set[Name]]:
+    """What can be read by position, and by key; all of it must be right."""
+    seen: list[set[Name]] = []
+    try:
+        with MessageStore.open(path, read_only=read_only) as store:
+            for found in (messages(store), by_key(store)):
+                seen.append(set())
+                for name, body in found:
+                    assert expected.get(name) == body, name
+                    seen[-1].add(name)
+    except StoreError:
+        pass
+    return seen
+
+
+def says_all(path: Path, source: Path) -> bool:
+    """Whether what says where the log begins and ends, and what the topics are, is as it was."""
+    first = path / COMMIT_LOG_DIR / segment_name(0)
+    marks = (WATERMARK_FILE, TOPICS_FILE, CONF_FILE)
+    return first.exists() and all(
+        (path / mark).exists() and (path / mark).read_bytes() == (source / mark).read_bytes() for mark in marks
+    )
+
+
+def is_right(path: Path) -> bool:
+    """Whether `verify` finds nothing."""
+    try:
+        return not verify(path).findings
+    except StoreError:
+        return False
+
+
 @pytest.mark.parametrize("part", range(10))
 def test_mutated_directories(original: tuple[Path, Found], tmp_path: Path, part: int) -> None:
     source, expected = original
     for number in range(DIRECTORIES // 10):
-        chance = random.Random(part * 1_000_000 + number)
         path = tmp_path / f"{number}"
-        shutil.copytree(source, path)
-        if chance.random() < 0.3:
-            (path / "watermark").unlink()
-        for _ in range(chance.choice([1, 1, 2, 5])):
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            chance.choice(MUTATIONS)(chance.choice(files), chance)
-        for read_only in (True, False):
+        with directory(f"{part}, {number}"):
+            shutil.copytree(source, path)
+            damage(path, random.Random(part * 1_000_000 + number))
+            must_be_whole = says_all(path, source) and is_right(path)
+            seen = look(path, expected, read_only=True)
+            assert not must_be_whole or seen == [set(expected)] * 2
+            look(path, expected, read_only=False)
             try:
-                with MessageStore.open(path, read_only=read_only) as store:
-                    for name, body in messages(store):
-                        assert expected.get(name) == body, f"{name} of directory {part}, {number}"
+                repair(path)
             except StoreError:
-                continue
+                pass
+            else:
+                findings = verify(path).findings
+                assert [finding for finding in findings if not finding.where.startswith(CONFIG_DIR)] == []
         shutil.rmtree(path)
