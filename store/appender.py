@@ -129,8 +129,9 @@ class Appender:
 
 def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
     """Each destination with the rows that go there, ascending."""
-    order = np.argsort(records.queues, kind="stable")
-    bounds = np.searchsorted(records.queues[order], np.arange(len(records.destinations) + 1))
+    queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # small ones are sorted faster
+    order = np.argsort(queues, kind="stable")
+    bounds = np.searchsorted(queues[order], np.arange(len(records.destinations) + 1))
     return [
         (destination, order[bounds[index] : bounds[index + 1]])
         for index, destination in enumerate(records.destinations)

@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import StoreError
+from store.strings import flat
 
 _HASH_FACTOR = 31
 _HASH_FACTOR_INVERSE = pow(_HASH_FACTOR, -1, 1 << 32)
+_KEPT_POWERS = 1 << 18
 
 
 class FilterError(StoreError):
@@ -76,47 +78,56 @@ def java_hash_code(text: str) -> int:
     return hashed - (hashed >> 31 << 32)
 
 
-def java_hash(strings: pa.StringArray) -> npt.NDArray[np.int32]:
-    """`java_hash_code` of every string, int32, shape (len(strings),); 0 for nulls and empty strings."""
+def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32]:
+    """`java_hash_code(prefix + string)` of every string, int32, shape (len(strings),); 0 for nulls."""
     if len(strings) == 0:
         return np.empty(0, np.int32)
-    offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1]
-    data = strings.buffers()[2]
-    flat: npt.NDArray[Any] = np.frombuffer(data if data is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
-    bounds = (offsets - offsets[0]).astype(np.int64)
-    if len(flat) and flat.max() >= 0x80:
-        flat, bounds = _utf16_units(flat, bounds)
-    hashes = _hash_units(flat.astype(np.uint32), bounds)
+    data, bounds = flat(strings)
+    units: npt.NDArray[Any] = data
+    if len(data) and data.max() >= 0x80:
+        units, bounds = _utf16_units(data, bounds)
+    hashes = _hash_units(units.astype(np.uint32), bounds, java_hash_code(prefix))
     if strings.null_count:
         hashes[strings.is_null().to_numpy(zero_copy_only=False)] = 0
     return hashes
 
 
 def _utf16_units(
-    flat: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
     """UTF-8 bytes and their bounds as UTF-16 units and theirs: a character of four bytes makes two units."""
-    begins = ((flat & 0xC0) != 0x80).astype(np.int64) + (flat >= 0xF0)
+    begins = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)
     units_before = np.concatenate([[0], np.cumsum(begins)])
-    return np.frombuffer(flat.tobytes().decode().encode("utf-16-le"), "<u2"), units_before[bounds]
+    return np.frombuffer(data.tobytes().decode().encode("utf-16-le"), "<u2"), units_before[bounds]
 
 
-def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Hashes of units[bounds[i]:bounds[i+1]], without a loop over strings.
+def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
+    """Hashes of units[bounds[i]:bounds[i+1]], without a loop over strings; `seed` is the hash of what stands before.
 
     sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32: so one running
     sum over all units, differences of it at the bounds, and one multiplication give every hash.
     """
     count = len(units)
-    inverse_powers = _powers(_HASH_FACTOR_INVERSE, count)
     sums = np.zeros(count + 1, np.uint32)
-    np.cumsum(units * inverse_powers, dtype=np.uint32, out=sums[1:])
-    last = np.maximum(bounds[1:] - 1, 0)
-    hashes = (sums[bounds[1:]] - sums[bounds[:-1]]) * _powers(_HASH_FACTOR, count + 1)[last]
+    np.cumsum(units * _powers(_HASH_FACTOR_INVERSE, count), dtype=np.uint32, out=sums[1:])
+    at_bounds, powers = sums[bounds], _powers(_HASH_FACTOR, count + 1)
+    hashes = (at_bounds[1:] - at_bounds[:-1]) * powers[np.maximum(bounds[1:] - 1, 0)]
+    if seed:
+        hashes += np.uint32(seed & 0xFFFFFFFF) * powers[bounds[1:] - bounds[:-1]]
     return hashes.view(np.int32)
 
 
 def _powers(base: int, count: int) -> npt.NDArray[np.uint32]:
+    """base^0 to base^(count - 1) modulo 2^32."""
+    return _first_powers(base)[:count] if count <= _KEPT_POWERS else _all_powers(base, count)
+
+
+@lru_cache(maxsize=2)
+def _first_powers(base: int) -> npt.NDArray[np.uint32]:
+    return _all_powers(base, _KEPT_POWERS)
+
+
+def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
     factors = np.full(count, base, np.uint32)
     factors[:1] = 1
     return np.multiply.accumulate(factors, dtype=np.uint32)

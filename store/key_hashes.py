@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from store.filters import java_hash, java_hash_code
 from store.layout import INDEX_KEY_SEPARATOR, KEY_SEPARATOR
+from store.strings import flat
 
 Ints = npt.NDArray[np.int64]
 KeyHashes = npt.NDArray[np.int32]
@@ -33,22 +34,15 @@ def key_hashes(
     Returns the hashes, int32, shape (m,), and the message that each belongs to, int64, shape (m,), ascending;
     within a message its UNIQ_KEY comes first.
     """
-    parts, rows = [], []
-    if unique_keys is not None:
-        present = pc.is_valid(unique_keys)
-        rows.append(np.flatnonzero(present.to_numpy(zero_copy_only=False)))
-        parts.append(unique_keys.filter(present))
-    if keys is not None:
-        lists = pc.split_pattern(keys, KEY_SEPARATOR)
-        tokens, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
-        used = pc.greater(pc.binary_length(tokens), 0)
-        rows.append(parents.filter(used).to_numpy().astype(np.int64))
-        parts.append(tokens.filter(used))
+    parts = [_whole(unique_keys)] if unique_keys is not None else []
+    parts += [_words(keys)] if keys is not None else []
     if not parts:
         return np.empty(0, np.int32), np.empty(0, np.int64)
-    owners = np.concatenate(rows)
-    order = np.argsort(owners, kind="stable")
-    owners, filed = owners[order], pa.concat_arrays(parts).take(pa.array(order))
+    filed, owners = parts[0]
+    if len(parts) > 1:
+        owners = np.concatenate([rows for _, rows in parts])
+        order = np.argsort(owners, kind="stable")
+        filed, owners = pa.concat_arrays([found for found, _ in parts]).take(pa.array(order)), owners[order]
     hashes = [
         _hash_names(topics, filed[start : start + _KEYS_AT_ONCE], owners[start : start + _KEYS_AT_ONCE])
         for start in range(0, len(owners), _KEYS_AT_ONCE)
@@ -56,11 +50,32 @@ def key_hashes(
     return np.concatenate([np.empty(0, np.int32), *hashes]), owners
 
 
-def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints) -> npt.NDArray[np.int32]:
-    own = topics if isinstance(topics, str) else topics.take(pa.array(owners))
-    return _positive(java_hash(pc.binary_join_element_wise(own, keys, INDEX_KEY_SEPARATOR)))
+def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
+    """The keys that are there, and the message of each."""
+    if not keys.null_count:
+        return keys, np.arange(len(keys))
+    present = pc.is_valid(keys)
+    return keys.filter(present), np.flatnonzero(present.to_numpy(zero_copy_only=False))
 
 
-def _positive(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
+    """The keys between the blanks, and the message of each."""
+    data, bounds = flat(keys)
+    if not (data == ord(KEY_SEPARATOR)).any() and (bounds[1:] > bounds[:-1]).all():
+        return _whole(keys)
+    lists = pc.split_pattern(keys, KEY_SEPARATOR)
+    tokens, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
+    used = pc.greater(pc.binary_length(tokens), 0)
+    return tokens.filter(used), parents.filter(used).to_numpy().astype(np.int64)
+
+
+def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints) -> KeyHashes:
+    if isinstance(topics, str):
+        return _positive(java_hash(keys, topics + INDEX_KEY_SEPARATOR))
+    names = pc.binary_join_element_wise(topics.take(pa.array(owners)), keys, INDEX_KEY_SEPARATOR)
+    return _positive(java_hash(names))
+
+
+def _positive(hashes: KeyHashes) -> KeyHashes:
     """abs(), and 0 for the one value that has none."""
     return np.maximum(np.abs(hashes), 0)

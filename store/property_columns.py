@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.layout import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from store.strings import flat
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,11 +23,11 @@ class PropertyColumns:
     """
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
-        """`encoded`: length n, no nulls, not a slice of a longer array."""
+        """`encoded`: length n, no nulls."""
         self._count = len(encoded)
-        bounds, data = _buffers(encoded)
+        data, bounds = flat(encoded)
         if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
-            bounds, data = _buffers(pc.binary_join_element_wise(encoded, b"", bytes([PROPERTY_SEPARATOR])))
+            data, bounds = flat(pc.binary_join_element_wise(encoded, b"", bytes([PROPERTY_SEPARATOR])))
         self._data = data
         ends = np.flatnonzero(data == PROPERTY_SEPARATOR)
         starts = np.empty_like(ends)
@@ -86,13 +87,6 @@ class PropertyColumns:
             order = np.argsort(group, kind="stable")
             overridden[order[:-1]] = group[order[:-1]] == group[order[1:]]
         return overridden
-
-
-def _buffers(encoded: pa.BinaryArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
-    """Bounds (int64, shape (n + 1,)) and bytes of an array that begins at offset 0."""
-    bounds = np.frombuffer(encoded.buffers()[1], np.int32)[: len(encoded) + 1].astype(np.int64)
-    data = encoded.buffers()[2]
-    return bounds, np.frombuffer(data if data is not None else b"", np.uint8)[: bounds[-1]]
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:

@@ -31,6 +31,7 @@ from store.message import check_body_size, check_fits, topic_magic
 from store.properties import properties_too_large
 from store.property_columns import PropertyColumns
 from store.records import Records
+from store.strings import flat
 
 _TABLE_COLUMNS = {
     "body": "binary or string, no nulls",
@@ -43,6 +44,8 @@ _TABLE_COLUMNS = {
     "bornTimestamp": "timestamp, or integer ms since the epoch",
 }
 _EMPTY = pa.scalar("", pa.string())
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ class MessageColumns:
     tags: pa.StringArray | None
     keys: pa.StringArray | None
     properties: pa.MapArray | None
-    queue_ids: npt.NDArray[np.int64] | None
+    queue_ids: Ints | None
     sharding_keys: pa.StringArray | None
-    flags: npt.NDArray[np.int64] | None
-    born_timestamps: npt.NDArray[np.int64] | None
+    flags: Ints | None
+    born_timestamps: Ints | None
 
     def __len__(self) -> int:
         return len(self.body)
@@ -81,20 +84,20 @@ class MessageColumns:
         rows = max(1, table.num_rows * max_bytes // max(1, table.nbytes))
         for first in range(0, table.num_rows, rows):
             piece = table.slice(first, rows)
-            yield MessageColumns._of({name: piece[name].combine_chunks() for name in piece.column_names})
+            yield MessageColumns._of({name: _in_one(piece[name]) for name in piece.column_names})
 
     @staticmethod
     def _of(columns: dict[str, pa.Array]) -> MessageColumns:
         def text(name: str) -> pa.StringArray | None:
             return _cast(name, columns[name], pa.string()) if name in columns else None
 
-        def integers(name: str) -> npt.NDArray[np.int64] | None:
+        def integers(name: str) -> Ints | None:
             if name not in columns:
                 return None
             column = columns[name]
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-            values: npt.NDArray[np.int64] = _no_nulls(name, _cast(name, column, pa.int64())).to_numpy()
+            values: Ints = _no_nulls(name, _cast(name, column, pa.int64())).to_numpy()
             return values
 
         keys = columns.get("keys")
@@ -118,7 +121,7 @@ class MessageColumns:
 def encode_columns(
     topic: str,
     messages: MessageColumns,
-    queue_ids: npt.NDArray[np.int64],
+    queue_ids: Ints,
     *,
     store_host: tuple[bytes, int],
     max_message_size: int,
@@ -132,76 +135,106 @@ def encode_columns(
     appended then.
     """
     count = len(messages)
-    body_lengths = pc.binary_length(messages.body).to_numpy()
+    body_lengths = _lengths(messages.body)
     check_body_size(int(body_lengths.max(initial=0)), max_message_size)
-    properties = _encode_properties(messages)
-    properties_lengths = pc.binary_length(properties).to_numpy()
+    texts, values = _encode_properties(messages)
+    properties_lengths = sum(map(_lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
-    middle = _middle(topic, properties_lengths)
-    header = np.zeros(count, RECORD_HEADER)
-    sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] + properties_lengths
-    header["total_size"] = sizes
-    header["magic"] = topic_magic(topic)
-    header["body_crc"] = body_crcs(messages.body)
-    header["queue_id"] = queue_ids
-    header["born_timestamp"] = now if messages.born_timestamps is None else messages.born_timestamps
-    header["born_ip"] = header["store_ip"] = np.frombuffer(store_host[0], np.uint8)
-    header["store_port"] = store_host[1]
-    header["body_length"] = body_lengths
-    if messages.flags is not None:
-        for flag in (messages.flags.min(initial=0), messages.flags.max(initial=0)):
-            check_fits("flag", int(flag), 32)
-        header["flag"] = messages.flags
-    fixed = header.view(np.uint8).reshape(count, RECORD_HEADER.itemsize)
-    joined = pc.binary_join_element_wise(_rows(fixed), messages.body, _rows(middle), properties.cast(pa.binary()), b"")
+    middle = _middle(topic, properties_lengths, texts[0])
+    sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
+    headers = _headers(topic, messages, sizes, queue_ids, store_host, now)
+    properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
+    joined = pc.binary_join_element_wise(_rows(headers), messages.body, _rows(middle), *properties, b"")
     tags, keys, unique_keys = messages.tags, messages.keys, None
     if messages.properties is not None:  # they may have the same under RocketMQ's names
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
-        tags, keys, unique_keys = map(PropertyColumns(properties).value, names)
+        tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     hashes, rows = key_hashes(topic, unique_keys, keys) if with_keys else key_hashes(topic, None, None)
-    distinct, queues = np.unique(queue_ids, return_inverse=True)
+    distinct = np.flatnonzero(np.bincount(queue_ids))
     return Records(
-        buffer=np.frombuffer(joined.buffers()[2], np.uint8)[: int(sizes.sum())].copy(),
-        sizes=sizes.astype(np.int64),
-        queues=queues.astype(np.int32),
+        buffer=np.frombuffer(joined.buffers()[2], np.uint8)[: int(sizes.sum())],  # new, and nobody else's
+        sizes=sizes,
+        queues=np.searchsorted(distinct, queue_ids).astype(np.int32),
         destinations=[(topic, int(queue_id)) for queue_id in distinct],
-        tags_codes=np.zeros(count, np.int64) if tags is None else _tags_codes(tags),
+        tags_codes=np.zeros(count, np.int64) if tags is None else java_hash(tags).astype(np.int64),
         key_hashes=hashes,
         key_rows=rows,
     )
 
 
-def _middle(topic: str, properties_lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Topic length, topic and properties length of every record, shape (n, width)."""
+def _headers(
+    topic: str,
+    messages: MessageColumns,
+    sizes: Ints,
+    queue_ids: Ints,
+    store_host: tuple[bytes, int],
+    now: int,
+) -> npt.NDArray[np.uint8]:
+    """The records' headers, shape (n, width); what only the append can know is zero."""
+    same = np.zeros(1, RECORD_HEADER)
+    same["magic"] = topic_magic(topic)
+    same["born_timestamp"] = now
+    same["born_ip"] = same["store_ip"] = np.frombuffer(store_host[0], np.uint8)
+    same["store_port"] = store_host[1]
+    headers = np.repeat(same, len(messages))
+    headers["total_size"] = sizes
+    headers["body_crc"] = body_crcs(messages.body)
+    headers["queue_id"] = queue_ids
+    headers["body_length"] = _lengths(messages.body)
+    if messages.born_timestamps is not None:
+        headers["born_timestamp"] = messages.born_timestamps
+    if messages.flags is not None:
+        for flag in (messages.flags.min(initial=0), messages.flags.max(initial=0)):
+            check_fits("flag", int(flag), 32)
+        headers["flag"] = messages.flags
+    return headers.view(np.uint8).reshape(len(messages), RECORD_HEADER.itemsize)
+
+
+def _middle(topic: str, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
+    """Topic length, topic, properties length and `text` of every record, shape (n, width)."""
     name = topic.encode()
-    prefix = len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
-    middle = np.empty((len(properties_lengths), len(prefix) + PROPERTIES_LENGTH_BYTES), np.uint8)
-    middle[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-    middle[:, len(prefix) :] = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)
+    before = len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
+    row = np.frombuffer(before + bytes(PROPERTIES_LENGTH_BYTES) + text, np.uint8)
+    middle = np.tile(row, (len(properties_lengths), 1))
+    lengths = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)
+    middle[:, len(before) : len(before) + PROPERTIES_LENGTH_BYTES] = lengths
     return middle
 
 
-def _encode_properties(messages: MessageColumns) -> pa.StringArray:
-    """The property string of every message, length n: the map's entries, then tags, keys and sharding key."""
+def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.BinaryArray]]:
+    """The property strings of n messages: k + 1 texts that all have, and between them k values of each, length n.
+
+    The map's entries come first, then tags, keys and sharding key. With a map all is one value.
+    """
     own = {
         PROPERTY_TAGS: messages.tags,
         PROPERTY_KEYS: messages.keys,
         PROPERTY_SHARDING_KEY: messages.sharding_keys,
     }
-    parts = [] if messages.properties is None else [_encode_map(messages.properties)]
-    parts += [_encode_property(name, values) for name, values in own.items() if values is not None]
-    if not parts:
-        return pa.repeat(_EMPTY, len(messages))
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _EMPTY)
+    texts, values = [b""], []
+    for name, column in own.items():
+        if column is not None:
+            before, value, after = _encode_property(name, column)
+            texts[-1] += before
+            texts.append(after)
+            values.append(value)
+    if messages.properties is None:
+        return texts, values
+    pieces = [piece for pair in zip(texts, [*values, b""], strict=True) for piece in pair if len(piece)]
+    encoded = _encode_map(messages.properties).cast(pa.binary())
+    return [b"", b""], [pc.binary_join_element_wise(encoded, *pieces, b"") if pieces else encoded]
 
 
-def _encode_property(name: str, values: pa.StringArray) -> pa.StringArray:
-    """`name 0x01 value 0x02` for each value, "" for null and empty ones (RocketMQ's parser drops those)."""
+def _encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
+    """`name 0x01 value 0x02`: a text, n values, a text; "" for null and empty ones (RocketMQ's parser drops those)."""
     _refuse_separators(name, values)
-    encoded = pc.binary_join_element_wise(name + chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
+    before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
+    encoded = values.cast(pa.binary())
+    if not values.null_count and _lengths(values).all():
+        return before, encoded, after
     missing = pc.fill_null(pc.equal(pc.binary_length(values), 0), True)
-    return pc.if_else(missing, _EMPTY, encoded) if pc.any(missing).as_py() else encoded
+    return b"", pc.if_else(missing, b"", pc.binary_join_element_wise(before, encoded, after, b"")), b""
 
 
 def _encode_map(properties: pa.MapArray) -> pa.StringArray:
@@ -221,7 +254,7 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
 
 
 def _refuse_separators(name: str, values: pa.StringArray) -> None:
-    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
+    data, _ = flat(values)
     suspicious = (data == NAME_VALUE_SEPARATOR) | (data == PROPERTY_SEPARATOR)
     if suspicious.any() and pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
         raise MessageRefused(
@@ -229,20 +262,20 @@ def _refuse_separators(name: str, values: pa.StringArray) -> None:
         )
 
 
-def _tags_codes(tags: pa.StringArray) -> npt.NDArray[np.int64]:
-    """Java hashes by distinct tag: there are few."""
-    distinct = tags.dictionary_encode()
-    codes = java_hash(distinct.dictionary).astype(np.int64)
-    indices = distinct.indices.fill_null(len(codes)).to_numpy()
-    tags_codes: npt.NDArray[np.int64] = np.append(codes, 0)[indices]
-    return tags_codes
-
-
 def _rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:
     """The rows of an (n, k) byte matrix as binary values."""
     count, width = matrix.shape
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(matrix)])
+
+
+def _in_one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _lengths(values: pa.StringArray | pa.BinaryArray) -> Ints:
+    """Bytes of each value, int64, shape (n,)."""
+    return np.diff(flat(values)[1])
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:

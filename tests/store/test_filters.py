@@ -43,6 +43,17 @@ def test_hashes_of_many_strings(texts: list[str | None], cut: int) -> None:
     assert hashes.tolist() == expected
 
 
+@given(st.lists(st.none() | TEXT, max_size=8), TEXT)
+def test_hashes_with_a_prefix(texts: list[str | None], prefix: str) -> None:
+    expected = [0 if text is None else naive_hash(prefix + text) for text in texts]
+    assert java_hash(pa.array(texts, pa.string()), prefix).tolist() == expected
+
+
+def test_hashes_of_more_units_than_powers_are_kept() -> None:
+    texts = ["a" * 300_000, "b", ""]
+    assert java_hash(pa.array(texts), "x").tolist() == [java_hash_code("x" + text) for text in texts]
+
+
 @pytest.mark.parametrize("expression", [None, "", "*", " * ", "   "])
 def test_everything(expression: str | None) -> None:
     accept = TagFilter.parse(expression)

@@ -116,3 +116,21 @@ def test_pieces_keep_all_rows_in_order() -> None:
 
 def test_no_rows_are_no_pieces() -> None:
     assert list(MessageColumns.split(pa.table({"body": pa.array([], pa.binary())}), 100)) == []
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_slice_is_as_good_as_its_rows(nothing: str | None) -> None:
+    rows: list[dict[str, Any]] = [
+        {"body": b"b%d" % n, "tags": "t", "keys": f"k{n} l", "properties": [("a", f"{n}")], "shardingKey": "s"}
+        for n in range(6)
+    ]
+    rows[3] |= {"tags": nothing, "keys": nothing, "properties": [("b", nothing)], "shardingKey": nothing}
+    rows[4] |= {"properties": None}
+    kinds = pa.schema([("body", pa.binary()), *((name, pa.string()) for name in ("tags", "keys", "shardingKey"))])
+    kinds = kinds.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
+    sliced = encode(pa.Table.from_pylist(rows, kinds).slice(2, 3))
+    alone = encode(pa.Table.from_pylist(rows[2:5], kinds))
+    assert sliced.buffer.tobytes() == alone.buffer.tobytes()
+    assert sliced.tags_codes.tolist() == alone.tags_codes.tolist() == [java_hash_code("t"), 0, java_hash_code("t")]
+    assert sliced.key_hashes.tolist() == alone.key_hashes.tolist()
+    assert sliced.key_rows.tolist() == alone.key_rows.tolist() == [0, 0, 2, 2]
