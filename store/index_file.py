@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.errors import ConfigError
+from store.index_slots import IndexSlots
 from store.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT
 from store.segments import SegmentFile
 
@@ -24,7 +26,7 @@ Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
 _FEW_KEYS = 8  # up to here one after the other is faster than all at once
-_BLOCK_SLOTS = 4096 // INDEX_SLOT.itemsize
+_ROW_BITS = 32
 _MAX_INT = (1 << 31) - 1
 _MS = 1000
 
@@ -44,7 +46,8 @@ def file_bytes(slots: int, entries: int) -> int:
 
 
 class IndexFile:
-    """One hash table. All reads and writes are `pread` and `pwrite`: the file is sparse (see `segments`)."""
+    """One hash table. Reads and writes are `pread` and `pwrite`, for the file is sparse (see `segments`); but
+    `IndexSlots` when many keys are filed at once."""
 
     def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
         self.path = path
@@ -96,28 +99,29 @@ class IndexFile:
     ) -> None:
         """File keys that fit: what `_append_one` does, for all at once."""
         first, count = header["next_entry"], len(hashes)
-        entries = np.empty(count, INDEX_ENTRY)
-        entries["key_hash"] = hashes
-        entries["physical_offset"] = physical_offsets
-        entries["seconds"] = _seconds(timestamps, header)
-
-        slots = self.slots_of(entries)
-        order = np.argsort(slots, kind="stable")
-        numbers = first + order
-        heads, starts = np.unique(slots[order], return_index=True)
-        table = _Slots(self._file, self.slots, heads)
-        newest = table.values
+        slots = hashes.astype(np.int64) % self.slots
+        order = _stable_order(slots)
+        slots, numbers = slots[order], first + order
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))  # of the keys of one slot each
+        heads = slots[starts]
+        table = self._slot_table
+        table.reserve(heads)
+        newest = table.get(heads)
         newest[(newest < INDEX_NO_ENTRY) | (newest >= first)] = INDEX_NO_ENTRY
         previous = np.empty(count, np.int64)
         previous[1:] = numbers[:-1]
         previous[starts] = newest
-        entries["previous"][order] = previous
 
+        entries = np.empty(count, INDEX_ENTRY)
+        entries["key_hash"] = hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = _seconds(timestamps, header)
+        entries["previous"][order] = previous
         self._file.write(self._entries_at + first * INDEX_ENTRY.itemsize, memoryview(entries.tobytes()))
         begin, end = ((int(physical_offsets[row]), int(timestamps[row])) for row in (0, -1))
         _count(header, begin, end, count, int(np.count_nonzero(newest == INDEX_NO_ENTRY)))
         self.write_header(header)
-        table.write(numbers[np.append(starts[1:], count) - 1])
+        table.set(heads, numbers[np.append(starts[1:], count) - 1])
 
     def candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
         """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded)."""
@@ -146,7 +150,8 @@ class IndexFile:
         dropped = self.entries(keep, limit)
         heads, oldest = np.unique(self.slots_of(dropped), return_index=True)
         restored = dropped["previous"][oldest].astype(np.int64)
-        _Slots(self._file, self.slots, heads).write(restored)
+        for slot, number in zip(heads.tolist(), restored.tolist(), strict=True):
+            self._restore_slot(slot, number)
         header["slots_used"] = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
         header["next_entry"] = keep
         last = self.entries(keep - 1, keep)[0]
@@ -158,6 +163,12 @@ class IndexFile:
         """Entries number [start, end), copied."""
         position = self._entries_at + start * INDEX_ENTRY.itemsize
         return np.frombuffer(self._file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
+
+    def _restore_slot(self, slot: int, number: int) -> None:
+        """Name the newest entry of a slot; one that says so already may be in a hole, and that stays one."""
+        position, value = file_bytes(slot, 0), _SLOT.pack(number)
+        if self._file.read(position, _SLOT.size) != value:
+            self._file.write(position, memoryview(value))
 
     def previous(self, number: int) -> int:
         """The next older entry of the slot of entry `number`; INDEX_NO_ENTRY without, and for what is no entry."""
@@ -179,6 +190,10 @@ class IndexFile:
     def write_header(self, header: Header) -> None:
         self._file.write(0, memoryview(_HEADER.pack(*header.values())))
 
+    @cached_property
+    def _slot_table(self) -> IndexSlots:
+        return IndexSlots(self._file, self.slots)
+
     def flush(self) -> None:
         self._file.flush()
 
@@ -194,40 +209,11 @@ class IndexFile:
         return low
 
 
-class _Slots:
-    """Some slots of a file, read and written in the 4 KiB blocks they stand in: one call for neighbouring blocks."""
-
-    def __init__(self, file: SegmentFile, slots: int, numbers: Ints) -> None:
-        """`numbers`: ascending, each once."""
-        self._file = file
-        self._slots = slots
-        blocks = np.unique(numbers // _BLOCK_SLOTS)
-        self._runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
-        self._places = np.searchsorted(blocks, numbers // _BLOCK_SLOTS) * _BLOCK_SLOTS + numbers % _BLOCK_SLOTS
-        read = bytearray().join(file.read(*self._extent(run)) for run in self._runs)
-        self._table = np.frombuffer(read, INDEX_SLOT)
-
-    @property
-    def values(self) -> Ints:
-        """Their values, a copy."""
-        values: Ints = self._table[self._places].astype(np.int64)
-        return values
-
-    def write(self, values: Ints) -> None:
-        before = self._table.tobytes()
-        self._table[self._places] = values
-        data, done = memoryview(self._table.tobytes()), 0
-        for run in self._runs:
-            position, length = self._extent(run)
-            if data[done : done + length] != before[done : done + length]:  # or else a hole may stay one
-                self._file.write(position, data[done : done + length])
-            done += length
-
-    def _extent(self, run: Ints) -> tuple[int, int]:
-        """Byte position and length of a run of blocks; the last block of the table may be short."""
-        start = int(run[0]) * _BLOCK_SLOTS
-        stop = min((int(run[-1]) + 1) * _BLOCK_SLOTS, self._slots)
-        return file_bytes(start, 0), (stop - start) * INDEX_SLOT.itemsize
+def _stable_order(values: Ints) -> Ints:
+    """What sorts `values` (0 to 2^31 - 1), equal ones in their order: numpy sorts values faster than indices."""
+    pairs = (values << _ROW_BITS) | np.arange(len(values))
+    pairs.sort()
+    return pairs & ((1 << _ROW_BITS) - 1)
 
 
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
