@@ -103,14 +103,19 @@ class ConsumeQueue:
             self._segments.write(start * CQ_ENTRY.itemsize, entries[:count].tobytes())
             entries, start = entries[count:], start + count
 
-    def write_first(self, start: int, entries: Entries) -> None:
-        """`write`, for a queue that may have no file yet although it does not begin at 0.
+    def begin_at(self, start: int, min_physical_offset: int) -> None:
+        """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.
 
-        As RocketMQ does, pre-blank entries stand in the first file before its first real one.
+        As RocketMQ does, pre-blank entries stand before it in a first file; entries of records that are gone may stay.
         """
-        if start % self.entries_per_file and not self._segments.starts():
+        first = self.first() if self._segments.starts() else start - start % self.entries_per_file
+        try:
+            before = self.entries(first, start)
+        except OffsetLost:
             self._write_blank(start - start % self.entries_per_file, start)
-        self.write(start, entries)
+            return
+        if (before["physical_offset"] >= min_physical_offset).any():
+            self._write_blank(first, start)
 
     def truncate(self, tail: int) -> None:
         """Zero every entry from `tail` on, for what a dead writer left must never count later; delete empty files.

@@ -30,7 +30,7 @@ from store.locks import StoreLock
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage
 from store.putting import PutResult, Putting
-from store.query import Boundary, message_at, messages_with_key, offset_by_time, offset_of_id
+from store.query import Boundary, message_at, messages_with_key, must_be_queued, offset_by_time, offset_of_id
 from store.recovery import Evidence, plan_for, recover
 from store.retention import Cleaned, Retention, refuse_when_full
 from store.scan import scan_queue
@@ -314,14 +314,17 @@ class MessageStore:
         found. Raises `UnknownTopic`, `CorruptRecord`, and `ConfigError` for an index of other sizes than configured.
         """
         self._topics.known(topic)
-        return messages_with_key(self._log, self._index, self.confirm_offset, topic, key, max_messages, begin, end)
+        confirm = self.confirm_offset
+        found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end)
+        return [must_be_queued(self._log, self._checked_queue, message) for message in found]
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
         """The message with this offsetMsgId; a producer's own id is a key (see `query`).
 
         Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`.
         """
-        return message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
+        message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
+        return must_be_queued(self._log, self._checked_queue, message)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
         """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 import numpy as np
@@ -13,6 +13,7 @@ from store.consume_queue import ConsumeQueue
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.index import END_OF_TIME, Index
 from store.layout import (
+    CQ_ENTRY,
     IPV4_BYTES,
     IPV6_BYTES,
     KEY_SEPARATOR,
@@ -22,6 +23,10 @@ from store.layout import (
     RECORD_HEADER,
     RECORD_HEADERS,
     SYS_BORN_HOST_V6,
+    SYS_INNER_BATCH,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
     field_offset,
 )
 from store.message import StoredMessage, decode_record
@@ -54,6 +59,29 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
     message = decode_record(log.segments.read(physical_offset, size), where)
     if message.physical_offset != physical_offset:
         raise CorruptRecord(f"{where}: this record names offset {message.physical_offset}; restore the segment")
+    return message
+
+
+def must_be_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message: StoredMessage) -> StoredMessage:
+    """The message, which was found otherwise than by its queue, when the queue has it where its record says.
+
+    No CRC covers what a record says of queue and offset. Raises `CorruptRecord`, and what `queue` raises.
+    """
+    is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
+    if is_half or message.sys_flag & SYS_INNER_BATCH:  # those stand in none
+        return message
+    try:
+        own = queue(message.topic, message.queue_id)
+        entries = own.entries(message.queue_offset, message.queue_offset + 1)
+    except OffsetLost:
+        if not log.segments.exists(message.physical_offset):  # retention took both
+            return message
+        entries = np.empty(0, CQ_ENTRY)
+    if message.physical_offset not in entries["physical_offset"]:
+        raise CorruptRecord(
+            f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
+            f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
+        )
     return message
 
 

@@ -131,7 +131,9 @@ def recover(
                     f"{log.segments.directory}: the record at log offset {at} says topic {topic}, queue {queue_id}, "
                     f"offset {offset}, but {tail} is the next there; {_REMEDY}"
                 )
-            queue(*name).write_first(offset, entries)
+            if head_was_cut:
+                queue(*name).begin_at(offset, first_byte)
+            queue(*name).write(offset, entries)
             written[name] = min(written.get(name, offset), offset)
             tails[name] = offset + len(entries)
     if end < trusted:

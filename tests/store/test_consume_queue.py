@@ -49,7 +49,8 @@ def test_the_tail_is_where_the_log_ends(
 def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """As RocketMQ does, a first file that begins before the first entry is filled with pre-blank ones."""
     it = queue(tmp_path_factory.mktemp("queue"))
-    it.write_first(start, entries(start, start + count))
+    it.begin_at(start, 1)
+    it.write(start, entries(start, start + count))
     confirm = (start + count) * 100
     assert it.first() == start - start % PER_FILE
     assert it.tail(confirm) == start + count

@@ -8,8 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store import Boundary, InvalidMessageId, Message, MessageStore, OffsetNotYet, StoreConfig, UnknownTopic
-from store.layout import WATERMARK, field_offset
+from store import (
+    Boundary,
+    CorruptRecord,
+    InvalidMessageId,
+    Message,
+    MessageStore,
+    OffsetNotYet,
+    StoreConfig,
+    UnknownTopic,
+)
+from store.layout import RECORD_HEADER, WATERMARK, field_offset, segment_name
 from store.verify import repair
 
 SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
@@ -192,3 +201,18 @@ def test_retention_takes_it_along(tmp_path: Path) -> None:
         assert found(store, "k1") == []
         assert found(store, "k1999") == [1999]
         assert found(store, "ten", max_messages=2) == [1980, 1990]
+
+
+@pytest.mark.parametrize("field", ["queue_id", "queue_offset"])
+def test_a_record_that_its_queue_does_not_know_is_damage(tmp_path: Path, field: str) -> None:
+    with filled(tmp_path / "mq") as store:
+        expected = store.query("t", "k7")[0]
+    segment = tmp_path / "mq" / "commitlog" / segment_name(0)
+    data = bytearray(segment.read_bytes())
+    data[expected.physical_offset + field_offset(RECORD_HEADER, field) + RECORD_HEADER[field].itemsize - 1] ^= 1
+    segment.write_bytes(data)
+    with MessageStore.open(tmp_path / "mq", read_only=True) as store:
+        for find in (lambda: store.query("t", "k7"), lambda: store.message_by_id(expected.msg_id)):
+            with pytest.raises(CorruptRecord, match="which is another's; run 'pyspark-mq verify'"):
+                find()
+        assert store.query("t", "k8")
