@@ -11,17 +11,20 @@ from enum import Enum
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
 from store import MessageStore, StoreError, TagFilter
+from store.arrivals import Arrival
 from store.filters import java_hash_code
 from store.watermark import Watch
 
 CHECK_SECONDS = 5.0  # with longPollingEnable
 SHORT_POLLING_SECONDS = 1.0  # shortPollingTimeMills
 _NEVER = float("inf")
-_REST_SECONDS = 0.001
-_READ_BYTES = 1 << 16
-_CHECKS_AT_ONCE = 16
+# Between two looks that find nothing for anybody, twice as long each time: a busy stream of other messages must not
+# keep a core busy, and a message behind one other must not be kept waiting.
+_REST_SECONDS = (0.00005, 0.001)
+_BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
 
 QueueName = tuple[str, int]  # topic, queue id
 
@@ -39,17 +42,17 @@ class Wake(Enum):
 class HeldRequest:
     """One waiting request.
 
-    offset: queue offset from which it reads. deadline: `time.monotonic()` seconds. wake: called once, with this
-    request and the reason, in the waiting thread or inside `hold`; it must be quick and raise nothing.
-    codes: tags codes that it accepts, None for all. noticed: messages before this queue offset do not match.
+    offset: queue offset from which it reads. wake: called once, with this request and the reason, in the waiting
+    thread or inside `hold`; it must be quick and raise nothing. codes: tags codes that it accepts, None for all.
+    deadline: `time.monotonic()` seconds. noticed: messages before this queue offset do not match.
     """
 
     topic: str
     queue_id: int
     offset: int
-    deadline: float
     wake: Callable[[HeldRequest, Wake], None]
     codes: frozenset[int] | None = None
+    deadline: float = field(init=False, default=_NEVER)
     noticed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +90,8 @@ class PullRequestHoldService:
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
-        self._seen = -1  # confirm offset
+        self._seen = 0  # confirm offset
+        self._rest_seconds = 0.0
 
     def hold(
         self,
@@ -107,19 +111,22 @@ class PullRequestHoldService:
             self._begin()
         tags = message_filter.tags if message_filter is not None else None
         codes = None if tags is None else frozenset(map(java_hash_code, tags))
-        request = HeldRequest(topic, queue_id, offset, time.monotonic() + timeout, wake, codes)
+        deadline = time.monotonic() + timeout
+        request = HeldRequest(topic, queue_id, offset, wake, codes)
         with self._lock:
-            self._held.setdefault(request.queue, set()).add(request)
             self._start()
-            sooner = request.deadline < self._next_expiry
-            self._next_expiry = min(self._next_expiry, request.deadline)
-        # Now the thread notices what arrives; this call, what did before.
+            self._held.setdefault(request.queue, set()).add(request)
+        # Now the thread notices what arrives; this call, what did before, whatever the timeout.
         if self._stopping:
             self._wake(request, Wake.STOPPED)
         elif self._long_polling and self._due([request]):
             self._wake(request, Wake.ARRIVED)
-        elif sooner:
-            self._interrupt()
+        else:
+            with self._lock:
+                request.deadline = deadline
+                if deadline < self._next_expiry:
+                    self._next_expiry = deadline
+                    self._interrupt()
         return request
 
     def cancel(self, request: HeldRequest) -> bool:
@@ -144,7 +151,8 @@ class PullRequestHoldService:
         self._stopping = True
         if self._thread is None or self._process != os.getpid():
             return
-        self._interrupt()
+        with self._lock:
+            self._interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -161,13 +169,14 @@ class PullRequestHoldService:
     def _start(self) -> None:
         if self._thread is None and not self._stopping:
             self._watch = watch = self._store.watch()
+            self._seen = self._store.confirm_offset
             self._thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
             self._thread.start()
 
     def _interrupt(self) -> None:
-        with self._lock:
-            if self._watch is not None:
-                self._watch.interrupt()
+        """End the thread's wait. Call with the lock."""
+        if self._watch is not None:
+            self._watch.interrupt()
 
     def _run(self, watch: Watch) -> None:
         next_check = time.monotonic() + self._check_seconds
@@ -177,7 +186,7 @@ class PullRequestHoldService:
                     self._notice_arrivals(watch)
                 now = time.monotonic()
                 if now >= next_check:
-                    self._check(watch)
+                    self._check()
                     next_check = now + self._check_seconds
                 if now >= self._next_expiry:
                     self._expire(now)
@@ -195,41 +204,62 @@ class PullRequestHoldService:
         confirm_offset = self._store.confirm_offset
         if confirm_offset == self._seen and not watch.polls:
             return
-        queues = self._arrived(confirm_offset, watch)
+        due = self._arrived(confirm_offset, watch)
         self._seen = confirm_offset
-        with self._lock:
-            waiting = [list(self._held[queue]) for queue in queues if queue in self._held]
-        due = [request for requests in waiting for request in self._due(requests)]
         for request in due:
             self._wake(request, Wake.ARRIVED)
-        if not due:
-            time.sleep(_REST_SECONDS)  # a busy stream of other messages must not keep a core busy
+        if due:
+            self._rest_seconds = 0.0
+        else:
+            least, most = _REST_SECONDS
+            self._rest_seconds = min(max(least, 2 * self._rest_seconds), most)
+            time.sleep(self._rest_seconds)
 
-    def _arrived(self, confirm_offset: int, watch: Watch) -> Iterable[QueueName]:
-        """The queues that may have new messages: by the log where little was appended, else all that are held."""
+    def _arrived(self, confirm_offset: int, watch: Watch) -> list[HeldRequest]:
+        """The requests that may have a message: by the log where little was appended, else by their queues."""
         # A broker's queues follow its log with a delay, so there the log does not tell.
-        if not watch.polls and 0 <= self._seen <= confirm_offset <= self._seen + _READ_BYTES:
+        if not watch.polls and self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
             try:
-                return self._store.arrivals(self._seen, confirm_offset)
+                return self._wanting(self._store.arrivals(self._seen, confirm_offset))
             except StoreError:  # deleted meanwhile, or no records: look at the queues themselves
                 pass
+        return self._behind()
+
+    def _wanting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
+        """The requests that accept one of `arrivals`; the others of its queue note it."""
+        due = []
         with self._lock:
-            return list(self._held)
+            for arrival in arrivals:
+                for request in self._held.get((arrival.topic, arrival.queue_id), ()):
+                    if request.offset <= arrival.queue_offset:
+                        if request.codes is None or arrival.tags_code in request.codes:
+                            due.append(request)
+                        else:
+                            request.noticed = arrival.queue_offset + 1
+        return due
+
+    def _behind(self) -> list[HeldRequest]:
+        """`_due` of all requests."""
+        with self._lock:
+            waiting = [list(requests) for requests in self._held.values()]
+        return [request for requests in waiting for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
         """Those of `requests`, all of one queue, for which a message may be there."""
         topic, queue_id = requests[0].queue
         try:
             tail = self._store.max_offset(topic, queue_id)
-            due, arrived = [], {}
+            due: list[HeldRequest] = []
+            arrived: dict[int, list[int] | None] = {}
             for request in requests:
                 begin = request.noticed
                 if begin >= tail:
                     continue
                 if request.codes is not None:
                     if begin not in arrived:
-                        arrived[begin] = np.unique(self._store.tags_codes(topic, queue_id, begin, tail)).tolist()
-                    if request.codes.isdisjoint(arrived[begin]):
+                        arrived[begin] = _hashes(self._store.tags_codes(topic, queue_id, begin, tail))
+                    codes = arrived[begin]
+                    if codes is not None and request.codes.isdisjoint(codes):
                         request.noticed = tail
                         continue
                 due.append(request)
@@ -237,17 +267,11 @@ class PullRequestHoldService:
             return requests
         return due
 
-    def _check(self, watch: Watch) -> None:
+    def _check(self) -> None:
         """RocketMQ's `checkHoldRequest`: wake whoever lies behind the end of the queue."""
-        for number, request in enumerate(self._all()):
-            if self._long_polling and number % _CHECKS_AT_ONCE == 0:
-                self._notice_arrivals(watch)  # which do not wait until all are checked
-            try:
-                behind = self._store.max_offset(*request.queue) > request.offset
-            except StoreError:
-                behind = True
-            if behind:
-                self._wake(request, Wake.CHECKED)
+        due = [] if self._long_polling else self._behind()
+        for request in [*due, *(passed for passed in self._all() if passed.noticed > passed.offset)]:
+            self._wake(request, Wake.CHECKED)
 
     def _expire(self, now: float) -> None:
         for request in self._all():
@@ -265,3 +289,9 @@ class PullRequestHoldService:
     def _wake(self, request: HeldRequest, why: Wake) -> None:
         if self.cancel(request):
             request.wake(request, why)
+
+
+def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
+    """The distinct hashes of tags; None where some are delivery times or addresses: there the tag itself decides."""
+    codes = np.unique(tags_codes)
+    return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

@@ -101,18 +101,19 @@ class PullMessageProcessor:
     def answer(self, request: PullRequest) -> PullResponse:
         """Answer at once, from what is there. Raises `CorruptRecord`."""
         try:
-            self._store.max_offset(request.topic, request.queue_id)
+            got = self._store.get_message(
+                request.group,
+                request.topic,
+                request.queue_id,
+                request.offset,
+                request.max_messages,
+                request.message_filter,
+            )
+            if got.status is GetStatus.NO_MESSAGE_IN_QUEUE:
+                self._store.max_offset(request.topic, request.queue_id)  # or there is no such topic
         except UnknownQueue as error:
             return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
         except UnknownTopic as error:
             return PullResponse(ResponseCode.TOPIC_NOT_EXIST, str(error), request.offset)
-        got = self._store.get_message(
-            request.group,
-            request.topic,
-            request.queue_id,
-            request.offset,
-            request.max_messages,
-            request.message_filter,
-        )
         code = response_code(got.status, request.offset)
         return PullResponse(code, got.status.name, got.next_begin_offset, got.min_offset, got.max_offset, got.messages)

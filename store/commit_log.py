@@ -37,7 +37,7 @@ class CommitLog:
 
     def min_offset(self) -> int:
         """Log offset of the first byte still there; 0 for an empty log."""
-        return next(iter(self.segments.starts()), 0)
+        return self.segments.first()
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
         """Lay records of `sizes` bytes out from log offset `begin`. Pure.

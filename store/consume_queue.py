@@ -17,6 +17,8 @@ from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.segments import Segments
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
+_NO_ENTRIES = np.empty(0, CQ_ENTRY)
+_NEARBY = 4
 _EMPTY = bytes(CQ_ENTRY.itemsize)
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
@@ -41,20 +43,43 @@ class ConsumeQueue:
         self._segments = Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable)
         self.entries_per_file = file_size // CQ_ENTRY.itemsize
         self._seen = 0  # the tail found last: where the next search begins
+        self._head = 0  # the head found last, likewise
 
     def first(self) -> int:
         """Queue offset of the first entry of the first file, 0 without files."""
-        return next(iter(self._segments.starts()), 0) // CQ_ENTRY.itemsize
+        return self._segments.first() // CQ_ENTRY.itemsize
 
     def check(self) -> None:
         """Raises `CorruptSegment` for a file with a wrong name or length, or one that is missing in between."""
         self._segments.check()
 
-    def tail(self, confirm_offset: int, known: int | None = None) -> int:
-        """Queue offset after the last entry that counts; searched from `known`, by default from the last answer."""
-        if known is None:
-            known = self._seen if self._seen and self._counts(self._seen - 1, confirm_offset) else self.first()
-        start = low = known
+    def tail(self, confirm_offset: int) -> int:
+        """Queue offset after the last entry that counts."""
+        start, low = self._seen, self._tail_nearby(confirm_offset)
+        if low is None:
+            start, low = self._search_tail(confirm_offset)
+        # One look at an entry that is being written may show its size without its offset; a second shows both.
+        while low > start and not self._counts(low - 1, confirm_offset):
+            low -= 1
+        self._seen = low
+        return low
+
+    def _tail_nearby(self, confirm_offset: int) -> int | None:
+        """The tail, if it is among the entries behind the one found last."""
+        last = self._seen - 1
+        try:
+            entries = self.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
+        except OffsetLost:
+            return None
+        for index, (offset, size, _) in enumerate(entries.tolist(), last):
+            if not self._is_published(index, offset, size, confirm_offset):
+                return index if index > last else None
+        return None
+
+    def _search_tail(self, confirm_offset: int) -> tuple[int, int]:
+        """Where the search began, and the tail."""
+        seen = self._seen
+        start = low = seen if seen and self._counts(seen - 1, confirm_offset) else self.first()
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -65,23 +90,21 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        # One look at an entry that is being written may show its size without its offset; a second shows both.
-        while low > start and not self._counts(low - 1, confirm_offset):
-            low -= 1
-        self._seen = low
-        return low
+        return start, low
 
     def head(self, min_physical_offset: int, tail: int) -> int:
         """Queue offset of the first entry whose record the log still has; `tail` when there is none."""
-        low, high = self.first(), tail
-        if low < high and not self._is_behind(low, min_physical_offset):
-            return low
+        low, high, seen = self.first(), tail, self._head
+        if low < seen <= high and self._is_behind(seen - 1, min_physical_offset):
+            low = seen
+        middle = low  # where it is as a rule
         while low < high:
-            middle = (low + high) // 2
             if self._is_behind(middle, min_physical_offset):
                 low = middle + 1
             else:
                 high = middle
+            middle = (low + high) // 2
+        self._head = low
         return low
 
     def entries(self, start: int, end: int) -> Entries:
@@ -187,8 +210,11 @@ class ConsumeQueue:
             data = self._read(index, index + 1)
         except OffsetLost:
             return self._is_deleted(index)
-        entry = np.frombuffer(data, CQ_ENTRY)[0]
-        offset, size = int(entry["physical_offset"]), int(entry["size"])
+        offset, size, _ = np.frombuffer(data, CQ_ENTRY)[0].item()
+        return self._is_published(index, offset, size, confirm_offset)
+
+    def _is_published(self, index: int, offset: int, size: int, confirm_offset: int) -> bool:
+        """Whether entry `index` counts, by what it says."""
         if offset == 0 and size == CQ_PRE_BLANK_SIZE:
             return True
         if offset < 0 or size <= 0 or offset + size > confirm_offset:

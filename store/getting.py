@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from store.commit_log import CommitLog
 from store.config import StoreConfig
-from store.consume_queue import ConsumeQueue
+from store.consume_queue import ConsumeQueue, Entries
 from store.errors import CorruptRecord, OffsetLost
 from store.filters import TagFilter
 from store.layout import CQ_ENTRY, LIGHT_PREFIX, MIN_RECORD_BYTES
@@ -81,8 +82,8 @@ def get_message(
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
     messages: list[StoredMessage] = []
     taken_bytes, next_begin, removed = 0, end, False
-    for row in np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64))).tolist():
-        physical, size = int(entries[row]["physical_offset"]), int(entries[row]["size"])
+    for row in _candidates(entries, message_filter):
+        physical, size, _ = entries[row].item()
         too_large = taken_bytes + size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
             next_begin = offset + row
@@ -104,3 +105,11 @@ def get_message(
             taken_bytes += size
     missing = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
     return GetResult(GetStatus.FOUND if messages else missing, next_begin, minimum, maximum, messages)
+
+
+def _candidates(entries: Entries, message_filter: TagFilter) -> Iterable[int]:
+    """Rows of the entries whose message may match."""
+    if message_filter.tags is None:
+        return range(len(entries))
+    rows: list[int] = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64))).tolist()
+    return rows

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -213,52 +214,54 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
     Raises `CorruptRecord` when lengths, magic or body CRC do not hold together.
     """
 
-    def need(holds: bool, what: str) -> None:
-        if not holds:
-            raise CorruptRecord(f"{where}: {what}; run recovery, or restore the segment from a copy")
+    def wrong(what: str) -> CorruptRecord:
+        return CorruptRecord(f"{where}: {what}; run recovery, or restore the segment from a copy")
 
-    need(len(record) >= MIN_RECORD_BYTES, f"only {len(record)} bytes")
+    if len(record) < MIN_RECORD_BYTES:
+        raise wrong(f"only {len(record)} bytes")
     sys_flag = int(np.frombuffer(record, RECORD_HEADER, 1)["sys_flag"][0])
-    born_v6, store_v6 = bool(sys_flag & SYS_BORN_HOST_V6), bool(sys_flag & SYS_STORE_HOST_V6)
-    dtype = RECORD_HEADERS[born_v6][store_v6]
-    need(len(record) >= dtype.itemsize, f"only {len(record)} bytes")
-    header = np.frombuffer(record, dtype, 1)[0]
-    magic = int(header["magic"])
-    need(int(header["total_size"]) == len(record), f"length {header['total_size']}, expected {len(record)}")
-    need(magic in TOPIC_LENGTH_BYTES, f"magic {magic & 0xFFFFFFFF:#x}")
+    dtype = RECORD_HEADERS[bool(sys_flag & SYS_BORN_HOST_V6)][bool(sys_flag & SYS_STORE_HOST_V6)]
+    if len(record) < dtype.itemsize:
+        raise wrong(f"only {len(record)} bytes")
+    header = dict(zip(dtype.names or (), np.frombuffer(record, dtype, 1)[0].item(), strict=True))
+    magic, stored_crc = header["magic"], header["body_crc"]
+    if header["total_size"] != len(record):
+        raise wrong(f"length {header['total_size']}, expected {len(record)}")
+    if magic not in TOPIC_LENGTH_BYTES:
+        raise wrong(f"magic {magic & 0xFFFFFFFF:#x}")
 
     def take(at: int, width: int, what: str) -> tuple[bytes, int]:
         length = int.from_bytes(record[at : at + width], "big", signed=width > 1)
-        need(0 <= length <= len(record) - at - width, f"{what} of {length} bytes")
+        if not 0 <= length <= len(record) - at - width:
+            raise wrong(f"{what} of {length} bytes")
         return record[at + width : at + width + length], at + width + length
 
     body, end = take(dtype.itemsize - 4, 4, "a body")
     topic, end = take(end, TOPIC_LENGTH_BYTES[magic], "a topic")
     properties_bytes, end = take(end, PROPERTIES_LENGTH_BYTES, "properties")
-    need(end == len(record), f"its parts take {end} bytes of {len(record)}")
-    stored_crc = int(header["body_crc"])
-    if check_crc and body:
-        crc = body_crc(body)
-        need(crc == stored_crc, f"body CRC {crc:#x}, stored {stored_crc:#x}")
+    if end != len(record):
+        raise wrong(f"its parts take {end} bytes of {len(record)}")
+    if check_crc and body and (crc := body_crc(body)) != stored_crc:
+        raise wrong(f"body CRC {crc:#x}, stored {stored_crc:#x}")
     properties = decode_properties(properties_bytes)
-    store_ip, store_port = header["store_ip"].tobytes(), int(header["store_port"])
+    store_ip, store_port = header["store_ip"].tobytes(), header["store_port"]
     return StoredMessage(
         topic=topic.decode("utf-8", "replace"),
-        queue_id=int(header["queue_id"]),
-        queue_offset=int(header["queue_offset"]),
-        physical_offset=int(header["physical_offset"]),
-        msg_id=properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, int(header["physical_offset"])),
+        queue_id=header["queue_id"],
+        queue_offset=header["queue_offset"],
+        physical_offset=header["physical_offset"],
+        msg_id=properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, header["physical_offset"]),
         body=decompress(body, sys_flag, where) if sys_flag & SYS_COMPRESSED else body,
         properties=properties,
-        born_timestamp=int(header["born_timestamp"]),
-        store_timestamp=int(header["store_timestamp"]),
-        born_host=host_text(header["born_ip"].tobytes(), int(header["born_port"])),
+        born_timestamp=header["born_timestamp"],
+        store_timestamp=header["store_timestamp"],
+        born_host=host_text(header["born_ip"].tobytes(), header["born_port"]),
         store_host=host_text(store_ip, store_port),
-        reconsume_times=int(header["reconsume_times"]),
-        flag=int(header["flag"]),
+        reconsume_times=header["reconsume_times"],
+        flag=header["flag"],
         sys_flag=sys_flag & ~SYS_COMPRESSED,
         body_crc=stored_crc,
-        prepared_transaction_offset=int(header["prepared_transaction_offset"]),
+        prepared_transaction_offset=header["prepared_transaction_offset"],
     )
 
 
@@ -267,6 +270,7 @@ def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
     return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
 
 
+@lru_cache(maxsize=1024)
 def host_text(ip: bytes, port: int) -> str:
     """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
     address = ipaddress.ip_address(ip)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.appender import Appender, AppendResult
-from store.arrivals import arrivals
+from store.arrivals import Arrival, arrivals
 from store.columns import DEFAULT_COLUMNS, check_columns
 from store.commit_log import CommitLog
 from store.config import StoreConfig
@@ -250,10 +250,10 @@ class MessageStore:
         NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`.
         """
         try:
-            queue, (minimum, maximum) = self._checked_queue(topic, queue_id), self.offsets(topic, queue_id)
+            minimum, maximum = self.offsets(topic, queue_id)
         except UnknownTopic:
-            queue, minimum, maximum = self._queue(topic, queue_id), 0, 0
-        accept = message_filter or TagFilter(None)
+            minimum, maximum = 0, 0
+        queue, accept = self._queue(topic, queue_id), message_filter or TagFilter(None)
         return get_message(self._log, queue, offset, minimum, maximum, max_messages, accept, self.config)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> npt.NDArray[np.int64]:
@@ -345,10 +345,10 @@ class MessageStore:
             self._watch.wait(left)
         return confirm
 
-    def arrivals(self, begin: int, end: int) -> set[tuple[str, int]]:
-        """(topic, queue id) of the messages between two confirm offsets, seen one after the other; not far apart.
+    def arrivals(self, begin: int, end: int) -> list[Arrival]:
+        """The messages between two confirm offsets, seen one after the other; not far apart.
 
-        Raises `OffsetLost` when retention took them.
+        Raises `OffsetLost` when retention took them, `CorruptRecord`.
         """
         return arrivals(self._log, begin, end)
 

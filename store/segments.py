@@ -17,7 +17,7 @@ import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -126,7 +126,7 @@ class Segments:
         self.size = size
         self._root = root
         self._writable = writable
-        self._first = 0
+        self._first: tuple[int, Path] | None = None
         self._opened = lru_cache(maxsize=_OPEN_FILES)(self._open)
 
     def starts(self) -> list[int]:
@@ -141,10 +141,23 @@ class Segments:
         if listed and listed[-1][1] == 0:
             listed.pop()
         starts = [self._checked_start(entry, length) for entry, length in listed]
-        if starts and starts[0] != self._first:
-            self._first = starts[0]
+        first = (starts[0], self.path(starts[0])) if starts else None
+        if first != self._first:
+            self._first = first
             self._opened.cache_clear()
         return starts
+
+    def first(self) -> int:
+        """Logical offset of the first byte there is, 0 without files. Raises as `starts`.
+
+        The directory is listed only when the first file is no longer there: retention takes it before any other.
+        """
+        if self._first is not None:
+            start, path = self._first
+            with suppress(FileNotFoundError):
+                if path.stat().st_size > 0:
+                    return start
+        return next(iter(self.starts()), 0)
 
     def delete(self, start: int) -> int:
         """Unlink the segment that begins at `start`; returns the bytes it took on the device."""

@@ -41,7 +41,7 @@ if sys.platform == "linux":
 
 _CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
 POLL_SECONDS = 0.02  # where the system cannot notify
-_INTERRUPTS_AT_ONCE = 4096
+_EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 
 
 class Watermark:
@@ -189,10 +189,7 @@ class Watch:
         if self._notify is None:
             timeout = min(timeout, POLL_SECONDS)
         for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
-            if fd == self._interrupted:
-                os.read(fd, _INTERRUPTS_AT_ONCE)
-            elif self._notify is not None:
-                self._notify.read(timeout=0)
+            os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
 
     def interrupt(self) -> None:
         """End the wait that is under way, or else the next one, at once."""

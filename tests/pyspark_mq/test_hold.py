@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,26 @@ def test_the_timeout_answers(holding: Holding) -> None:
     assert time.monotonic() - begin >= 0.3
 
 
+def test_a_timeout_is_kept_behind_a_request_that_was_woken_at_once(store: MessageStore, holding: Holding) -> None:
+    put(store, 0)
+    begin = time.monotonic()
+    holding.hold(0, 0, timeout=0.05)
+    assert holding.woken()[1] is Wake.ARRIVED
+    late = holding.hold(0, 1, timeout=0.06)
+    assert holding.woken() == (late, Wake.TIMEOUT)
+    assert time.monotonic() - begin < hold.CHECK_SECONDS, "the periodic check found it"
+
+
+def test_a_message_that_is_there_counts_more_than_a_timeout_that_is_over(store: MessageStore, holding: Holding) -> None:
+    put(store, 0)
+    holding.hold(1, 0)  # the thread runs, and wakes up for each of these
+    for _ in range(200):
+        request = holding.hold(0, 0, timeout=0.0)
+        assert holding.woken() == (request, Wake.ARRIVED)
+        nothing = holding.hold(0, 1, timeout=0.0)
+        assert holding.woken() == (nothing, Wake.TIMEOUT)
+
+
 def test_a_clock_that_is_set_does_not_matter(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     begin = time.monotonic()
@@ -137,6 +158,50 @@ def test_short_polling_looks_only_now_and_then(store: MessageStore, monkeypatch:
         request = holding.hold(0, 0)
         put(store, 0)
         assert holding.woken() == (request, Wake.CHECKED)
+
+
+def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding: Holding) -> None:
+    """Also where more was appended than is read from the log."""
+    unmatched, matched, other = holding.hold(0, 0, "none"), holding.hold(1, 0, "t7"), holding.hold(2, 0)
+    store.put_many([Message("orders", b"x" * 5000, tags=f"t{n}", queue_id=n % 2) for n in range(100)])
+    assert holding.woken() == (matched, Wake.ARRIVED)
+    put(store, 2)
+    assert holding.woken() == (other, Wake.ARRIVED)
+    put(store, 0, "none")
+    assert holding.woken() == (unmatched, Wake.ARRIVED)
+
+
+def test_a_request_from_beyond_the_end_waits_for_its_offset(store: MessageStore, holding: Holding) -> None:
+    ahead = holding.hold(0, 2)
+    put(store, 0)
+    put(store, 0)
+    assert holding.nobody()
+    put(store, 0)
+    assert holding.woken() == (ahead, Wake.ARRIVED)
+
+
+def test_a_delivery_time_is_no_tag(tmp_path: Path) -> None:
+    """In such an entry the tags code says nothing of the tag: whoever reads has to see."""
+    golden = Path(__file__).parents[1] / "golden" / "delayed-5.3"
+    with MessageStore.open(golden, read_only=True) as broker, PullRequestHoldService(broker) as service:
+        events: Events = SimpleQueue()
+        there = next(q for q in range(18) if broker.max_offset("SCHEDULE_TOPIC_XXXX", q))
+        tags = TagFilter.parse("whatever")
+        service.hold("SCHEDULE_TOPIC_XXXX", there, 0, LONG, lambda *event: events.put(event), tags)
+        assert events.get_nowait()[1] is Wake.ARRIVED
+
+
+def test_no_wake_is_lost_between_holding_and_arriving(store: MessageStore, holding: Holding) -> None:
+    """Requests are held while another thread appends: whichever of the two is first, every message wakes once."""
+    count = 2000
+    thread = threading.Thread(target=lambda: [put(store, 0, "ab"[n % 2]) for n in range(count)])
+    thread.start()
+    for offset in range(1, count, 2):
+        request = holding.hold(0, offset, "b")
+        assert holding.woken() == (request, Wake.ARRIVED)
+    thread.join()
+    assert holding.service.held == 0
+    assert holding.nobody()
 
 
 def test_a_cancelled_request_is_forgotten(store: MessageStore, holding: Holding) -> None:
