@@ -396,7 +396,8 @@ class MessageStore:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         with self._writing().exclusive():
             self._appender.repair()
-            return retention.clean(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
+            chosen = retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
+        return retention.clean(*chosen, self._writing())
 
     # --- closing ---------------------------------------------------------------------------------------
 

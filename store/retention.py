@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
@@ -20,6 +21,7 @@ from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.errors import StoreFull
 from store.index import Index
+from store.locks import StoreLock
 
 _SECONDS_PER_HOUR = 3600
 
@@ -126,31 +128,46 @@ class Retention:
 
     def decide(self, confirm_offset: int, now: float | None, *, asked: bool, forced: bool) -> tuple[Decision, int]:
         """The decision for the files as they are, and how full the device is, in percent."""
-        segments = self._log.segments
-        # The segment with the last published record stays, even where the next one exists already.
-        candidates = [start for start in segments.starts()[:-1] if start + segments.size < confirm_offset]
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = Moment(now, time.localtime(now).tm_hour, used, asked, forced)
-        return decide(self._config, moment, [LogSegment(start, segments.modified(start)) for start in candidates]), used
+        return decide(self._config, moment, list(self._candidates(confirm_offset))), used
+
+    def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
+        """The segment with the last published record stays, even where the next one exists already."""
+        segments = self._log.segments
+        for start in segments.starts()[:-1]:
+            if start + segments.size < confirm_offset:
+                with suppress(FileNotFoundError):  # somebody else cleans, too
+                    yield LogSegment(start, segments.modified(start))
 
     def preview(self, decision: Decision, used: int) -> Cleaned:
         """What `clean` would delete of the log; the queue files that would follow are not looked for."""
-        segments = self._log.segments
-        taken = sum(segments.taken(start) for start in decision.starts)
-        paths = [str(segments.path(start)) for start in decision.starts]
+        paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths)
 
-    def clean(self, decision: Decision, used: int) -> Cleaned:
-        """Carry out a decision; queue files that an earlier step left behind go, too. Call as the only writer."""
-        segments = self._log.segments
-        paths = [str(segments.path(start)) for start in decision.starts]
-        taken = sum(segments.delete(start) for start in decision.starts)
-        minimum = self._log.min_offset()
-        queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
-        index_files = self._index.expire(minimum)
+    def clean(self, decision: Decision, used: int, lock: StoreLock) -> Cleaned:
+        """Carry out a decision; queue files that an earlier step left behind go, too.
+
+        A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
+        The lock is taken for the rest, of which a file may be the one that is written to next.
+        """
+        paths, taken = self._of_log(decision, self._log.segments.delete)
+        with lock.exclusive():
+            minimum = self._log.min_offset()
+            queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
+            index_files = self._index.expire(minimum)
         taken += sum(length for _, length in (*queue_files, *index_files))
         queues, index = ([path for path, _ in files] for files in (queue_files, index_files))
         return Cleaned(decision.reason, minimum, used, taken, paths, queues, index)
+
+    def _of_log(self, decision: Decision, take: Callable[[int], int]) -> tuple[list[str], int]:
+        """Paths of the segments that are still there, and the sum of what `take` says of each."""
+        paths, taken = [], 0
+        for start in decision.starts:
+            with suppress(FileNotFoundError):
+                taken += take(start)
+                paths.append(str(self._log.segments.path(start)))
+        return paths, taken
 
 
 def used_percent(path: Path) -> int:

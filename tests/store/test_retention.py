@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,6 +219,16 @@ def test_a_reader_of_a_brokers_directory_that_retention_overtakes(path: Path, tm
         for file in sorted((theirs / "commitlog").iterdir())[:7]:
             file.unlink()
         assert reader.offsets("t", 0) == (21, 30)
+
+
+def test_several_clean_at_once(path: Path) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        stores = [stack.enter_context(MessageStore.open(path)) for _ in range(4)]
+        done = list(pool.map(lambda store: store.clean(forced=True), stores))
+        deleted = [Path(name).name for each in done for name in each.log]
+        assert sorted(deleted) == [segment_name(4096 * n) for n in range(9)]
+        assert {each.min_offset for each in done} == {9 * 4096}
+        assert kept(stores[0]) == [27, 28, 29]
 
 
 WRITER = """
