@@ -51,6 +51,7 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """What a message can be read as: column name to Arrow type."""
 
+_NO_RECORD = "the log holds no record of that length there"
 DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
@@ -77,9 +78,13 @@ class Block:
         queue_offsets: Ints,
         physical_offsets: Ints,
         sizes: Ints,
+        *,
+        with_bodies: bool = False,
     ) -> None:
         """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1.
 
+        with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
+        for memory is read fastest in its order.
         Raises `CorruptRecord` naming the first record that is not what its entry says.
         """
         self._topic = topic
@@ -87,16 +92,19 @@ class Block:
         self._queue_offsets = queue_offsets
         self._physical_offsets = physical_offsets
         self._records = records = RecordView(view, physical_offsets - base, sizes)
+        self._need(records.sound, _NO_RECORD)
+        if with_bodies:
+            _ = records.stored_bodies
         same = self._in_queue()
-        self._need(records.sound, "the log holds no record of that length there")
-        same &= records.field("physical_offset") == physical_offsets
+        self._need(records.sound, _NO_RECORD)
+        same &= records.holds("physical_offset", physical_offsets)
         self._need(same, "the log holds another message there")
 
     def _in_queue(self) -> Mask:
         """Where a record names this queue and its offset there, shape (n,); measures the records' parts."""
         same = self._records.expect_topic(self._topic.encode())
-        same &= self._records.field("queue_id") == self._queue_id
-        same &= self._records.field("queue_offset") == self._queue_offsets
+        same &= self._records.holds("queue_id", self._queue_id)
+        same &= self._records.holds("queue_offset", self._queue_offsets)
         return same
 
     def __len__(self) -> int:
@@ -145,7 +153,7 @@ class Block:
         return pa.array(self._records.field(name)).cast(kind)
 
     def _timestamps(self, name: str) -> pa.TimestampArray:
-        return pa.array(self._records.field(name) * 1000).cast(TIMESTAMP)
+        return pa.array(self._records.field(name) * 1000).view(TIMESTAMP)
 
     def _msg_ids(self) -> pa.StringArray:
         """The client's id where the message carries one, else the offsetMsgId."""
@@ -175,6 +183,8 @@ class Block:
         self, which: str, bit: int, texts: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
     ) -> pa.StringArray:
         """`texts` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
+        if self._records.hosts_are_v4:
+            return texts(self._records.v4_hosts(which), np.arange(len(self)))
         v6 = (self._sys_flags & bit) != 0
         starts = self._records.field_positions(f"{which}_ip")
         port = RECORD_HEADER[f"{which}_port"].itemsize
@@ -230,16 +240,21 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
 }
 assert _DECODERS.keys() == COLUMNS.keys()
 
-_HEX_PAIRS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
+_HEX = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
+_HEX_OF_TWO = np.stack(np.broadcast_arrays(_HEX, _HEX[:, None]), axis=-1).copy().view(np.uint32).ravel()
 
 
 def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Upper-case hex of each row of byte matrices that stand side by side; one of a single row counts for all."""
+    """Upper-case hex of each row of byte matrices that stand side by side; one of a single row counts for all.
+
+    Two bytes are looked up at a time: the matrices are contiguous, and an even number of bytes wide.
+    """
     count, width = max(map(len, parts)), sum(part.shape[1] for part in parts)
-    text = np.empty((count, width), np.uint16)
+    text = np.empty((count, width // 2), np.uint32)
     first = 0
     for part in parts:
-        text[:, first : first + part.shape[1]] = _HEX_PAIRS[part]
-        first += part.shape[1]
+        twos = part.view(np.uint16)
+        text[:, first : first + twos.shape[1]] = _HEX_OF_TWO[twos]
+        first += twos.shape[1]
     offsets = np.arange(0, (count + 1) * 2 * width, 2 * width, dtype=np.int32)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))

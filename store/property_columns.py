@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.layout import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from store.strings import flat
+from store.strings import cut, flat
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,35 +28,39 @@ class PropertyColumns:
         data, bounds = flat(encoded)
         if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
             data, bounds = flat(pc.binary_join_element_wise(encoded, b"", bytes([PROPERTY_SEPARATOR])))
-        self._data = data
-        ends = np.flatnonzero(data == PROPERTY_SEPARATOR)
+        self._bounds, self._data = bounds, data
+        self._separators = ends = (data == PROPERTY_SEPARATOR).nonzero()[0]
         starts = np.empty_like(ends)
         starts[:1], starts[1:] = 0, ends[:-1] + 1
-        splits = np.flatnonzero(data == NAME_VALUE_SEPARATOR)
+        splits = (data == NAME_VALUE_SEPARATOR).nonzero()[0]
         if len(splits) != len(ends) or not ((splits > starts) & (splits + 1 < ends)).all():
             splits = np.append(splits, len(data))[np.searchsorted(splits, starts)]  # the first one of each piece
-        pieces = np.diff(np.searchsorted(ends, bounds))
-        rows = np.repeat(np.arange(self._count), pieces)
-        good = (splits > starts) & (splits + 1 < ends)
+        self._good = good = (splits > starts) & (splits + 1 < ends)
         if not good.all():
-            rows, starts, splits, ends = rows[good], starts[good], splits[good], ends[good]
-        self._rows, self._starts, self._splits, self._ends = rows, starts, splits, ends
+            starts, splits, ends = starts[good], splits[good], ends[good]
+        self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
         """The value of property `name` in every message, length n, null where there is none."""
+        if self._layout is not None:
+            return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
         if not len(pieces):
             return pa.nulls(self._count, pa.string())
         rows = self._rows[pieces]
-        starts, ends = self._splits[pieces] + 1, self._ends[pieces]
-        if len(rows) == self._count and (rows[1:] > rows[:-1]).all():
-            return _strings(self._data, starts, ends)
         last = np.full(self._count, -1)
         last[rows] = np.arange(len(rows))  # of equal rows the last one stays
         present = last >= 0
-        kept = last[present]
+        kept = pieces[last[present]]
         index = pa.array(np.cumsum(present) - 1, mask=~present)
-        return _strings(self._data, starts[kept], ends[kept]).take(index)
+        return _strings(self._data, self._splits[kept] + 1, self._ends[kept]).take(index)
+
+    def _column(self, layout: list[bytes], name: bytes) -> pa.StringArray:
+        if name not in layout:
+            return pa.nulls(self._count, pa.string())
+        last = max(column for column, other in enumerate(layout) if other == name)
+        pieces = slice(last, None, len(layout))
+        return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
         """All properties, map<string, string>, length n; messages without any have an empty map."""
@@ -66,16 +70,45 @@ class PropertyColumns:
         values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
+    @cached_property
+    def _layout(self) -> list[bytes] | None:
+        """The names of every message's pieces, when all messages have the same ones in the same order, as is usual.
+
+        Then the pieces are a matrix with a column for each name.
+        """
+        width, left = divmod(len(self._ends), max(1, self._count))
+        if not width or left or (self._ends[width - 1 :: width] + 1 != self._bounds[1:]).any():
+            return None
+        layout = [
+            self._data[start:split].tobytes()
+            for start, split in zip(self._starts[:width].tolist(), self._splits[:width].tolist(), strict=True)
+        ]
+        lengths = self._splits - self._starts
+        for column, name in enumerate(layout):
+            if (lengths[column::width] != len(name)).any() or not self._is(self._starts[column::width], name).all():
+                return None
+        return layout
+
+    @cached_property
+    def _rows(self) -> Ints:
+        """The message of each piece."""
+        pieces = np.diff(np.searchsorted(self._separators, self._bounds))
+        rows: Ints = np.repeat(np.arange(self._count), pieces)[self._good]
+        return rows
+
     def _named(self, name: bytes) -> Ints:
         """Pieces whose name is `name`."""
-        pieces = np.flatnonzero(self._splits - self._starts == len(name))
-        if not len(pieces):
-            return pieces
+        pieces = (self._splits - self._starts == len(name)).nonzero()[0]
+        named: Ints = pieces[self._is(self._starts[pieces], name)]
+        return named
+
+    def _is(self, starts: Ints, name: bytes) -> npt.NDArray[np.bool_]:
+        """Where `name` stands at `starts`; as many bytes must be there."""
         # Names of four and eight bytes, the usual ones, are compared as integers: that is faster.
         kind = {4: "<u4", 8: "<u8"}.get(len(name), f"S{len(name)}")
-        names = np.ndarray((len(self._data) - len(name) + 1,), kind, buffer=self._data, strides=(1,))
-        named: Ints = pieces[names[self._starts[pieces]] == np.frombuffer(name, kind)]
-        return named
+        names = np.ndarray((max(0, len(self._data) - len(name) + 1),), kind, buffer=self._data, strides=(1,))
+        found: npt.NDArray[np.bool_] = names[starts] == np.frombuffer(name, kind)
+        return found
 
     @cached_property
     def _overridden(self) -> npt.NDArray[np.bool_]:
@@ -93,10 +126,7 @@ def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.String
     """data[start:end] as strings; starts ascend and do not overlap. Bytes that are not UTF-8 are replaced."""
     if not len(starts):
         return pa.array([], pa.string())
-    bounds = np.empty(2 * len(starts), np.int32)
-    bounds[0::2], bounds[1::2] = starts, ends
-    pieces = pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
-    taken = pieces.take(pa.array(np.arange(0, len(bounds), 2, dtype=np.int32)))
+    taken = cut(data, starts, ends - starts)
     try:
         return taken.cast(pa.string())
     except pa.ArrowInvalid:

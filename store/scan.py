@@ -15,7 +15,7 @@ from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 
-_ENTRIES_AT_ONCE = 1 << 18
+_ENTRIES_AT_ONCE = 1 << 17
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,6 +38,7 @@ def scan_queue(
     at least, and does not cross a commit log segment. Raises `CorruptRecord`.
     """
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+    with_bodies = check_crc or "body" in columns
     while start < end:
         stop = min(end, start + _ENTRIES_AT_ONCE)
         entries = queue.entries(start, stop)
@@ -47,7 +48,7 @@ def scan_queue(
             entries, queue_offsets = entries[kept], queue_offsets[kept]
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         for first, last in _batches(physical, sizes, log.segments.size, max_rows, max_bytes):
-            block = _block(log, queue, queue_offsets[first:last], physical[first:last], sizes[first:last])
+            block = _block(log, queue, queue_offsets[first:last], physical[first:last], sizes[first:last], with_bodies)
             if check_crc:
                 block.check_crc()
             batch = pa.RecordBatch.from_arrays([block.column(name) for name in columns], schema=schema)
@@ -58,16 +59,19 @@ def scan_queue(
         start = stop
 
 
-def _block(log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: Ints, sizes: Ints) -> Block:
+def _block(
+    log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: Ints, sizes: Ints, with_bodies: bool
+) -> Block:
     begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
-    if (np.diff(physical) <= 0).any() or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
+    ascending = (physical[1:] > physical[:-1]).all()
+    if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
         raise CorruptRecord(
             f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
             "entries are no records in ascending order; delete the queue's files and run recovery"
         )
     view = log.segments.view(begin, end - begin)
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
-    return kind(view, begin, queue.topic, queue.queue_id, queue_offsets, physical, sizes)
+    return kind(view, begin, queue.topic, queue.queue_id, queue_offsets, physical, sizes, with_bodies=with_bodies)
 
 
 def _batches(
@@ -75,7 +79,9 @@ def _batches(
 ) -> Iterator[tuple[int, int]]:
     """Cut rows into [first, last) pieces within one segment each, bounded by rows and bytes."""
     ends = np.cumsum(sizes)
-    cuts = np.append(np.flatnonzero(np.diff(physical // segment_size)) + 1, len(sizes))
+    cuts = np.array([len(sizes)])
+    if len(sizes) and physical[0] // segment_size != physical[-1] // segment_size:
+        cuts = np.append(np.flatnonzero(np.diff(physical // segment_size)) + 1, cuts)
     first = 0
     while first < len(sizes):
         done = ends[first - 1] if first else 0
