@@ -41,9 +41,11 @@ class IndexSlots:
         """
         self._file.read(self._file.size - 1, 1)  # a page behind the file's end kills, too
         pages = (slots * INDEX_SLOT.itemsize + INDEX_HEADER.itemsize) // _PAGE
-        for page in np.unique(pages[~self._reserved[pages]]).tolist():
-            self._file.write(page * _PAGE, memoryview(self._file.read(page * _PAGE, _PAGE)))
-            self._reserved[page] = True
+        new = np.unique(pages[~self._reserved[pages]])
+        for run in np.split(new, np.flatnonzero(np.diff(new) > 1) + 1) if len(new) else ():
+            where, length = int(run[0]) * _PAGE, len(run) * _PAGE
+            self._file.write(where, memoryview(self._file.read(where, length)))
+        self._reserved[new] = True
 
     def get(self, slots: Ints) -> Ints:
         """Numbers of the newest entries of reserved slots, int64, the shape of `slots`."""

@@ -41,7 +41,7 @@ from store.watermark import Watch, Watermark
 
 _MAX_OPEN_QUEUES = 256
 # What fits the processor's cache is encoded, decoded, checked and copied faster than larger pieces.
-_APPEND_BYTES = 2 << 20
+_APPEND_BYTES = 4 << 20
 _SCAN_ROWS = 1 << 14
 _SCAN_BYTES = 2 << 20
 
@@ -179,7 +179,7 @@ class MessageStore:
 
         Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
         (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Large tables
-        go in pieces of about 2 MiB, each one append that readers see as a whole.
+        go in pieces of about 4 MiB, each one append that readers see as a whole.
 
         Raises `InvalidColumns` and what `put` raises; pieces before the failing one stay appended.
         """

@@ -44,6 +44,7 @@ _TABLE_COLUMNS = {
     "bornTimestamp": "timestamp, or integer ms since the epoch",
 }
 _EMPTY = pa.scalar("", pa.string())
+_PIECE_ROWS = 1 << 14  # what is computed for each row stays in the processor's cache
 
 Ints = npt.NDArray[np.int64]
 
@@ -69,8 +70,10 @@ class MessageColumns:
         return len(self.body)
 
     @staticmethod
-    def split(table: pa.Table | pa.RecordBatch, max_bytes: int) -> Iterator[MessageColumns]:
-        """Pieces of at most `max_bytes` bytes of Arrow data (one row at least), in order.
+    def split(
+        table: pa.Table | pa.RecordBatch, max_bytes: int, max_rows: int = _PIECE_ROWS
+    ) -> Iterator[MessageColumns]:
+        """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
 
         Raises `InvalidColumns` for an unknown column, a missing body, or a type that does not fit.
         """
@@ -81,7 +84,7 @@ class MessageColumns:
             raise InvalidColumns(f"{wrong}. A table of messages has {known}")
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
-        rows = max(1, table.num_rows * max_bytes // max(1, table.nbytes))
+        rows = max(1, min(max_rows, table.num_rows * max_bytes // max(1, table.nbytes)))
         for first in range(0, table.num_rows, rows):
             piece = table.slice(first, rows)
             yield MessageColumns._of({name: _in_one(piece[name]) for name in piece.column_names})

@@ -114,6 +114,11 @@ def test_pieces_keep_all_rows_in_order() -> None:
         assert [body for piece in pieces for body in piece.body.to_pylist()] == table["body"].cast("binary").to_pylist()
 
 
+def test_pieces_of_few_rows() -> None:
+    table = pa.table({"body": ["x"] * 10})
+    assert [len(piece) for piece in MessageColumns.split(table, 1 << 20, max_rows=4)] == [4, 4, 2]
+
+
 def test_no_rows_are_no_pieces() -> None:
     assert list(MessageColumns.split(pa.table({"body": pa.array([], pa.binary())}), 100)) == []
 
