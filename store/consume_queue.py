@@ -117,7 +117,7 @@ class ConsumeQueue:
             stop = min(end, (start // self.entries_per_file + 1) * self.entries_per_file)
             pieces.append(self._read(start, stop))
             start = stop
-        return np.frombuffer(b"".join(pieces), CQ_ENTRY)
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
 
     def write(self, start: int, entries: Entries) -> None:
         """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`."""

@@ -43,7 +43,7 @@ _MAX_OPEN_QUEUES = 256
 # What fits the processor's cache is encoded, decoded, checked and copied faster than larger pieces.
 _APPEND_BYTES = 4 << 20
 _SCAN_ROWS = 1 << 14
-_SCAN_BYTES = 2 << 20
+_SCAN_BYTES = 4 << 20
 
 
 class MessageStore:
