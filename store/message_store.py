@@ -12,32 +12,30 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.appender import Appender, AppendResult
+from store.appender import AppendResult
 from store.arrivals import Arrival, arrivals
 from store.columns import DEFAULT_COLUMNS, check_columns
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.directory import Directory
-from store.errors import ConfigError, CorruptStore, OffsetLost, OffsetNotYet, ReadOnlyStore, StoreLocked, UnknownTopic
+from store.errors import OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.filters import TagFilter
-from store.flusher import Flusher
 from store.getting import GetResult, get_message
 from store.groups import Groups
 from store.index import END_OF_TIME, Index
 from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
-from store.locks import StoreLock
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage
 from store.putting import PutResult, Putting
 from store.query import Boundary, message_at, messages_with_key, must_be_queued, offset_by_time, offset_of_id
-from store.recovery import Evidence, plan_for, recover
-from store.retention import Cleaned, Retention, refuse_when_full
+from store.retention import Cleaned, Retention
 from store.scan import scan_queue
 from store.segments import full_device
 from store.tables import MessageColumns
 from store.topics import Topics
 from store.watermark import Watch, Watermark
+from store.writer import Writer
 
 _MAX_OPEN_QUEUES = 256
 # What fits the processor's cache is encoded, decoded, checked and copied faster than larger pieces.
@@ -65,12 +63,13 @@ class MessageStore:
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
         self._putting = Putting(self._topics, config, self._ever_put)
         self._watch: Watch | None = None
-        self._lock: StoreLock | None = None
         self._closed = False
+        self._writer: Writer | None = None
         if read_only:
             self._watermark: Watermark | LogEnd = directory.watermark(self._log)
         else:
-            self._open_for_writing()
+            self._writer = Writer(directory, config, self._log, self._index, self._queue, self._queues_on_disk)
+            self._watermark = self._writer.watermark
 
     @staticmethod
     def open(
@@ -95,51 +94,6 @@ class MessageStore:
             else:
                 directory.create()
             return MessageStore(directory, directory.configuration(config), read_only=read_only)
-
-    def _open_for_writing(self) -> None:
-        self._lock = lock = StoreLock(self.path)
-        try:
-            with lock.exclusive():
-                alone = lock.join()
-                evidence = self._directory.evidence(self._log)
-                self._directory.mark_open()
-                self._recover(evidence, alone)
-                self._directory.save_configuration(self.config)
-                self._watermark = watermark = Watermark(self.path, writable=True)
-        except BaseException:
-            lock.close()
-            raise
-        self._appender = Appender(
-            lock,
-            watermark,
-            self._log,
-            self._index,
-            self._queue,
-            self._queues_on_disk,
-            sync_flush=self.config.sync_flush,
-        )
-        self._flusher = Flusher(
-            watermark,
-            self._log,
-            lambda: (self._queue(*name) for name in self._queues_on_disk()),
-            self.config.flushIntervalCommitLog / 1000,
-        )
-
-    def _recover(self, evidence: Evidence, alone: bool) -> None:
-        plan = plan_for(evidence)
-        if plan is None:
-            return
-        if not alone:
-            raise StoreLocked(
-                f"{self.path}: its watermark or its queues were deleted while other processes write here; close those"
-            )
-        try:
-            queues = self._queues_on_disk()
-            recover(self.path, self._log, self._index, self.config.mappedFileSizeConsumeQueue, queues, plan)
-        except (CorruptStore, ConfigError):
-            if not evidence.abort:
-                self._directory.mark_closed()
-            raise
 
     # --- topics ----------------------------------------------------------------------------------------
 
@@ -166,12 +120,10 @@ class MessageStore:
 
     def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
-        self._writing()
+        writer = self._writing()
         if not messages:
             return []
-        refuse_when_full(self.path, self.config)
-        placed = self._appender.append(self._putting.of_messages(messages))
-        self._flusher.start()
+        placed = writer.append(self._putting.of_messages(messages))
         return self._putting.results(messages, placed)
 
     def append_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> AppendResult:
@@ -183,18 +135,14 @@ class MessageStore:
 
         Raises `InvalidColumns` and what `put` raises; pieces before the failing one stay appended.
         """
-        self._writing()
-        results = []
-        for messages in MessageColumns.split(table, _APPEND_BYTES):
-            refuse_when_full(self.path, self.config)
-            results.append(self._appender.append(self._putting.of_columns(topic, messages)))
-            self._flusher.start()
+        writer = self._writing()
+        pieces = MessageColumns.split(table, _APPEND_BYTES)
+        results = [writer.append(self._putting.of_columns(topic, messages)) for messages in pieces]
         return AppendResult.concatenate(results)
 
     def flush(self) -> None:
         """Bring everything published so far to the device."""
-        self._writing()
-        self._flusher.flush()
+        self._writing().flush()
 
     def _ever_put(self, topic: str) -> int:
         """How many messages a topic ever had, those that are gone included."""
@@ -394,10 +342,11 @@ class MessageStore:
         retention = Retention(self.path, settings, self._log, self._index, self._queue, self._queues_on_disk)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
-        with self._writing().exclusive():
-            self._appender.repair()
+        writer = self._writing()
+        with writer.exclusive():
+            writer.repair()
             chosen = retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
-        return retention.clean(*chosen, self._writing())
+        return retention.clean(*chosen, writer.exclusive)
 
     # --- closing ---------------------------------------------------------------------------------------
 
@@ -408,16 +357,8 @@ class MessageStore:
         self._closed = True
         if self._watch is not None:
             self._watch.close()
-        if self._lock is not None:
-            try:
-                self._flusher.stop()
-                with self._lock.exclusive():
-                    self._appender.repair()
-                    if self._lock.is_last():
-                        self._index.flush()
-                        self._directory.mark_closed()
-            finally:
-                self._lock.close()
+        if self._writer is not None:
+            self._writer.close()
         self._watermark.close()
 
     def __enter__(self) -> MessageStore:
@@ -430,10 +371,10 @@ class MessageStore:
 
     # --- looking up ------------------------------------------------------------------------------------
 
-    def _writing(self) -> StoreLock:
-        if self._lock is None:
+    def _writing(self) -> Writer:
+        if self._writer is None:
             raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
-        return self._lock
+        return self._writer
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         size = self.config.mappedFileSizeConsumeQueue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
@@ -21,7 +21,6 @@ from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.errors import StoreFull
 from store.index import Index
-from store.locks import StoreLock
 
 _SECONDS_PER_HOUR = 3600
 
@@ -145,14 +144,14 @@ class Retention:
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths)
 
-    def clean(self, decision: Decision, used: int, lock: StoreLock) -> Cleaned:
+    def clean(self, decision: Decision, used: int, exclusive: Callable[[], AbstractContextManager[None]]) -> Cleaned:
         """Carry out a decision; queue files that an earlier step left behind go, too.
 
         A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
         The lock is taken for the rest, of which a file may be the one that is written to next.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
-        with lock.exclusive():
+        with exclusive():
             minimum = self._log.min_offset()
             queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
             index_files = self._index.expire(minimum)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.layout import ABORT_FILE
 from store.watermark import Watermark
 from tests.end_to_end.test_kill import bodies, check_log
 
@@ -32,6 +33,7 @@ def dead_append(path: Path, *, announced: int) -> None:
     watermark = Watermark(path, writable=True)
     watermark.announce(max(after, before + announced), watermark.store_timestamp)
     watermark.publish(before)
+    (path / ABORT_FILE).touch()
 
 
 @pytest.mark.parametrize("announced", [1, 600, 5000, 20_000])

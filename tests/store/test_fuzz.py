@@ -198,23 +198,23 @@ def is_right(path: Path) -> bool:
         return False
 
 
+def one_directory(source: Path, expected: Found, path: Path, part: int, number: int) -> None:
+    with directory(f"{part}, {number}"):
+        shutil.copytree(source, path)
+        damage(path, random.Random(part * 1_000_000 + number))
+        must_be_whole = says_all(path, source) and is_right(path)
+        seen = look(path, expected, read_only=True)
+        assert not must_be_whole or seen == [set(expected)] * 2
+        look(path, expected, read_only=False)
+        try:
+            repair(path)
+        except StoreError:
+            return
+        assert [finding for finding in verify(path).findings if not finding.where.startswith(CONFIG_DIR)] == []
+
+
 @pytest.mark.parametrize("part", range(10))
 def test_mutated_directories(original: tuple[Path, Found], tmp_path: Path, part: int) -> None:
-    source, expected = original
     for number in range(DIRECTORIES // 10):
-        path = tmp_path / f"{number}"
-        with directory(f"{part}, {number}"):
-            shutil.copytree(source, path)
-            damage(path, random.Random(part * 1_000_000 + number))
-            must_be_whole = says_all(path, source) and is_right(path)
-            seen = look(path, expected, read_only=True)
-            assert not must_be_whole or seen == [set(expected)] * 2
-            look(path, expected, read_only=False)
-            try:
-                repair(path)
-            except StoreError:
-                pass
-            else:
-                findings = verify(path).findings
-                assert [finding for finding in findings if not finding.where.startswith(CONFIG_DIR)] == []
-        shutil.rmtree(path)
+        one_directory(*original, tmp_path / f"{number}", part, number)
+        shutil.rmtree(tmp_path / f"{number}")

@@ -1,0 +1,109 @@
+"""The writing side of one open store: joining the other writers, recovery, appending, and leaving in good order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from store.appender import Appender, AppendResult
+from store.commit_log import CommitLog
+from store.config import StoreConfig
+from store.consume_queue import ConsumeQueue
+from store.directory import Directory
+from store.errors import ConfigError, CorruptStore, StoreLocked
+from store.flusher import Flusher
+from store.index import Index
+from store.locks import StoreLock
+from store.records import Records
+from store.recovery import Evidence, plan_for, recover
+from store.retention import refuse_when_full
+from store.watermark import Watermark
+
+
+class Writer:
+    """One of the writers of a directory, from its making until `close`."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        config: StoreConfig,
+        log: CommitLog,
+        index: Index,
+        queue: Callable[[str, int], ConsumeQueue],
+        existing_queues: Callable[[], list[tuple[str, int]]],
+    ) -> None:
+        """Join, recover what needs it. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`."""
+        self._directory = directory
+        self._config = config
+        self._log = log
+        self._index = index
+        self._existing_queues = existing_queues
+        self._lock = lock = StoreLock(directory.root)
+        try:
+            with lock.exclusive():
+                alone = lock.join()
+                evidence = directory.evidence(log)
+                directory.mark_open()
+                self._recover(evidence, alone)
+                directory.save_configuration(config)
+                self.watermark = Watermark(directory.root, writable=True)
+        except BaseException:
+            lock.close()
+            raise
+        self._appender = Appender(
+            lock, self.watermark, log, index, queue, existing_queues, sync_flush=config.sync_flush
+        )
+        self._flusher = Flusher(
+            self.watermark,
+            log,
+            lambda: (queue(*name) for name in existing_queues()),
+            config.flushIntervalCommitLog / 1000,
+        )
+
+    def _recover(self, evidence: Evidence, alone: bool) -> None:
+        plan = plan_for(evidence)
+        if plan is None:
+            return
+        root = self._directory.root
+        if not alone:
+            raise StoreLocked(
+                f"{root}: its watermark or its queues were deleted while other processes write here; close those"
+            )
+        try:
+            size = self._config.mappedFileSizeConsumeQueue
+            recover(root, self._log, self._index, size, self._existing_queues(), plan)
+        except (CorruptStore, ConfigError):
+            if not evidence.abort:
+                self._directory.mark_closed()
+            raise
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """The append lock: nobody else appends, repairs, opens or closes meanwhile."""
+        return self._lock.exclusive()
+
+    def append(self, records: Records) -> AppendResult:
+        """Append under one publication; the device gets it soon. Raises `StoreFull`, `MessageRefused`."""
+        refuse_when_full(self._directory.root, self._config)
+        placed = self._appender.append(records)
+        self._flusher.start()
+        return placed
+
+    def repair(self) -> None:
+        """Undo an append that died. Call inside `exclusive()`."""
+        self._appender.repair()
+
+    def flush(self) -> None:
+        """Bring everything published so far to the device."""
+        self._flusher.flush()
+
+    def close(self) -> None:
+        """Flush and leave; the last one marks the directory as closed cleanly."""
+        try:
+            self._flusher.stop()
+            with self._lock.exclusive():
+                self._appender.repair()
+                if self._lock.is_last():
+                    self._index.flush()
+                    self._directory.mark_closed()
+        finally:
+            self._lock.close()
