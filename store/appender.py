@@ -106,15 +106,16 @@ class Appender:
         """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock.
 
         Nothing of it was published. Stale bytes must go all the same: later appends move the confirm offset
-        over them, and then a stale entry would count and a stale record would parse.
+        over them, and then a stale entry would count and a stale record would parse. The log goes last: without its
+        records RocketMQ takes the first entry of an empty queue file for a message, should this die on the way.
         """
         confirm, announced = self._watermark.confirm_offset, self._watermark.announced_end
         if announced <= confirm:
             return
-        self._log.segments.zero(confirm, announced)
         for name in self._existing_queues():
             self._queue(*name).truncate(self._queue(*name).tail(confirm))
         self._index.truncate(confirm)
+        self._log.segments.zero(confirm, announced)
         self._watermark.announce(confirm, self._watermark.store_timestamp)
 
     def _tail(self, name: tuple[str, int], confirm: int) -> int:

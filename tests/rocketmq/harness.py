@@ -1,7 +1,7 @@
 """RocketMQ as the judge: its own store, broker and client (src/, built by Maven) on directories of the tests.
 
-Each command is one short-lived JVM that prints JSON lines. `read` and `write` change the directory they are
-given, as RocketMQ does on opening one; pass a copy where that matters.
+`read` and `write` are one short-lived JVM each, which prints JSON lines. They change the directory they are given, as
+RocketMQ does on opening one; pass a copy where that matters. `broker` runs until its block ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,46 @@ def unavailable() -> str | None:
 def put(topic: str, body: bytes = b"", queue_id: int = 0, **fields: Any) -> Json:
     """One message for `write`, with `fields` of Put in Spec.java; batches are `put(topic, batch=[put(...), ...])`."""
     return {"topic": topic, "queueId": queue_id, "body": base64.b64encode(body).decode(), **fields}
+
+
+class Broker:
+    """A running broker: an iterator over its answers, as they come."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._requests, self._answers = process.stdin, process.stdout
+
+    def ask(self, verb: str, **fields: Any) -> None:
+        """Make a request, with fields of Request in Spec.java.
+
+        send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". consume:
+        "consumed" for each message, then "done". describe: "described". persist: "persisted".
+        """
+        print(json.dumps({"verb": verb, **fields}), file=self._requests, flush=True)
+
+    def __iter__(self) -> Iterator[Json]:
+        return self
+
+    def __next__(self) -> Json:
+        line: Json = json.loads(next(self._answers))
+        return line
+
+    def leave(self) -> None:
+        """Halt everything: a shutdown of all of RocketMQ's services takes twenty seconds."""
+        self._requests.close()
+        for _ in self._answers:  # a full pipe would block it
+            pass
+        self._process.wait(COMMAND_SECONDS)
+
+
+def free_ports() -> dict[str, int]:
+    """For the name server, and for the broker, which also takes the port two below."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return {"namesrvPort": one.getsockname()[1], "brokerPort": other.getsockname()[1]}
 
 
 class RocketMQ:
@@ -97,17 +138,13 @@ class RocketMQ:
         return self._run("read", directory, spec)
 
     @contextmanager
-    def broker(
-        self, directory: Path, config: Mapping[str, object] | None = None, **live: Any
-    ) -> Iterator[Iterator[Json]]:
-        """A name server, a broker on `directory` and a client that sends; yields their lines as they come.
+    def broker(self, directory: Path, config: Mapping[str, object] | None = None, **live: Any) -> Iterator[Broker]:
+        """A name server and a broker on `directory`; leaving the block halts both, as a kill does.
 
-        `live` are the fields of Live in Spec.java: topic, queues, messages, perSecond, bodyBytes, ports.
-        The lines are "ready", then "sent" for each acknowledged message, then "done". Leaving the block
-        shuts all three down.
+        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes; ports are found.
         """
         with (
-            _spec_file({"config": _strings(config), "live": live}) as spec,
+            _spec_file({"config": _strings(config), "live": {**free_ports(), **live}}) as spec,
             tempfile.TemporaryFile() as words,
         ):
             process = subprocess.Popen(
@@ -117,21 +154,15 @@ class RocketMQ:
                 stderr=words,
                 text=True,
             )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            lines = map(json.loads, process.stdout)
-            ready = next(lines, None)
-            if ready is None:
+            broker = Broker(process)
+            if next(broker, None) is None:
                 process.wait()
                 words.seek(0)
                 raise HarnessError(f"the broker did not start:\n{_tail(words.read())}")
             try:
-                yield lines
+                yield broker
             finally:
-                process.stdin.close()
-                for _ in lines:  # a full pipe would block the shutdown
-                    pass
-                process.wait(COMMAND_SECONDS)
+                broker.leave()
 
     def _run(self, verb: str, directory: Path, spec: Json) -> list[Json]:
         with _spec_file(spec) as spec_path:

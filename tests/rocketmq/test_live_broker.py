@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 
@@ -19,18 +18,10 @@ SMALL = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
 DISPATCHED_WITHIN = 5.0  # seconds from the acknowledgement to the entry in the queue; a millisecond usually
 
 
-def free_ports() -> dict[str, int]:
-    """For the name server, and for the broker, which also takes the port two below."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return {"namesrvPort": one.getsockname()[1], "brokerPort": other.getsockname()[1]}
-
-
 def test_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
     directory, read = tmp_path / "theirs", {}
-    live = {"topic": "live", "queues": 4, "messages": MESSAGES, "perSecond": 1000, "bodyBytes": 150, **free_ports()}
-    with rocketmq.broker(directory, SMALL, **live) as lines:
+    with rocketmq.broker(directory, SMALL, topic="live", queues=4, bodyBytes=150) as lines:
+        lines.ask("send", messages=MESSAGES, perSecond=1000)
         assert next(lines)["kind"] == "sent"
         with MessageStore.open(directory, read_only=True) as store:
             with pytest.raises(StoreLocked):

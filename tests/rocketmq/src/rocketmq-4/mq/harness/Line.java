@@ -1,8 +1,11 @@
 package mq.harness;
 
 import java.io.IOException;
+import java.lang.reflect.Method;
 import java.util.List;
+import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.ConfigManager;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -35,5 +38,16 @@ final class Line {
 
     static long offsetByTime(DefaultMessageStore store, String topic, int queue, long time, String boundary) {
         return store.getOffsetInQueueByTime(topic, queue, time);
+    }
+
+    /** One round of what the broker does every ten seconds. */
+    static void cleanUp(DefaultMessageStore store) throws ReflectiveOperationException {
+        Method method = DefaultMessageStore.class.getDeclaredMethod("cleanFilesPeriodically");
+        method.setAccessible(true);
+        method.invoke(store);
+    }
+
+    static ConfigManager scheduled(BrokerController broker) {
+        return ((DefaultMessageStore) broker.getMessageStore()).getScheduleMessageService();
     }
 }

@@ -1,12 +1,15 @@
 package mq.harness;
 
 import java.io.IOException;
+import java.lang.reflect.Method;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
+import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.ConfigManager;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -45,5 +48,18 @@ final class Line {
 
     static long offsetByTime(DefaultMessageStore store, String topic, int queue, long time, String boundary) {
         return store.getOffsetInQueueByTime(topic, queue, time, BoundaryType.getType(boundary));
+    }
+
+    /** One round of what the broker does every ten seconds. */
+    static void cleanUp(DefaultMessageStore store) throws ReflectiveOperationException {
+        for (String step : List.of("cleanFilesPeriodically", "cleanQueueFilesPeriodically")) {
+            Method method = DefaultMessageStore.class.getDeclaredMethod(step);
+            method.setAccessible(true);
+            method.invoke(store);
+        }
+    }
+
+    static ConfigManager scheduled(BrokerController broker) {
+        return broker.getScheduleMessageService();
     }
 }

@@ -1,82 +1,43 @@
 package mq.harness;
 
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
-import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.broker.BrokerController;
-import org.apache.rocketmq.client.producer.DefaultMQProducer;
-import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.TopicConfig;
-import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** A name server, a broker on the directory and a client that sends to it, until standard input closes. */
+/** A name server and a broker on the directory, asked by lines of standard input; when that closes all is halted. */
 final class LiveBroker {
     private LiveBroker() { }
 
     static void run(Path directory, Spec spec) throws Exception {
+        // As their own start-up does: without a version the name server takes no topics from a broker.
+        System.setProperty("rocketmq.remoting.version", Integer.toString(MQVersion.CURRENT_VERSION));
         Spec.Live live = spec.live;
         String address = "127.0.0.1:" + live.namesrvPort;
         NamesrvController namesrv = namesrv(directory, live);
         BrokerController broker = broker(directory, spec, address);
-        DefaultMQProducer producer = new DefaultMQProducer("harness");
-        producer.setNamesrvAddr(address);
-        producer.setSendMsgTimeout(30_000);
-        producer.start();
         while (namesrv.getRouteInfoManager().pickupTopicRouteData(live.topic) == null) {
-            broker.registerBrokerAll(true, false, true);  // the first registrations may come without topics
-            Thread.sleep(200);
+            broker.registerBrokerAll(true, false, true);
+            Thread.sleep(10);
         }
         Main.print(StoreReader.line("ready", "broker", live.brokerPort));
         Main.flush();
 
-        Thread sender = new Thread(() -> send(producer, live), "sender");
-        sender.setDaemon(true);
-        sender.start();
-        while (System.in.read() >= 0) {
-            // whoever started this closes standard input to end it
+        LiveClient client = new LiveClient(broker, live, address);
+        BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = requests.readLine(); line != null; line = requests.readLine()) {
+            client.answer(Main.GSON.fromJson(line, Spec.Request.class));
+            Main.flush();
         }
-        sender.interrupt();
-        sender.join();
-        producer.shutdown();
-        broker.shutdown();
-        namesrv.shutdown();
-    }
-
-    private static void send(DefaultMQProducer producer, Spec.Live live) {
-        long nanosEach = (long) (1e9 / live.perSecond);
-        long due = System.nanoTime();
-        try {
-            for (int i = 0; i < live.messages && !Thread.interrupted(); i++) {
-                SendResult result = producer.send(liveMessage(live, i));
-                Main.print(StoreReader.line("sent", "number", i, "queueId", result.getMessageQueue().getQueueId(),
-                    "queueOffset", result.getQueueOffset(), "msgId", result.getMsgId(),
-                    "offsetMsgId", result.getOffsetMsgId(), "status", result.getSendStatus().name()));
-                Main.flush();
-                due += nanosEach;
-                LockSupport.parkNanos(due - System.nanoTime());
-            }
-            Main.print(StoreReader.line("done"));
-        } catch (InterruptedException e) {
-            Main.print(StoreReader.line("stopped"));
-        } catch (Exception e) {
-            Main.print(StoreReader.line("failed", "why", e.toString()));
-        }
-        Main.flush();
-    }
-
-    private static Message liveMessage(Spec.Live live, int number) {
-        byte[] body = new byte[Math.max(4, live.bodyBytes)];
-        for (int i = 0; i < body.length; i++) {
-            body[i] = (byte) (number >>> (i % 4 * 8));
-        }
-        Message message = new Message(live.topic, "tag-" + number % 3, "key-" + number, body);
-        message.putUserProperty("number", "" + number);
-        return message;
     }
 
     private static NamesrvController namesrv(Path directory, Spec.Live live) throws Exception {
@@ -108,10 +69,12 @@ final class LiveBroker {
             throw new IllegalStateException("the broker does not initialize");
         }
         broker.start();
-        TopicConfig topic = new TopicConfig(spec.live.topic);
-        topic.setReadQueueNums(spec.live.queues);
-        topic.setWriteQueueNums(spec.live.queues);
-        broker.getTopicConfigManager().updateTopicConfig(topic);
+        if (broker.getTopicConfigManager().selectTopicConfig(spec.live.topic) == null) {
+            TopicConfig topic = new TopicConfig(spec.live.topic);
+            topic.setReadQueueNums(spec.live.queues);
+            topic.setWriteQueueNums(spec.live.queues);
+            broker.getTopicConfigManager().updateTopicConfig(topic);
+        }
         return broker;
     }
 }

@@ -13,7 +13,7 @@ import java.util.Map;
 
 /** Usage: write|read|broker DIRECTORY SPEC.json. Prints JSON lines; RocketMQ's own words go to standard error. */
 public final class Main {
-    private static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
+    static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
     private static final PrintStream OUT = new PrintStream(
         new BufferedOutputStream(new FileOutputStream(FileDescriptor.out), 1 << 16), false, StandardCharsets.UTF_8);
 
@@ -39,11 +39,11 @@ public final class Main {
         Runtime.getRuntime().halt(status);  // RocketMQ leaves threads behind
     }
 
-    static void print(Map<String, Object> line) {
+    static synchronized void print(Map<String, Object> line) {
         OUT.append(GSON.toJson(line)).append('\n');
     }
 
-    static void flush() {
+    static synchronized void flush() {
         OUT.flush();
     }
 }

@@ -55,14 +55,23 @@ final class Spec {
         String boundary = "LOWER";
     }
 
-    /** A broker and a client that sends to it. */
+    /** A broker, and what its clients send. */
     static final class Live {
         int brokerPort = 20911;
         int namesrvPort = 29876;
+        /** Made with that many queues, unless the directory has it. */
         String topic = "Live";
         int queues = 4;
-        int messages = 0;
-        double perSecond = 100;
         int bodyBytes = 100;
+    }
+
+    /** A line of standard input to a live broker. */
+    static final class Request {
+        /** send (messages, perSecond), clean, consume (group, topic, messages), describe (group, topic), persist. */
+        String verb;
+        int messages;
+        double perSecond = 100;
+        String group;
+        String topic;
     }
 }

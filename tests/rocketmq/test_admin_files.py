@@ -1,0 +1,97 @@
+"""`config/*.json` as this store writes them, given to a real broker; and as that broker leaves them, read back."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.groups import Groups
+from store.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
+from tests.rocketmq.harness import Broker, Json, RocketMQ
+from tests.rocketmq.mixes import INDEX
+
+pytestmark = pytest.mark.rocketmq
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
+PATIENCE = 60.0
+COMMITTED = {0: 4, 1: 10, 2: 7}  # of 10 in each queue
+DELAYED_TO = 1  # the queue
+
+
+def fill(path: Path) -> dict[tuple[int, int], bytes]:
+    """What a group that goes on from `COMMITTED` has to read, two delayed messages of three at the end."""
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("orders", queues=3)
+        store.create_topic(SCHEDULE_TOPIC, queues=len(SCHEDULE_DELAYS_MS))
+        messages = [Message("orders", f"{n}".encode(), queue_id=n % 3, tags="paid", keys=(f"k{n}",)) for n in range(30)]
+        placed = store.put_many(messages)
+        delayed = {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": f"{DELAYED_TO}"}
+        later = [Message(SCHEDULE_TOPIC, f"late {n}".encode(), queue_id=0, properties=delayed) for n in range(3)]
+        store.put_many(later)
+        store.commit_offsets("readers", "orders", COMMITTED)
+    groups = Groups(path)
+    groups.create("readers")
+    groups.commit_delays({1: 1})
+    left = {
+        (put.queue_id, put.queue_offset): message.body
+        for put, message in zip(placed, messages, strict=True)
+        if put.queue_offset >= COMMITTED[put.queue_id]
+    }
+    return left | {(DELAYED_TO, 10): b"late 1", (DELAYED_TO, 11): b"late 2"}
+
+
+def described(broker: Broker) -> Json:
+    broker.ask("describe", topic="orders", group="readers")
+    return next(broker)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    expected = fill(path)
+    groups = Groups(path)
+
+    def delays_are_persisted() -> bool:
+        broker.ask("persist")
+        assert next(broker)["kind"] == "persisted"
+        return groups.delay_offsets()[1] == 3
+
+    with rocketmq.broker(path, INDEX, topic="orders") as broker:
+        answer = described(broker)
+        assert (answer["topic"]["readQueueNums"], answer["topic"]["perm"]) == (3, 6)
+        assert answer["offsets"] == {str(queue): offset for queue, offset in COMMITTED.items()}
+        settings = groups.settings("readers") or {}
+        plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
+        known = answer["group"].keys() & plain.keys()  # 4.9 has fewer
+        assert {"groupName", "retryMaxTimes", "consumeEnable"} <= known
+        assert all(answer["group"][name] == plain[name] for name in known)
+
+        broker.ask("consume", topic="orders", group="readers", messages=len(expected))
+        consumed = list(iter(broker.__next__, {"kind": "done"}))
+        assert len(consumed) == len(expected)
+        assert {(line["queueId"], line["queueOffset"]): base64.b64decode(line["body"]) for line in consumed} == expected
+        ends = {0: 10, 1: 12, 2: 10}
+        until(lambda: described(broker)["offsets"] == {str(queue): end for queue, end in ends.items()})
+        until(delays_are_persisted)
+
+    with MessageStore.open(path) as store:
+        assert {queue: store.consumer_offset("readers", "orders", queue) for queue in ends} == ends
+        assert {queue: store.max_offset("orders", queue) for queue in ends} == ends
+        assert store.topics()["orders"] == 3
+        store.commit_offsets("readers", "orders", {0: 2})
+        store.create_topic("orders", queues=4)
+    with rocketmq.broker(path, INDEX, topic="orders") as broker:
+        answer = described(broker)
+        assert answer["topic"]["writeQueueNums"] == 4
+        assert answer["offsets"] == {"0": 2, "1": 12, "2": 10, "3": -1}
