@@ -1,6 +1,6 @@
 """Finding messages in plain Python: by key or id, and by time, as the rows that `tail` prints."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from pyspark_mq.tail import Row
 from store import MessageStore, StoredMessage, UnknownTopic
@@ -38,8 +38,16 @@ def row(message: StoredMessage) -> Row:
         "tags": message.tags,
         "keys": " ".join(message.keys) or None,
         "body": message.body,
-        "bornTimestamp": datetime.fromtimestamp(message.born_timestamp / 1000, UTC),
-        "storeTimestamp": datetime.fromtimestamp(message.store_timestamp / 1000, UTC),
+        "bornTimestamp": instant(message.born_timestamp),
+        "storeTimestamp": instant(message.store_timestamp),
         "properties": message.properties,
         "physicalOffset": message.physical_offset,
     }
+
+
+def instant(milliseconds: int) -> datetime | None:
+    """A time since 1970; None where it is none of the years 1 to 9999, as in the columns of a scan."""
+    try:
+        return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None

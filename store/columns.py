@@ -28,6 +28,7 @@ from store.records import gather_rows
 from store.segments import Bytes
 
 TIMESTAMP = pa.timestamp("us", "UTC")
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999: Spark and Python know no others
 
 COLUMNS: dict[str, pa.DataType] = {
     "topic": pa.string(),
@@ -153,7 +154,12 @@ class Block:
         return pa.array(self._records.field(name)).cast(kind)
 
     def _timestamps(self, name: str) -> pa.TimestampArray:
-        return pa.array(self._records.field(name) * 1000).view(TIMESTAMP)
+        """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
+        times = self._records.field(name)
+        outside = (times < FIRST_MS) | (times > LAST_MS)
+        if not outside.any():
+            return pa.array(times * 1000).view(TIMESTAMP)
+        return pa.array(np.where(outside, 0, times) * 1000, mask=outside).view(TIMESTAMP)
 
     def _msg_ids(self) -> pa.StringArray:
         """The client's id where the message carries one, else the offsetMsgId."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.admin_files import read_json
+from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue, Entries
@@ -191,6 +192,7 @@ class _Verifier:
             index_check = IndexCheck(index, self._log, end, is_complete=isinstance(watermark, Watermark))
             for chunk in self._walk(begin, end):
                 self.report.records += int(np.searchsorted(chunk.offsets, end))
+                self._check_times(chunk)
                 index_check.compare(index_keys(chunk), chunk.begin, min(chunk.end, end))
                 for topic, queue_id, offsets, entries in queue_entries(chunk):
                     count = int(np.searchsorted(entries["physical_offset"], end))
@@ -237,6 +239,13 @@ class _Verifier:
             self._is_damaged = True
             self.add(self._place(at), f"{what}; {resume - at} bytes up to log offset {resume} cannot be read", _COPY)
             at = resume
+
+    def _check_times(self, chunk: LogChunk) -> None:
+        """No CRC covers a record's header. Its other fields are compared with queue and index, or mean nothing here."""
+        times = chunk.records.field("store_timestamp")
+        wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
+        if len(wrong):
+            self.add(self._place(int(wrong[0])), f"{len(wrong)} records have no time that can be, from here on", _COPY)
 
     def _forget_offsets(self) -> None:
         """Records were passed over that are gone, and with them, for good reason, some offsets of the queues."""

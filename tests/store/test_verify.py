@@ -115,6 +115,13 @@ def test_a_damaged_record(path: Path, case: str) -> None:
     assert verify(path).findings == report.findings
 
 
+def test_a_record_of_no_time(path: Path) -> None:
+    at = patch_log(path, 7, field_offset(RECORD_HEADER, "store_timestamp"), b"\xff")
+    (finding,) = verify(path).findings
+    assert finding.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
+    assert finding.what == "1 records have no time that can be, from here on"
+
+
 def test_a_missing_segment(path: Path) -> None:
     (path / "commitlog" / segment_name(4096)).unlink()
     in_log, *in_queues = verify(path).findings
