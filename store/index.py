@@ -67,7 +67,7 @@ class Index:
         if not len(hashes) or not self.is_enabled:
             return
         names = self.names() or [self._create("")]
-        done = int(np.searchsorted(physical_offsets, self.file(names[-1]).header()["end_offset"]))
+        done = 0
         while True:
             file = self.file(names[-1])
             done += file.append(hashes[done:], physical_offsets[done:], timestamps[done:])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -70,16 +69,20 @@ class IndexFile:
         return header
 
     def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> int:
-        """File as many keys as fit, in order; returns how many. Arguments of shape (m,); timestamps in ms."""
+        """File keys in order, as many as fit; returns how many are done. Arguments of shape (m,); timestamps in ms.
+
+        As in RocketMQ, records before the newest one that has a key here are done already.
+        """
         header = self.header()
-        count = min(len(hashes), self._capacity - header["next_entry"])
-        if count > _FEW_KEYS:
-            self._append_all(header, hashes[:count], physical_offsets[:count], timestamps[:count])
+        first = int(np.searchsorted(physical_offsets, header["end_offset"]))
+        end = min(len(hashes), first + self._capacity - header["next_entry"])
+        columns = hashes[first:end], physical_offsets[first:end], timestamps[first:end]
+        if end - first > _FEW_KEYS:
+            self._append_all(header, *columns)
         else:
-            rows = zip(hashes.tolist(), physical_offsets.tolist(), timestamps.tolist(), strict=True)
-            for row in islice(rows, count):
+            for row in zip(*(column.tolist() for column in columns), strict=True):
                 self._append_one(header, *row)
-        return count
+        return end
 
     def _append_one(self, header: Header, hashed: int, physical_offset: int, timestamp: int) -> None:
         """File one key and bring `header` up to date."""

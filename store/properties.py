@@ -19,7 +19,8 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     name, for a lone surrogate, and for more than 32,767 bytes. Empty values are left out: RocketMQ's parser drops them.
     """
     for name, value in properties.items():
-        if not name or any(mark in text for mark in (_NAME_VALUE, _PROPERTY) for text in (name, value)):
+        both = name + value
+        if not name or _NAME_VALUE in both or _PROPERTY in both:
             raise MessageRefused(
                 PutStatus.MESSAGE_ILLEGAL,
                 f"property {name!r}={value!r}: a name must not be empty, and neither part may contain "

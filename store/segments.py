@@ -45,8 +45,12 @@ def full_device(where: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise
+        _raise_if_full(where, error)
+        raise
+
+
+def _raise_if_full(where: object, error: OSError) -> None:
+    if error.errno in _NO_SPACE:
         raise StoreFull(
             f"{where}: no space left on the device; nothing of this call is visible. Free some space and repeat it"
         ) from error
@@ -82,10 +86,13 @@ class SegmentFile:
 
     def write(self, position: int, data: memoryview) -> None:
         """Write all of `data`; raises `StoreFull`."""
-        with full_device(self.path):
+        try:
             while data:
                 written = os.pwrite(self._fd, data, position)
                 data, position = data[written:], position + written
+        except OSError as error:
+            _raise_if_full(self.path, error)
+            raise
 
     @property
     def mapped(self) -> Bytes:

@@ -146,7 +146,7 @@ def encode_columns(
         raise properties_too_large(int(properties_lengths.max()))
     middle = _middle(topic, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
-    headers = _headers(topic, messages, sizes, queue_ids, store_host, now)
+    headers = _headers(topic, messages, sizes, body_lengths, queue_ids, store_host, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     joined = pc.binary_join_element_wise(_rows(headers), messages.body, _rows(middle), *properties, b"")
     tags, keys, unique_keys = messages.tags, messages.keys, None
@@ -170,6 +170,7 @@ def _headers(
     topic: str,
     messages: MessageColumns,
     sizes: Ints,
+    body_lengths: Ints,
     queue_ids: Ints,
     store_host: tuple[bytes, int],
     now: int,
@@ -184,7 +185,7 @@ def _headers(
     headers["total_size"] = sizes
     headers["body_crc"] = body_crcs(messages.body)
     headers["queue_id"] = queue_ids
-    headers["body_length"] = _lengths(messages.body)
+    headers["body_length"] = body_lengths
     if messages.born_timestamps is not None:
         headers["born_timestamp"] = messages.born_timestamps
     if messages.flags is not None:
@@ -278,7 +279,8 @@ def _in_one(column: pa.ChunkedArray) -> pa.Array:
 
 def _lengths(values: pa.StringArray | pa.BinaryArray) -> Ints:
     """Bytes of each value, int64, shape (n,)."""
-    return np.diff(flat(values)[1])
+    bounds = flat(values)[1]
+    return bounds[1:] - bounds[:-1]
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
