@@ -190,15 +190,16 @@ CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins that much earlier
 
 WATERMARK_MAGIC: Final = b"PYMQMARK"
 WATERMARK_VERSION: Final = 1
+WATERMARK_NUMBER_BITS: Final = 56  # of a ">u8" here: the byte above it is a check of it, written in the same store
 WATERMARK: Final = np.dtype(
     [
         ("magic", "S8"),  # guards against some other file of that name
         ("version", ">i8"),
         ("boot_id", "S40"),  # a page cache that died with its machine shows as another boot
-        ("flushed_offset", ">i8"),  # on the device up to here
-        ("store_timestamp", ">i8"),  # newest ever announced: store timestamps never step back
-        ("announced_end", ">i8"),  # > confirm_offset: an append is under way, or its writer died
-        ("confirm_offset", ">i8"),  # records and their queue entries are complete up to here
+        ("flushed_offset", ">u8"),  # on the device up to here
+        ("store_timestamp", ">u8"),  # newest ever announced: store timestamps never step back
+        ("announced_end", ">u8"),  # > confirm_offset: an append is under way, or its writer died
+        ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
     ]
 )
 WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it

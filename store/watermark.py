@@ -8,6 +8,9 @@
 
 The announcement is stored through the mapping, which wakes nobody; the publication is one `pwrite` of eight
 aligned bytes, which also wakes every process that waits on the file through the kernel's file notification.
+
+Each number carries a check of one byte in its own eight, so that damage is noticed and not believed: an end that is
+too low would let the next append write over messages.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import os
 import select
 import sys
 import warnings
+import zlib
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +35,7 @@ from store.layout import (
     WATERMARK_FILE,
     WATERMARK_FILE_BYTES,
     WATERMARK_MAGIC,
+    WATERMARK_NUMBER_BITS,
     WATERMARK_VERSION,
     field_offset,
 )
@@ -39,6 +44,9 @@ from store.segments import sync
 if sys.platform == "linux":
     import inotify_simple
 
+_NUMBER_BYTES = WATERMARK_NUMBER_BITS // 8
+_NUMBER_MASK = (1 << WATERMARK_NUMBER_BITS) - 1
+_LOOKS = 3  # at a number that may be in the middle of a write
 _CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
 POLL_SECONDS = 0.02  # where the system cannot notify
 _EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
@@ -47,8 +55,9 @@ _EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 class Watermark:
     """One mapped watermark file.
 
-    Attributes are re-read from the mapping at every access, so they are as fresh as the page cache. Only the
-    holder of the append lock may call `announce`, `publish`, `mark_flushed`.
+    Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
+    `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
+    `publish`, `mark_flushed`.
     """
 
     def __init__(self, root: Path, *, writable: bool) -> None:
@@ -81,8 +90,8 @@ class Watermark:
         fields = np.zeros(1, WATERMARK)
         fields["magic"], fields["version"] = WATERMARK_MAGIC, WATERMARK_VERSION
         fields["boot_id"] = current_boot_id()
-        fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = confirm_offset
-        fields["store_timestamp"] = store_timestamp
+        fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = checked(confirm_offset)
+        fields["store_timestamp"] = checked(store_timestamp)
         path = root / WATERMARK_FILE
         target = path if path.exists() else root / f"{WATERMARK_FILE}.tmp"
         fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -96,22 +105,22 @@ class Watermark:
     @property
     def confirm_offset(self) -> int:
         """Commit log offset (bytes) up to which records and their queue entries are complete."""
-        return int(self._fields["confirm_offset"][0])
+        return self._number("confirm_offset")
 
     @property
     def announced_end(self) -> int:
         """Commit log offset (bytes) that the append under way, or the one that died, may have written to."""
-        return int(self._fields["announced_end"][0])
+        return self._number("announced_end")
 
     @property
     def flushed_offset(self) -> int:
         """Commit log offset (bytes) known to be on the device."""
-        return int(self._fields["flushed_offset"][0])
+        return self._number("flushed_offset")
 
     @property
     def store_timestamp(self) -> int:
         """Store timestamp (ms) of the newest append; they never step back, whatever the clock does."""
-        return int(self._fields["store_timestamp"][0])
+        return self._number("store_timestamp")
 
     @property
     def same_boot(self) -> bool:
@@ -121,17 +130,17 @@ class Watermark:
 
     def announce(self, end: int, store_timestamp: int) -> None:
         """Say how far this append will write, before it writes."""
-        self._fields["store_timestamp"] = store_timestamp
-        self._fields["announced_end"] = end
+        self._fields["store_timestamp"] = checked(store_timestamp)
+        self._fields["announced_end"] = checked(end)
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""
-        os.pwrite(self._fd, confirm_offset.to_bytes(8, "big"), _CONFIRM_OFFSET)
+        os.pwrite(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
 
     def mark_flushed(self, offset: int) -> None:
         """Record that the log is on the device up to `offset`, never stepping back."""
         if offset > self.flushed_offset:
-            self._fields["flushed_offset"] = offset
+            self._fields["flushed_offset"] = checked(offset)
 
     def flush(self) -> None:
         """Bring the file itself to the device."""
@@ -142,6 +151,21 @@ class Watermark:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _number(self, name: str) -> int:
+        for _ in range(_LOOKS):
+            found = int(self._fields[name][0])
+            if checked(found & _NUMBER_MASK) == found:
+                return found & _NUMBER_MASK
+        raise CorruptStore(
+            f"{self.path}: {name} is {found:#x}, which fails its check; delete the file and open the store for "
+            "writing: it is rebuilt from the log"
+        )
+
+
+def checked(number: int) -> int:
+    """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
+    return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << WATERMARK_NUMBER_BITS | number
 
 
 class Watch:

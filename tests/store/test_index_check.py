@@ -13,8 +13,9 @@ import pytest
 
 from store import ConfigError, CorruptRecord, Message, MessageStore, StoreConfig
 from store.index_file import file_bytes
-from store.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, WATERMARK, WATERMARK_FILE, field_offset
+from store.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
 from store.verify import repair, verify
+from store.watermark import Watermark
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SLOTS, ENTRIES = 20, 50
@@ -155,11 +156,9 @@ def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:
 
 def test_an_append_under_way_or_dead_is_no_damage(path: Path) -> None:
     with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
-        confirmed = reader.confirm_offset.to_bytes(8, "big")
+        confirmed = reader.confirm_offset
         store.put_many([message(n) for n in range(40)])
-        with (path / WATERMARK_FILE).open("r+b") as watermark:  # as it is before the publication
-            watermark.seek(field_offset(WATERMARK, "confirm_offset"))
-            watermark.write(confirmed)
+        Watermark(path, writable=True).publish(confirmed)  # as it is before the publication
         assert verify(path).findings == []
         assert keys_found(path) == 60
     assert verify(path).findings == []

@@ -16,6 +16,7 @@ from store import ConfigError, CorruptRecord, CorruptSegment, Message, MessageSt
 from store.checkpoint import read_checkpoint, write_checkpoint
 from store.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CQ_ENTRY, WATERMARK, field_offset, segment_name
 from store.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
+from store.watermark import checked
 from tests import seen
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.rocketmq.golden import config_of
@@ -161,7 +162,7 @@ def test_store_timestamps_do_not_step_back_over_a_crash(
     crashed: tuple[Path, dict[tuple[int, int], bytes], int],
 ) -> None:
     path, _, _ = crashed
-    future = (1 << 42).to_bytes(8, "big")
+    future = checked(1 << 42).to_bytes(8, "big")
     with (path / "watermark").open("r+b") as file:
         file.seek(field_offset(WATERMARK, "store_timestamp"))
         file.write(future)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptStore, MessageStore
+from store import CorruptStore, Message, MessageStore
 from store.layout import WATERMARK, WATERMARK_FILE_BYTES, field_offset
 from store.watermark import Watch, Watermark, current_boot_id
 
@@ -68,6 +68,34 @@ def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read
         file.write(value)
     with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 1; .*upgrade"):
         MessageStore.open(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize("field", ["flushed_offset", "store_timestamp", "announced_end", "confirm_offset"])
+def test_every_flipped_bit_of_a_number_is_noticed(watermark: Watermark, field: str) -> None:
+    start = field_offset(WATERMARK, field)
+    right = watermark.path.read_bytes()[start : start + 8]
+    for bit in range(64):
+        wrong = (int.from_bytes(right, "big") ^ 1 << bit).to_bytes(8, "big")
+        with watermark.path.open("r+b") as file:
+            file.seek(start)
+            file.write(wrong)
+        with pytest.raises(CorruptStore, match=f"watermark: {field} is 0x.* fails its check; delete the file and open"):
+            getattr(watermark, field)
+
+
+def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x")] * 10)
+    with (tmp_path / "watermark").open("r+b") as file:
+        file.seek(field_offset(WATERMARK, "confirm_offset") + 7)
+        file.write(b"\0")
+    for read_only in (True, False):
+        with pytest.raises(CorruptStore, match="confirm_offset is 0x"):
+            MessageStore.open(tmp_path, read_only=read_only)
+    (tmp_path / "watermark").unlink()
+    with MessageStore.open(tmp_path) as store:
+        assert store.offsets("t", 0) == (0, 10)
 
 
 def test_none(tmp_path: Path) -> None:
