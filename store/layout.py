@@ -189,7 +189,7 @@ CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins that much earlier
 # --- watermark (this project's; RocketMQ ignores the file) ----------------------------------------------
 
 WATERMARK_MAGIC: Final = b"PYMQMARK"
-WATERMARK_VERSION: Final = 1
+WATERMARK_VERSION: Final = 2  # 1 had no checks
 WATERMARK_NUMBER_BITS: Final = 56  # of a ">u8" here: the byte above it is a check of it, written in the same store
 WATERMARK: Final = np.dtype(
     [

@@ -81,7 +81,8 @@ class Watermark:
             self.close()
             raise CorruptStore(
                 f"{self.path}: magic {magic!r} version {version}, expected {WATERMARK_MAGIC!r} version "
-                f"{WATERMARK_VERSION}; written by a newer pyspark-mq (upgrade), or by something else"
+                f"{WATERMARK_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the store "
+                "everywhere, delete the file and open the store for writing: it is rebuilt from the log"
             )
 
     @staticmethod
