@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.offsets import Queue
+from store.topics import is_internal_topic
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Subscription:
 
     def _wants(self, topic: str) -> bool:
         if self.pattern is not None:
-            return re.fullmatch(self.pattern, topic) is not None
+            # As with Kafka's internal topics: whoever wants those of RocketMQ names them.
+            return not is_internal_topic(topic) and re.fullmatch(self.pattern, topic) is not None
         return topic in (self.topics or ())
 
 

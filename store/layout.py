@@ -111,6 +111,21 @@ MAX_GROUP_CHARACTERS: Final = 120
 GROUP_SEPARATOR: Final = "@"  # between topic and group
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DLQ_TOPIC_PREFIX: Final = "%DLQ%"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)  # those of TopicValidator; a broker also has some named after itself and its cluster
 
 NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
 PROPERTY_SEPARATOR: Final = 2
@@ -219,5 +234,6 @@ assert CQ_ENTRY.itemsize == 20
 assert INDEX_HEADER.itemsize == 40
 assert INDEX_ENTRY.itemsize == 20
 assert len(SCHEDULE_DELAYS_MS) == 18
+assert SCHEDULE_TOPIC in SYSTEM_TOPICS
 assert WATERMARK.itemsize <= WATERMARK_FILE_BYTES
 assert field_offset(WATERMARK, "confirm_offset") % 8 == 0, "published by one aligned write"

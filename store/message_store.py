@@ -317,9 +317,9 @@ class MessageStore:
 
         Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `ReadOnlyStore`.
         """
-        for queue_id in offsets:
-            self._checked_queue(topic, queue_id)
         with self._writing().exclusive(), full_device(self.path / CONSUMER_OFFSETS_FILE):
+            for queue_id in offsets:
+                self._topics.check_queue(topic, queue_id)
             self._groups.commit(group, topic, offsets)
 
     # --- deleting --------------------------------------------------------------------------------------

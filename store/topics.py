@@ -11,9 +11,12 @@ from store.errors import InvalidTopic, UnknownQueue, UnknownTopic
 from store.layout import (
     CONSUME_QUEUE_DIR,
     DLQ_TOPIC_PREFIX,
+    LIGHT_PREFIX,
     MAX_RETRY_TOPIC_BYTES,
     MAX_TOPIC_BYTES,
     RETRY_TOPIC_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
     TOPIC_CHARACTERS,
     TOPICS_FILE,
 )
@@ -29,6 +32,15 @@ def check_topic_name(topic: str) -> None:
         raise InvalidTopic(f"topic {topic!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(topic) > limit:
         raise InvalidTopic(f"topic {topic[:20]!r}...: {len(topic)} characters, at most {limit}")
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether RocketMQ made a topic for itself: a system topic (TopicValidator), or one with copies of messages.
+
+    Those are retries and dead letters of consumer groups, and light queues, whose messages stand in other topics, too.
+    """
+    copies = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, LIGHT_PREFIX)
+    return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, *copies))
 
 
 class Topics:

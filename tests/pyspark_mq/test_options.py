@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,17 @@ def test_subscriptions_select(
     selected = Subscription.parse(*subscription)
     assert selected.select(TOPICS) == queues
     selected.require(TOPICS)
+
+
+@pytest.mark.parametrize(
+    "internal", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "%RETRY%readers", "%DLQ%readers", "%LMQ%device"]
+)
+def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
+    topics = {**TOPICS, internal: 1}
+    for pattern in (".*", re.escape(internal)):
+        assert internal not in dict(Subscription.parse(None, pattern, None).select(topics))
+    assert Subscription.parse(internal, None, None).select(topics) == [(internal, 0)]
+    assert Subscription.parse(None, None, f'{{"{internal}": [0]}}').select(topics) == [(internal, 0)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.groups import Groups
 from store.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
+from store.topics import is_internal_topic
 from tests.rocketmq.harness import Broker, Json, RocketMQ
 from tests.rocketmq.mixes import INDEX
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.rocketmq
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
 PATIENCE = 60.0
 COMMITTED = {0: 4, 1: 10, 2: 7}  # of 10 in each queue
+NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster", "DefaultCluster_REPLY_TOPIC"}
 DELAYED_TO = 1  # the queue
 
 
@@ -69,6 +71,7 @@ def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp
 
     with rocketmq.broker(path, INDEX, topic="orders") as broker:
         answer = described(broker)
+        assert {topic for topic in answer["systemTopics"] if not is_internal_topic(topic)} == NAMED_AFTER_THE_BROKER
         assert (answer["topic"]["readQueueNums"], answer["topic"]["perm"]) == (3, 6)
         assert answer["offsets"] == {str(queue): offset for queue, offset in COMMITTED.items()}
         settings = groups.settings("readers") or {}

@@ -8,7 +8,7 @@ import pytest
 
 from store import InvalidTopic
 from store.admin_files import read_json
-from store.topics import Topics, check_topic_name
+from store.topics import Topics, check_topic_name, is_internal_topic
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_9|%", "t" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250])
@@ -105,3 +105,15 @@ def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
         assert mine.queue_count("t") == queues
     os.remove(tmp_path / "config/topics.json")
     assert mine.queue_count("t") == 48  # its backup
+
+
+@pytest.mark.parametrize(
+    "name", ["TBW102", "RMQ_SYS_TRACE_TOPIC", "rmq_sys_REVIVE_LOG_c", "%RETRY%g", "%DLQ%g", "%LMQ%d"]
+)
+def test_topics_of_rocketmqs_own(name: str) -> None:
+    assert is_internal_topic(name)
+
+
+@pytest.mark.parametrize("name", ["orders", "TBW1020", "RMQ_SYS_MINE", "RETRY", "a%RETRY%b"])
+def test_topics_of_users(name: str) -> None:
+    assert not is_internal_topic(name)
