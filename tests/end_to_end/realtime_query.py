@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 
@@ -29,6 +33,21 @@ def session(conf: dict[str, str]) -> SparkSession:
     return builder.getOrCreate()
 
 
+def failing_once(marks: str) -> Any:
+    """A stage that fails each task's first attempt when its input has ended, and marks in `marks` who came so far."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        task = TaskContext.get()
+        assert task is not None
+        attempt = task.attemptNumber()
+        Path(marks, f"{task.getLocalProperty('streaming.sql.batchId')}-{task.partitionId()}-{attempt}").touch()
+        if attempt == 0:
+            raise RuntimeError("the first attempt fails, for the test")
+
+    return stage
+
+
 def main(given: dict[str, Any]) -> None:
     spark = session(given.get("conf", {}))
     rows = (
@@ -37,6 +56,8 @@ def main(given: dict[str, Any]) -> None:
         .load(given["path"])
         .selectExpr(*given["select"])
     )
+    if given.get("failing"):
+        rows = rows.mapInArrow(failing_once(given["failing"]), rows.schema)
     writer = rows.writeStream.format(given["sink"]).option("checkpointLocation", given["checkpoint"])
     if given.get("availableNow"):
         writer = writer.trigger(availableNow=True)

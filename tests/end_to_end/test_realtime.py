@@ -49,9 +49,10 @@ class Query:
         self.process: subprocess.Popen[str] | None = None
 
     @contextmanager
-    def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
-        """In real time, until the block ends or the process is killed."""
-        with self._program(options={"realTime": "true", "realTimePartitions": "2", **options}) as process:
+    def running(self, failing: Path | None = None, **options: str) -> Iterator[subprocess.Popen[str]]:
+        """In real time, until the block ends or the process is killed. failing: see realtime_query.failing_once."""
+        given = {"realTime": "true", "realTimePartitions": "2", **options}
+        with self._program(options=given, failing=str(failing or "")) as process:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "started\n"
@@ -67,6 +68,11 @@ class Query:
     def committed(self) -> int:
         """How many batches Spark committed."""
         folder = self.checkpoint / "commits"
+        return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
+
+    def logged(self) -> int:
+        """How many batches are in Spark's offset log: begun, as far as Spark will remember."""
+        folder = self.checkpoint / "offsets"
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def rows(self) -> Counter[tuple[int, int]]:
@@ -220,5 +226,39 @@ def test_a_killed_driver_loses_and_repeats_nothing(store: MessageStore, tmp_path
             committed = query.committed()
             kill_tree(process.pid)
             assert query.committed() == committed
+    query.drain()
+    assert query.rows() == everything(store)
+
+
+def test_a_driver_killed_before_any_task_recorded_loses_and_repeats_nothing(
+    store: MessageStore, tmp_path: Path
+) -> None:
+    query = Query(tmp_path)
+    with steadily_put(store):
+        with query.running(batchDuration="1h") as process:
+            until(lambda: query.logged() == 1 and len(holders(process.pid)) == QUEUES)
+            read = everything(store)
+            until(lambda: everything(store) > read)
+            os.kill(java(process.pid), signal.SIGKILL)
+            until(lambda: not holders(process.pid))
+        assert records(store) == set()
+        assert (query.logged(), query.committed()) == (1, 0)
+        with query.running(batchDuration="1s"):
+            until(lambda: query.committed() >= 2)
+    query.drain()
+    assert query.rows() == everything(store)
+
+
+def test_a_task_that_fails_after_its_record_is_run_again_and_reads_the_same(
+    store: MessageStore, tmp_path: Path
+) -> None:
+    """Its input has ended, so it has recorded what it read; more has arrived when it runs again."""
+    query, marks = Query(tmp_path), tmp_path / "marks"
+    marks.mkdir()
+    with steadily_put(store), query.running(marks, batchDuration="1s") as process:
+        until(lambda: query.committed() >= 2)
+        assert process.poll() is None
+    seen = {tuple(map(int, mark.name.split("-"))) for mark in marks.iterdir()}  # batch, task, attempt
+    assert {(batch, task, attempt) for batch in (0, 1) for task in range(QUEUES) for attempt in (0, 1)} <= seen
     query.drain()
     assert query.rows() == everything(store)
