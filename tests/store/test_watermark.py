@@ -59,14 +59,14 @@ def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
         MessageStore.open(tmp_path, read_only=read_only)
 
 
-@pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (2).to_bytes(8, "big"))])
+@pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (1).to_bytes(8, "big"))])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read_only: bool) -> None:
     MessageStore.open(tmp_path).close()
     with (tmp_path / "watermark").open("r+b") as file:
         file.seek(field_offset(WATERMARK, field))
         file.write(value)
-    with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 1; .*upgrade"):
+    with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 2; .*delete the file"):
         MessageStore.open(tmp_path, read_only=read_only)
 
 
