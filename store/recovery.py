@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from store.checkpoint import read_checkpoint, read_index_checkpoint
+from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.dispatch import index_keys, queue_entries, walk
@@ -116,7 +117,8 @@ def recover(
     for chunk in walk(log, begin):
         end = chunk.end
         if len(chunk.records):
-            store_timestamp = max(store_timestamp, int(chunk.records.field("store_timestamp").max()))
+            times = chunk.records.field("store_timestamp")
+            store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
         index.append(*index_keys(chunk))
         for topic, queue_id, queue_offsets, entries in queue_entries(chunk):
             name, offset = (topic, queue_id), int(queue_offsets[0])

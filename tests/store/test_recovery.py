@@ -14,7 +14,15 @@ import pytest
 
 from store import ConfigError, CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.checkpoint import read_checkpoint, write_checkpoint
-from store.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CQ_ENTRY, WATERMARK, field_offset, segment_name
+from store.layout import (
+    CHECKPOINT,
+    CHECKPOINT_FILE_BYTES,
+    CQ_ENTRY,
+    RECORD_HEADER,
+    WATERMARK,
+    field_offset,
+    segment_name,
+)
 from store.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
 from store.watermark import checked
 from tests import seen
@@ -170,6 +178,18 @@ def test_store_timestamps_do_not_step_back_over_a_crash(
         offset = store.put(Message("t", b"next", queue_id=0)).queue_offset
         (message,) = store.get_message("g", "t", 0, offset).messages
         assert message.store_timestamp == 1 << 42
+
+
+def test_a_damaged_store_timestamp_is_not_gone_on_from(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        at = store.get_message("g", "t", 0, 3, 1).messages[0].physical_offset
+    with (path / "commitlog" / segment_name(at - at % SIZE)).open("r+b") as file:
+        file.seek(at % SIZE + field_offset(RECORD_HEADER, "store_timestamp"))
+        file.write(b"\x7f")
+    (path / "watermark").unlink()
+    with MessageStore.open(path) as store:
+        offset = store.put(Message("t", b"next", queue_id=0)).queue_offset
+        assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp < 1 << 43
 
 
 # --- missing parts ----------------------------------------------------------------------------------------
