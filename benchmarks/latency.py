@@ -22,12 +22,14 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.bench import QUEUES, TOPIC, filled, show
 from benchmarks.processes import _usage
+from benchmarks.stamping_sink import StampingSink
 from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.pull import PullMessageProcessor, PullRequest
@@ -39,26 +41,25 @@ CONF = Path(__file__).parents[1] / "conf" / "spark-realtime.conf"
 Floats = npt.NDArray[np.float64]
 
 
-# A stage in Python behind the source, as it is and with what conf/spark-realtime.conf proposes for one.
-PYTHON_STAGE = "mapInArrow behind the source"
-STAGES: tuple[tuple[str, dict[str, str]], ...] = (
-    (PYTHON_STAGE, {}),
-    (
-        f"{PYTHON_STAGE}, maxRecordsPerBatch=1, spark.buffer.size=256",
-        {"spark.sql.execution.arrow.maxRecordsPerBatch": "1", "spark.buffer.size": "256"},
-    ),
+# What may stand behind the source in Python, as it is and with what conf/spark-realtime.conf proposes for it.
+STAGES = ("mapInArrow", "a sink in Python", "foreachBatch that writes from the JVM")
+HANDED_ON: tuple[dict[str, str], ...] = (
+    {},
+    {"spark.sql.execution.arrow.maxRecordsPerBatch": "1", "spark.buffer.size": "256"},
 )
 
 
 @click.command()
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
-@click.option("--stage", type=int, hidden=True, help="Measure only STAGES[n], which needs a Spark of its own.")
-def main(small: bool, stage: int | None) -> None:
+@click.option("--stages", type=int, hidden=True, help="Measure only STAGES, with HANDED_ON[n]: a Spark of its own.")
+def main(small: bool, stages: int | None) -> None:
     """Prints all tables."""
     seconds, batch_seconds = (3, 1) if small else (20, 5)
-    if stage is not None:
-        everything, _, _ = measure(realtime_session(STAGES[stage][1]), 100, seconds, batch_seconds, python_stage=True)
-        print(json.dumps(percentiles(everything)))
+    if stages is not None:
+        session = realtime_session(HANDED_ON[stages])
+        session.dataSource.register(StampingSink)
+        measured = [percentiles(measure(session, 100, seconds, batch_seconds, stage=stage)[0]) for stage in STAGES]
+        print(json.dumps(measured))
         return
     pulls(100 if small else 3000)
     thousand(1000, 10 if small else 100)
@@ -171,70 +172,84 @@ def measure(
     batch_seconds: float,
     *,
     real_time: bool = True,
-    python_stage: bool = False,
+    stage: str | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Latencies (ms) of all rows, of those put while a batch was reading, and the holes between batches (ms)."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
-        written = run_query(session, Path(folder), rate, seconds, batch_seconds, real_time, python_stage)
-        batches = list(written)[1:]
+        store, out = Path(folder) / "store", Path(folder) / "out"
+        with MessageStore.open(store) as created:
+            created.create_topic(TOPIC, QUEUES)
+        rows = source(session, store, batch_seconds if real_time else None)
+        query = stage_writer(rows, out, stage).option("checkpointLocation", f"{folder}/checkpoint").start()
+        feed(query, store, rate, seconds, batch_seconds)
+        batches = [stamps for files in sink_files(out) if len(stamps := pq.read_table(files))][1:]
     if not batches:
         return np.empty(0), np.empty(0), np.empty(0)
-    everything = np.concatenate([seen - sent for sent, seen in batches]) / 1000
-    inside = np.concatenate([(seen - sent)[sent >= seen.min()] for sent, seen in batches]) / 1000
-    holes = [(after[1].min() - before[1].max()) / 1000 for before, after in itertools.pairwise(batches)]
+    pairs = [[batch[name].to_numpy().astype(np.float64) for name in ("sent", "seen")] for batch in batches]
+    everything = np.concatenate([seen - sent for sent, seen in pairs]) / 1000
+    inside = np.concatenate([(seen - sent)[sent >= seen.min()] for sent, seen in pairs]) / 1000
+    holes = [(after[1].min() - before[1].max()) / 1000 for before, after in itertools.pairwise(pairs)]
     return everything, inside, np.array(holes)
 
 
-def run_query(
-    session: SparkSession,
-    folder: Path,
-    rate: int,
-    seconds: float,
-    batch_seconds: float,
-    real_time: bool,
-    python_stage: bool,
-) -> Iterator[tuple[Floats, Floats]]:
-    """Run one query beside one writer; (sent, seen) in µs of each batch with rows, in order."""
-    with MessageStore.open(folder / "store") as store:
-        store.create_topic(TOPIC, QUEUES)
+def source(session: SparkSession, store: Path, batch_seconds: float | None) -> DataFrame:
+    """A stream of `sent` (µs), in real-time batches of `batch_seconds` unless None."""
     options = {"subscribe": TOPIC, "startingOffsets": "earliest"}
-    if real_time:
+    if batch_seconds is not None:
         options |= {"realTime": "true", "batchDuration": f"{batch_seconds}s"}
-    rows = session.readStream.format("mq").schema("body binary").options(**options).load(str(folder / "store"))
-    if python_stage:
+    rows = session.readStream.format("mq").schema("body binary").options(**options).load(str(store))
+    return rows.selectExpr("cast(cast(body as string) as bigint) sent")
+
+
+def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWriter:
+    """`rows` on their way to Parquet files with (sent, seen) in `out`: stamped in the JVM, or by a sink in Python."""
+    if stage == "a sink in Python":
+        return rows.writeStream.format("stamping").option("path", str(out))
+    if stage == "mapInArrow":
         rows = rows.mapInArrow(lambda batches: batches, rows.schema)
-    stamped = rows.selectExpr(
-        "cast(cast(body as string) as bigint) sent",
-        "unix_micros(cast(reflect('java.time.Instant', 'now') as timestamp)) seen",
-    )
-    query = (
-        stamped.writeStream.format("parquet")
-        .option("path", str(folder / "out"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .start()
-    )
-    start_writer(folder / "store", 1, 0.1).wait()
+    stamped = rows.selectExpr("sent", "unix_micros(cast(reflect('java.time.Instant', 'now') as timestamp)) seen")
+    if stage is not None and stage.startswith("foreachBatch"):
+        return stamped.writeStream.foreachBatch(lambda frame, batch: frame.write.parquet(f"{out}/{batch}"))
+    return stamped.writeStream.format("parquet").option("path", str(out))
+
+
+def feed(query: StreamingQuery, store: Path, rate: float, seconds: float, batch_seconds: float) -> None:
+    """Let a started query read what a steady writer puts, and stop it."""
+    start_writer(store, 1, 0.1).wait()
     while not any(progress["numInputRows"] for progress in query.recentProgress) and query.isActive:
         time.sleep(0.1)  # the first batch starts everything up
-    start_writer(folder / "store", rate, seconds).wait()
+    start_writer(store, rate, seconds).wait()
     time.sleep(batch_seconds + 2)
     query.stop()
-    manifests = (folder / "out" / "_spark_metadata").iterdir()
-    for manifest in sorted((path for path in manifests if path.name.isdigit()), key=lambda path: int(path.name)):
-        files = [json.loads(line)["path"].removeprefix("file://") for line in manifest.read_text().splitlines()[1:]]
-        table = pa.concat_tables([pq.read_table(file) for file in files]) if files else None
-        if table is not None and len(table):
-            yield tuple(table[name].to_numpy().astype(np.float64) for name in ("sent", "seen"))
+
+
+def sink_files(out: Path) -> Iterator[list[str]]:
+    """The files of each batch that has some, in order; of the Parquet sink those in its manifests."""
+    manifests = out / "_spark_metadata"
+    numbers = sorted(
+        int(path.name) for path in (manifests if manifests.exists() else out).iterdir() if path.name.isdigit()
+    )
+    for number in numbers:
+        if manifests.exists():
+            lines = (manifests / str(number)).read_text().splitlines()[1:]
+            files = [json.loads(line)["path"].removeprefix("file://") for line in lines]
+        else:
+            files = [str(path) for path in (out / str(number)).glob("*.parquet")]
+        if files:
+            yield files
 
 
 def python_stages(small: bool) -> None:
-    """As `queries`, real-time at 100/s, with a Python stage between source and sink."""
+    """As `queries`, real-time at 100/s, with a stage in Python between the source and where rows are stamped."""
     rows = []
-    for number, (title, _) in enumerate(STAGES):
-        program = [sys.executable, "-m", "benchmarks.latency", "--stage", str(number), *(["--small"] if small else [])]
+    for number, settings in enumerate(HANDED_ON):
+        program = [sys.executable, "-m", "benchmarks.latency", "--stages", str(number), *(["--small"] if small else [])]
         answer = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
-        rows.append([title, *json.loads(answer.splitlines()[-1])])
-    show("put to a row behind a Python stage, real-time at 100/s, all rows, ms", ["", "p50", "p90", "p99"], rows)
+        names = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items()) or "-"
+        measured = json.loads(answer.splitlines()[-1])
+        rows += [[stage, names, *numbers] for stage, numbers in zip(STAGES, measured, strict=True)]
+    title = "put to a row behind a stage in Python, real-time at 100/s, all rows, ms"
+    show(title, ["", "settings", "p50", "p90", "p99"], rows)
 
 
 def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
