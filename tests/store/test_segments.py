@@ -156,6 +156,23 @@ def test_a_deleted_segment_is_read_to_the_end_by_who_has_it_and_lost_to_others(t
     assert view.tobytes() == b"a" * 100
 
 
+def test_the_first_byte_follows_another_process_that_deletes(tmp_path: Path) -> None:
+    log, other = segments(tmp_path), segments(tmp_path)
+    assert other.first() == 0
+    for start in (0, 100, 200, 300):
+        log.write(start, b"x")
+    assert other.first() == 0
+    for start in (0, 100):
+        log.delete(start)
+        assert other.first() == start + 100
+    log.delete(300)
+    assert other.first() == 200
+    log.delete(200)
+    assert other.first() == 0
+    log.write(500, b"x")
+    assert other.first() == 500
+
+
 def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
     """An open file keeps its space."""
     log, reader = segments(tmp_path), segments(tmp_path, writable=False)
