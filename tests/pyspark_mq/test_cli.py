@@ -205,6 +205,13 @@ def test_verify_finds_and_repairs(path: Path) -> None:
     assert run("verify", path, "--mend").returncode == 2
 
 
+def test_verify_takes_the_index_sizes_of_a_broker(tmp_path: Path) -> None:
+    theirs = Path(__file__).parents[1] / "golden" / "index-5.3"
+    (tmp_path / "broker.conf").write_text("maxHashSlotNum=20\nmaxIndexNum=30\n")
+    assert "set both as the broker that wrote it has them" in run("verify", theirs).stdout
+    assert succeed("verify", theirs, "--config", tmp_path / "broker.conf").endswith("no findings\n")
+
+
 def test_what_verify_cannot_repair(path: Path) -> None:
     succeed("send", path, "orders", *"abcdef", "--queue", 1)
     (segment,) = (path / "commitlog").iterdir()
