@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import CorruptSegment, OffsetLost, ReadOnlyStore
@@ -94,6 +94,7 @@ def test_a_missing_one_in_the_middle(tmp_path: Path) -> None:
         log.check()
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_zero_makes_zero_and_nothing_else(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     size = 3 * 4096 + 40
