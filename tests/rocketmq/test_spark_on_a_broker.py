@@ -169,8 +169,8 @@ def test_reads_what_a_broker_writes_while_it_deletes(rocketmq: RocketMQ, spark: 
 def test_reads_in_real_time_what_a_broker_writes_while_it_deletes(rocketmq53: RocketMQ, tmp_path: Path) -> None:
     query = Query(tmp_path)
     with client(rocketmq53, tmp_path / "mq") as it:
-        it.send(1000, per_second=250)
-        with query.running(batchDuration="2 seconds", ledgerPath=str(tmp_path / "ledger")):
+        with query.running(batchDuration="1 second", ledgerPath=str(tmp_path / "ledger")):
+            it.send(1000, per_second=200)
             minimum = delete_what_is_read(it, 1000, query.committed, query.rows)
         assert minimum > SEGMENT
         assert query.rows() == Counter(it.sent.keys())
