@@ -108,7 +108,8 @@ def kept(store: MessageStore) -> list[int]:
 
 def test_old_segments_go_and_what_points_into_them(path: Path) -> None:
     age(path, 4, 0, 1, 2, 3, 4)
-    with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
+    other_hour = replace(SMALL, deleteWhen=f"{(time.localtime().tm_hour + 12) % 24:02}")
+    with MessageStore.open(path, config=other_hour) as store, MessageStore.open(path, read_only=True) as reader:
         assert kept(reader) == list(range(30))
         done = store.clean(asked=True)
         assert [Path(name).name for name in done.log] == [segment_name(4096 * n) for n in range(5)]
