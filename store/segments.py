@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +65,10 @@ class SegmentFile:
         self.size = size
         self._fd = -1
         self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-        if os.fstat(self._fd).st_size == 0:  # its creator died; `starts` passes over it too
+        status = os.fstat(self._fd)
+        if status.st_size == 0:  # its creator died; `starts` passes over it too
             raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
+        self.identity = (path, size, writable, status.st_dev, status.st_ino)
         self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
@@ -123,6 +126,10 @@ class SegmentFile:
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+
+# Stores that one process has open at the same time, or one soon after the other, share what is mapped.
+_open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
 
 
 class Segments:
@@ -264,12 +271,13 @@ class Segments:
 
     def _open(self, start: int) -> SegmentFile:
         try:
-            return SegmentFile(self.path(start), self.size, writable=self._writable)
+            file = SegmentFile(self.path(start), self.size, writable=self._writable)
         except FileNotFoundError as error:
             raise OffsetLost(
                 f"{self.path(start)}: no such segment; bytes {start} to {start + self.size} were deleted by "
                 "retention, or the file was lost: then restore it from a copy"
             ) from error
+        return _open_files.setdefault(file.identity, file)
 
     def _create(self, start: int) -> None:
         if not self._writable:
