@@ -44,9 +44,10 @@ def main(count: int, runs: int) -> None:
 
 
 def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
-    """Messages a second into a fresh store."""
+    """Messages a second into a store whose files are there already, as the plain write's is."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
+        store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])
         _settle(Path(folder), expected_bytes)
         begin = time.perf_counter()
         count = append(store)
