@@ -9,6 +9,7 @@ matplotlib (pip install 'pyspark-mq[bench]').
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -104,6 +105,7 @@ def main() -> None:
     if arguments.write:
         write(arguments.write, arguments.rate, arguments.seconds)
         return
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers: this Python, not the PATH's
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.udf.pipelined.enabled", "true")
