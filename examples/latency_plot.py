@@ -109,6 +109,7 @@ def main() -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.udf.pipelined.enabled", "true")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "100000")  # `wait_for` adds them all up
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
