@@ -15,7 +15,7 @@ from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 
-_ENTRIES_AT_ONCE = 1 << 17
+_ENTRIES_AT_ONCE = 1 << 18
 
 Ints = npt.NDArray[np.int64]
 
