@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store.admin_files import next_version, read_json, write_json
-from store.errors import InvalidGroup
+from store.errors import InvalidGroup, OffsetOutOfRange
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
     DELAY_OFFSETS_FILE,
@@ -52,9 +52,12 @@ class Groups:
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
 
-        Raises `InvalidGroup`.
+        Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
         """
         check_group_name(group)
+        for queue_id, offset in offsets.items():
+            if offset < 0:
+                raise OffsetOutOfRange(f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; the first is 0")
         content = read_json(self._offsets)
         table = _table(content, _OFFSETS)
         merged = _integers(table.get(_key(topic, group))) | dict(offsets)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from store import InvalidGroup, MessageStore, ReadOnlyStore, StoreConfig
+from store import InvalidGroup, MessageStore, OffsetOutOfRange, ReadOnlyStore, StoreConfig
 from store.groups import Groups, check_group_name
 
 
@@ -30,6 +30,14 @@ def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
     assert groups.offsets("grp", "Topic") == groups.offsets("g", "TopicTest") == {}
     assert read(tmp_path, "consumerOffset.json") == {"offsetTable": {"TopicTest@grp": {"0": 3, "1": 7}}}
     assert read(tmp_path, "consumerOffset.json.bak") == {"offsetTable": {"TopicTest@grp": {"0": 12, "1": 7}}}
+
+
+def test_an_offset_below_zero_is_refused(tmp_path: Path) -> None:
+    groups = Groups(tmp_path)
+    groups.commit("grp", "TopicTest", {0: 0})
+    with pytest.raises(OffsetOutOfRange, match="group grp, TopicTest, queue 1: -1 is no offset"):
+        groups.commit("grp", "TopicTest", {0: 7, 1: -1})
+    assert groups.offsets("grp", "TopicTest") == {0: 0}
 
 
 def test_a_brokers_offsets_are_read_and_the_rest_of_its_file_stays(tmp_path: Path) -> None:
