@@ -57,7 +57,9 @@ class Groups:
         check_group_name(group)
         for queue_id, offset in offsets.items():
             if offset < 0:
-                raise OffsetOutOfRange(f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; the first is 0")
+                raise OffsetOutOfRange(
+                    f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; they begin at 0"
+                )
         content = read_json(self._offsets)
         table = _table(content, _OFFSETS)
         merged = _integers(table.get(_key(topic, group))) | dict(offsets)
