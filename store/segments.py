@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,9 @@ class SegmentFile:
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
         self.size = size
-        self._fd = -1
         self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        # Not in __del__: while that runs, another thread can still get this object by a weak reference.
+        finalize(self, os.close, self._fd).atexit = False
         status = os.fstat(self._fd)
         if status.st_size == 0:  # its creator died; `starts` passes over it too
             raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
@@ -122,10 +123,6 @@ class SegmentFile:
                 f"{self.path}: {length} bytes, but segments of this store have {self.size}; "
                 "restore the file from a copy, or move it away and run recovery"
             )
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 # Stores that one process has open at the same time, or one soon after the other, share what is mapped.

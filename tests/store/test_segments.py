@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -172,6 +173,26 @@ def test_the_first_byte_follows_another_process_that_deletes(tmp_path: Path) -> 
     assert other.first() == 0
     log.write(500, b"x")
     assert other.first() == 500
+
+
+def test_who_opens_a_file_while_another_thread_drops_it_gets_an_open_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last reference and the close another thread may run: here it opens the same file just then."""
+    first, second, close = segments(tmp_path), segments(tmp_path), os.close
+    segments(tmp_path).write(0, b"x")
+    gc.collect()
+    read = []
+
+    def close_while_another_opens(descriptor: int) -> None:
+        monkeypatch.undo()
+        close(descriptor)
+        read.append(second.read(0, 1))
+
+    monkeypatch.setattr(os, "close", close_while_another_opens)
+    assert first.read(0, 1) == b"x"
+    first.starts()  # looked at for the first time, the directory is another one than before: open files are dropped
+    assert read == [b"x"]
 
 
 def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
