@@ -116,7 +116,8 @@ class Appender:
             self._queue(*name).truncate(self._queue(*name).tail(confirm))
         self._index.truncate(confirm)
         self._log.segments.zero(confirm, announced)
-        self._watermark.announce(confirm, self._watermark.store_timestamp)
+        # A later time, so that a reader which saw something of it in between notices that it is undone.
+        self._watermark.announce(confirm, self._watermark.store_timestamp + 1)
 
     def _tail(self, name: tuple[str, int], confirm: int) -> int:
         """The queue offset that the next message of a queue gets."""

@@ -83,6 +83,11 @@ class CommitLog:
             self.segments.write(at, buffer[position : position + length].data)
             position += length
 
+    def forget_if_empty(self, end: int) -> None:
+        """Close the segment that begins at the log's `end`: a broker that starts deletes it, to make it anew."""
+        if end % self.segments.size == 0:
+            self.segments.forget()
+
     def next_segment(self, offset: int) -> int:
         """Log offset of the segment after the one that holds `offset`."""
         return offset - offset % self.segments.size + self.segments.size

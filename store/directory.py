@@ -22,7 +22,7 @@ from store.layout import (
     TOPICS_FILE,
     WATERMARK_FILE,
 )
-from store.log_end import LogEnd, usable_watermark, was_overtaken
+from store.log_end import was_overtaken
 from store.recovery import Evidence
 from store.watermark import Watermark
 
@@ -117,10 +117,6 @@ class Directory:
         with closing(watermark):
             current = watermark.same_boot and not was_overtaken(log, watermark, abort=abort)
             return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
-
-    def watermark(self, log: CommitLog) -> Watermark | LogEnd:
-        """What tells a reader how far the log is published: our watermark, or the log itself."""
-        return usable_watermark(self.root, log) or LogEnd(self.root, log)
 
     def _queue_file_size(self) -> int | None:
         folder = self.root / CONSUME_QUEUE_DIR

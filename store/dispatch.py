@@ -76,6 +76,7 @@ def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogC
         except OffsetLost:  # retention was faster
             return
         if chunk.end == at:
+            log.forget_if_empty(at)
             return
         yield chunk
         at = chunk.end

@@ -1,91 +1,147 @@
-"""The end of a log that no watermark vouches for: a RocketMQ broker's, at rest or running, or one after a crash."""
+"""Where the log ends for readers: by our watermark; or by the log itself, where nobody publishes.
+
+That is a RocketMQ broker's directory, at rest or running, also one that it took over from us; and one after a crash.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from itertools import islice
 from pathlib import Path
 
 from store.commit_log import CommitLog
 from store.dispatch import SIZE_BYTES, walk
 from store.errors import CorruptRecord, OffsetLost
-from store.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
+from store.layout import ABORT_FILE, LIGHT_PREFIX, WATERMARK_FILE
 from store.message import decode_record
-from store.watermark import Watermark
+from store.watermark import POLL_SECONDS, Watermark
+
+LOOK_SECONDS = 1.0  # a watermark that has not moved for so long may be one that a broker passed by
+_looking = threading.Lock()  # of all threads one moves a `LogEnd` on; its answers never step back
+os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
 
 
 class LogEnd:
-    """Has the reading side of `Watermark`.
+    """What tells readers how far the log goes; has the reading side of `Watermark`.
 
-    The log is walked once from its last segment that begins with a record, and from where it ended at every later
-    look. Once a writer of ours has recovered the directory, its watermark counts.
+    The watermark counts until somebody appended behind it who does not know it. From then on the log is walked: once
+    from its last segment that begins with a record, and from where it ended at every later look. Once a writer of ours
+    has recovered the directory, its watermark counts again. Both are noticed while this is open.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
-        self.path = root / COMMIT_LOG_DIR
+        """Raises `CorruptStore` for a watermark file that is none."""
+        self.path = root / WATERMARK_FILE
+        self.by_log = False
         self._root = root
         self._log = log
-        self._end: int | None = None
         self._watermark: Watermark | None = None
+        self._overtaken: tuple[int, int, int] | None = None  # the numbers of a watermark that does not count
+        self._seen = 0  # confirm offset of the watermark while it counted
+        self._end = 0  # of the log, as far as it was walked
+        self._next_look = 0.0  # time.monotonic()
+        with _looking:
+            self._look()
 
     @property
     def confirm_offset(self) -> int:
-        """Commit log offset (bytes) after the last whole record with a right CRC."""
-        self._watermark = self._watermark or usable_watermark(self._root, self._log)
+        """Commit log offset (bytes) after the last message that readers may see; it never steps back."""
+        watermark = self._watermark
+        if watermark is not None and not self.by_log:
+            confirm_offset = watermark.confirm_offset
+            if confirm_offset != self._seen:  # a writer of ours is at work
+                self._seen, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
+                return confirm_offset
+            if time.monotonic() < self._next_look:
+                return confirm_offset
+        with _looking:
+            return self._look()
+
+    @property
+    def rest_seconds(self) -> float:
+        """How long one may sleep who waits for a publication: nobody tells of a broker's, or that one took over."""
+        return POLL_SECONDS if self.by_log else LOOK_SECONDS
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the watermark says that no append is under way, nor one that died to be undone."""
+        watermark = self._watermark
+        return watermark is not None and not self.by_log and watermark.announced_end <= watermark.confirm_offset
+
+    def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
+        """Whether a queue entry below the confirm offset counts."""
+        return not self.by_log or is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
+
+    def close(self) -> None:
+        """Drop the watermark, if there is one."""
         if self._watermark is not None:
-            return self._watermark.confirm_offset
-        if self._end is None or (not self._log.segments.exists(self._end) and self._end < self._log.min_offset()):
-            self._end = last_segment(self._log)  # at first, or when retention was faster
+            self._watermark.close()
+
+    def _look(self) -> int:
+        """Decide which of the two counts; returns the confirm offset. Call with `_looking`."""
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        if self._watermark is None or self._watermark.is_replaced:
+            self.close()
+            self._watermark = _watermark_of(self._root)
+        watermark = self._watermark
+        if watermark is not None and (numbers := watermark.numbers) != self._overtaken:
+            counts = _counts(self._root, self._log, watermark)
+            if watermark.numbers != numbers:  # a writer of ours is at work, and what was seen may be its append
+                return self._end if self.by_log else watermark.confirm_offset
+            self._overtaken = None if counts else numbers
+            if counts:
+                self.by_log, self._seen = False, numbers[0]
+                return self._seen
+        if not self.by_log or self._is_deleted(self._end):
+            self.by_log = True
+            self._end = max(self._seen, last_segment(self._log))
         for chunk in walk(self._log, self._end):
             self._end = chunk.end
         return self._end
 
-    def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
-        """Whether a queue entry is what its record says.
-
-        RocketMQ leaves entries of records that it truncated; the log grows over them before the queue does.
-        """
-        if topic.startswith(LIGHT_PREFIX):  # its records name the queue they were sent to
-            return True
-        try:
-            if self._log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
-                return False
-            record = decode_record(self._log.segments.read(physical_offset, size), topic, check_crc=False)
-        except OffsetLost:  # deleted by retention: its time has been
-            return True
-        except CorruptRecord:
-            return False
-        return (record.topic, record.queue_id, record.queue_offset) == (topic, queue_id, queue_offset)
-
-    def close(self) -> None:
-        """Drop the watermark, if one was found."""
-        if self._watermark is not None:
-            self._watermark.close()
+    def _is_deleted(self, at: int) -> bool:
+        """Whether retention was faster."""
+        return not self._log.segments.exists(at) and at < self._log.min_offset()
 
 
-def usable_watermark(root: Path, log: CommitLog) -> Watermark | None:
-    """The watermark that readers may believe, opened; None when there is none, or when it has been overtaken.
+def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
+    """Whether a queue entry is what its record says.
 
-    Raises `CorruptStore` for a file that is none.
+    RocketMQ leaves entries of records that it truncated; the log grows over them before the queue does.
     """
+    if topic.startswith(LIGHT_PREFIX):  # its records name the queue they were sent to
+        return True
     try:
-        watermark = Watermark(root, writable=False)
+        if log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
+            return False
+        record = decode_record(log.segments.read(physical_offset, size), topic, check_crc=False)
+    except OffsetLost:  # deleted by retention: its time has been
+        return True
+    except CorruptRecord:
+        return False
+    return (record.topic, record.queue_id, record.queue_offset) == (topic, queue_id, queue_offset)
+
+
+def _watermark_of(root: Path) -> Watermark | None:
+    try:
+        return Watermark(root, writable=False)
     except FileNotFoundError:
         return None
+
+
+def _counts(root: Path, log: CommitLog, watermark: Watermark) -> bool:
+    """Whether readers may believe a watermark that stayed as it is meanwhile."""
     on_device = watermark.flushed_offset >= max(watermark.confirm_offset, watermark.announced_end)
-    if (watermark.same_boot or on_device) and not goes_on(log, watermark):
-        return watermark
-    watermark.close()
-    return None
-
-
-def goes_on(log: CommitLog, watermark: Watermark) -> bool:
-    """Whether somebody appended behind the watermark: a RocketMQ broker that had the directory after us."""
-    return any(chunk.end > watermark.announced_end for chunk in walk(log, watermark.confirm_offset))
+    abort = (root / ABORT_FILE).exists()
+    return (watermark.same_boot or on_device) and not was_overtaken(log, watermark, abort=abort)
 
 
 def was_overtaken(log: CommitLog, watermark: Watermark, *, abort: bool) -> bool:
-    """Whether a RocketMQ broker had the directory since the last writer of ours. Call under the store lock.
+    """Whether a RocketMQ broker had the directory since the last writer of ours.
 
+    Call under the store lock; or else it is true only if `watermark.numbers` are the same after it as before.
     abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
     the announced end; the records of one append have the watermark's time, a broker's have a later one. And who
     leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it.

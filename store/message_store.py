@@ -66,7 +66,7 @@ class MessageStore:
         self._closed = False
         self._writer: Writer | None = None
         if read_only:
-            self._watermark: Watermark | LogEnd = directory.watermark(self._log)
+            self._watermark: Watermark | LogEnd = LogEnd(directory.root, self._log)
         else:
             self._writer = Writer(directory, config, self._log, self._index, self._queue, self._queues_on_disk)
             self._watermark = self._writer.watermark
@@ -301,9 +301,9 @@ class MessageStore:
         return arrivals(self._log, begin, end)
 
     def watch(self) -> Watch:
-        """What wakes one more waiting thread at each publication; polls where a RocketMQ broker publishes."""
-        watch = Watch(notified=isinstance(self._watermark, Watermark))
-        watch.add(self._watermark.path)
+        """What wakes one more waiting thread at each publication; polls while a RocketMQ broker has the directory."""
+        watch = Watch(notified=self._watermark.path.exists())
+        watch.add(self._watermark)
         return watch
 
     # --- consumer groups -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from store.dispatch import index_keys, queue_entries, walk
 from store.errors import CorruptRecord
 from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS
-from store.log_end import LogEnd, last_segment
+from store.log_end import is_message, last_segment
 from store.watermark import Watermark
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
@@ -105,11 +105,11 @@ def recover(
     begin, trusted = (_offset(point, root, log) for point in plan[:2])
     if plan.filed is not Filed.ALL:
         _file_keys(index, log, max(first_byte, _distrust(index, plan.filed, root)), begin)
-    is_message = LogEnd(root, log).is_message  # pages of a queue may be lost, and an entry with half of itself
+    counts = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
 
     @cache
     def queue(topic: str, queue_id: int) -> ConsumeQueue:
-        return ConsumeQueue(root, topic, queue_id, queue_file_size, writable=True, is_message=is_message)
+        return ConsumeQueue(root, topic, queue_id, queue_file_size, writable=True, is_message=counts)
 
     tails = {name: queue(*name).tail(begin) for name in existing_queues}
     written = dict(tails)

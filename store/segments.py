@@ -247,6 +247,10 @@ class Segments:
                     return start + position
         return None
 
+    def forget(self) -> None:
+        """Close all files; the next look at one opens it by its name."""
+        self._opened.cache_clear()
+
     def flush(self, begin: int, end: int) -> None:
         """Bring [begin, end) to the device."""
         for start in range(self._start(begin), end, self.size):

@@ -47,7 +47,6 @@ from store.message_store import MessageStore
 from store.record_view import Ints
 from store.recovery import Filed, Plan, Point, plan_for, recover
 from store.topics import Topics
-from store.watermark import Watermark
 
 Progress = Callable[[int, int], None]  # bytes of log done, of all
 QueueName = tuple[str, int]
@@ -185,11 +184,11 @@ class _Verifier:
 
     def run(self) -> None:
         self._check_admin_files()
-        with closing(self._directory.watermark(self._log)) as watermark:
-            begin, end = self._log.min_offset(), watermark.confirm_offset
-            self._open_queues(watermark)
+        with closing(LogEnd(self._root, self._log)) as log_end:
+            begin, end = self._log.min_offset(), log_end.confirm_offset
+            self._open_queues(log_end)
             index = Index.of(self._root, self._config, writable=False)
-            index_check = IndexCheck(index, self._log, end, is_complete=isinstance(watermark, Watermark))
+            index_check = IndexCheck(index, self._log, end, is_complete=not log_end.by_log)
             for chunk in self._walk(begin, end):
                 self.report.records += int(np.searchsorted(chunk.offsets, end))
                 self._check_times(chunk)
@@ -205,7 +204,7 @@ class _Verifier:
             self._report_runs()
             index_check.finish()
             behind = self._behind(end)
-            is_at_rest = isinstance(watermark, Watermark) and watermark.announced_end <= end == watermark.confirm_offset
+            is_at_rest = log_end.is_at_rest and end == log_end.confirm_offset
             if is_at_rest:  # or else it is an append under way, or one that died: the next one undoes it
                 for where in behind:
                     self.add(where, "something is left behind the end", _REPAIR)
@@ -297,12 +296,11 @@ class _Verifier:
 
     # --- the queues ------------------------------------------------------------------------------------
 
-    def _open_queues(self, watermark: Watermark | LogEnd) -> None:
+    def _open_queues(self, log_end: LogEnd) -> None:
         """Those whose files have wrong names or lengths, or holes, are a finding, and not compared."""
-        is_message = watermark.is_message if isinstance(watermark, LogEnd) else None
         for name in _queues_on_disk(self._root):
             size = self._config.mappedFileSizeConsumeQueue
-            queue = ConsumeQueue(self._root, *name, size, writable=False, is_message=is_message)
+            queue = ConsumeQueue(self._root, *name, size, writable=False, is_message=log_end.is_message)
             self.report.queues += 1
             try:
                 queue.check()

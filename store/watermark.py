@@ -26,6 +26,7 @@ import warnings
 import zlib
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 
@@ -55,19 +56,23 @@ _EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 class Watermark:
     """One mapped watermark file.
 
+    rest_seconds: without end, for where one of ours may write, nobody else appends (see `Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
     `publish`, `mark_flushed`.
     """
+
+    rest_seconds = math.inf
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
         self.path = root / WATERMARK_FILE
         self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            if os.fstat(self._fd).st_size != WATERMARK_FILE_BYTES:
+            status = os.fstat(self._fd)
+            if status.st_size != WATERMARK_FILE_BYTES:
                 raise CorruptStore(
-                    f"{self.path}: {os.fstat(self._fd).st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
+                    f"{self.path}: {status.st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
                     "delete the file and open the store for writing: it is rebuilt from the log"
                 )
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -75,6 +80,7 @@ class Watermark:
         except BaseException:
             os.close(self._fd)
             raise
+        self._inode = status.st_ino
         self._fields = np.frombuffer(mapped, WATERMARK, count=1)
         magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
         if magic != WATERMARK_MAGIC or version != WATERMARK_VERSION:
@@ -124,6 +130,19 @@ class Watermark:
         return self._number("store_timestamp")
 
     @property
+    def numbers(self) -> tuple[int, int, int]:
+        """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and its undoing, changes one of them."""
+        return self.confirm_offset, self.store_timestamp, self.announced_end
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether this is no longer the directory's file: somebody deleted it, to have it rebuilt."""
+        try:
+            return os.stat(self.path).st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    @property
     def same_boot(self) -> bool:
         """False when the machine (and its page cache) died since the last append; True when that is unknown."""
         written, now = bytes(self._fields["boot_id"][0]), current_boot_id()
@@ -169,15 +188,26 @@ def checked(number: int) -> int:
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << WATERMARK_NUMBER_BITS | number
 
 
+class Published(Protocol):
+    """The end of a log, as `Watch` waits for it to move. rest_seconds: for how long it may do so without a look."""
+
+    path: Path
+
+    @property
+    def rest_seconds(self) -> float: ...
+
+
 class Watch:
     """Sleeps until one of the watched watermark files is published, or `interrupt` is called.
 
     One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
     needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
-    left, `notified=False` for files whose writer wakes nobody) it polls every `POLL_SECONDS`.
+    left, `notified=False` where there is no file yet) it polls every `POLL_SECONDS`; likewise for as long as nobody
+    writes the file, because a broker has the directory.
     """
 
     def __init__(self, *, notified: bool = True) -> None:
+        self._ends: list[Published] = []
         self._notify: inotify_simple.INotify | None = None
         if sys.platform == "linux" and notified:
             try:
@@ -202,17 +232,24 @@ class Watch:
     @property
     def polls(self) -> bool:
         """Whether it only ends a wait now and then, for nobody tells it of a publication."""
-        return self._notify is None
+        return self._rest_seconds <= POLL_SECONDS
 
-    def add(self, path: Path) -> None:
+    @property
+    def _rest_seconds(self) -> float:
+        return POLL_SECONDS if self._notify is None else min((end.rest_seconds for end in self._ends), default=math.inf)
+
+    def add(self, end: Published) -> None:
         """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
+        self._ends.append(end)
         if self._notify is not None:
-            self._notify.add_watch(path, inotify_simple.flags.MODIFY)
+            self._notify.add_watch(end.path, inotify_simple.flags.MODIFY)
 
     def wait(self, timeout: float) -> None:
-        """Return at the next publication, interruption, or after `timeout` seconds, whichever is first."""
-        if self._notify is None:
-            timeout = min(timeout, POLL_SECONDS)
+        """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
+
+        Now and then earlier, where only a look at the confirm offset tells.
+        """
+        timeout = min(timeout, self._rest_seconds)
         for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
             os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
 

@@ -105,7 +105,7 @@ def test_none(tmp_path: Path) -> None:
 
 def test_waiting_wakes_at_a_publication(watermark: Watermark) -> None:
     with Watch() as watch:
-        watch.add(watermark.path)
+        watch.add(watermark)
         publisher = threading.Timer(0.05, watermark.publish, [200])
         publisher.start()
         deadline = time.monotonic() + 30
@@ -130,7 +130,7 @@ def test_waiting_wakes_at_another_process(watermark: Watermark) -> None:
     process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root)], stdin=subprocess.PIPE, text=True)
     assert process.stdin is not None
     with Watch() as watch:
-        watch.add(watermark.path)
+        watch.add(watermark)
         for offset in range(101, 111):
             print(offset, file=process.stdin, flush=True)
             while watermark.confirm_offset != offset:
@@ -141,6 +141,6 @@ def test_waiting_wakes_at_another_process(watermark: Watermark) -> None:
 
 def test_waiting_ends_in_time(watermark: Watermark) -> None:
     with Watch() as watch:
-        watch.add(watermark.path)
+        watch.add(watermark)
         watch.wait(0)
         watch.wait(0.001)

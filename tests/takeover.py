@@ -1,0 +1,80 @@
+"""A directory of ours as a RocketMQ broker takes it over, which knows nothing of our watermark, and who reads on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from store import MessageStore
+from store.layout import ABORT_FILE, COMMIT_LOG_DIR, CONFIG_DIR, CONSUME_QUEUE_DIR
+from tests.end_to_end.dying_writers import QUEUES, TOPIC
+from tests.end_to_end.test_kill import ROOT
+
+PATIENCE = 60.0  # seconds
+
+_SHARED = (COMMIT_LOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR)
+
+
+@contextmanager
+def broker(path: Path, *, killed: bool = False) -> Iterator[MessageStore]:
+    """Recovers from the log alone, and writes the same files from another directory, with a watermark of its own.
+
+    So it keeps whole records of a writer of ours that died, as RocketMQ does. killed: it leaves `abort` behind.
+    """
+    theirs = path.with_name(f"{path.name}.broker")
+    theirs.mkdir()
+    for name in _SHARED:
+        (theirs / name).symlink_to(path / name)
+    abort = path / ABORT_FILE
+    with MessageStore.open(theirs) as store:
+        abort.touch()
+        yield store
+    if not killed:
+        abort.unlink()
+    shutil.rmtree(theirs)
+
+
+def die(path: Path) -> None:
+    """A writer of ours is killed in the middle of writing twelve records to the log."""
+    command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "at"]
+    done = subprocess.run(
+        command, cwd=ROOT, input=f"append {path} half 1\n", text=True, check=True, capture_output=True
+    )
+    assert done.stdout == "exit 9\n"
+
+
+class Follower:
+    """A reader that goes on from its own offsets: what it reads twice or skips, it cannot hide."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.read: dict[tuple[int, int], bytes] = {}  # (queue, offset) to body
+        self._store = store
+        self._next = [0] * QUEUES
+        self._confirm_offset = 0
+
+    def until(self, expected: dict[tuple[int, int], bytes]) -> None:
+        """Read on, woken as `wait` wakes, until everything is there; and not a message more."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.read_on()
+            assert self.read.items() <= expected.items()
+            if len(self.read) == len(expected):
+                return
+            assert time.monotonic() < deadline, f"{len(self.read)} of {len(expected)}"
+            self._store.wait(self._confirm_offset, 1.0)
+
+    def read_on(self) -> None:
+        """A few messages of each queue."""
+        seen = self._store.confirm_offset
+        assert seen >= self._confirm_offset, "it stepped back"
+        self._confirm_offset = seen
+        for queue in range(QUEUES):
+            for message in self._store.get_message("g", TOPIC, queue, self._next[queue]).messages:
+                assert message.queue_offset == self._next[queue]
+                self.read[queue, message.queue_offset] = message.body
+                self._next[queue] += 1
