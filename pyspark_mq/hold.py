@@ -91,6 +91,7 @@ class PullRequestHoldService:
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
         self._seen = 0  # confirm offset
+        self._polled = False  # at the last look
         self._rest_seconds = 0.0
 
     def hold(
@@ -202,9 +203,12 @@ class PullRequestHoldService:
     def _notice_arrivals(self, watch: Watch) -> None:
         """Wake the requests whose message arrived since the last call."""
         confirm_offset = self._store.confirm_offset
-        if confirm_offset == self._seen and not watch.polls:
+        # A broker's queues follow its log with a delay, so there the log does not tell; nor when they have caught up.
+        by_queues = watch.polls or self._polled
+        self._polled = watch.polls
+        if confirm_offset == self._seen and not by_queues:
             return
-        due = self._arrived(confirm_offset, watch)
+        due = self._behind() if by_queues else self._arrived(confirm_offset)
         self._seen = confirm_offset
         for request in due:
             self._wake(request, Wake.ARRIVED)
@@ -215,10 +219,9 @@ class PullRequestHoldService:
             self._rest_seconds = min(max(least, 2 * self._rest_seconds), most)
             time.sleep(self._rest_seconds)
 
-    def _arrived(self, confirm_offset: int, watch: Watch) -> list[HeldRequest]:
+    def _arrived(self, confirm_offset: int) -> list[HeldRequest]:
         """The requests that may have a message: by the log where little was appended, else by their queues."""
-        # A broker's queues follow its log with a delay, so there the log does not tell.
-        if not watch.polls and self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
+        if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
             try:
                 return self._wanting(self._store.arrivals(self._seen, confirm_offset))
             except StoreError:  # deleted meanwhile, or no records: look at the queues themselves

@@ -21,8 +21,9 @@ COLUMNS = (
     "properties",
     "physicalOffset",
 )
-# An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed.
-WAIT_SECONDS = 5.0
+# An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
+# broker has in its log, but not yet in its queues.
+WAIT_SECONDS = 1.0
 
 Row = dict[str, Any]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from tests.takeover import broker
 
 SCRIPT = Path(sys.executable).with_name("pyspark-mq")
 TIMEOUT_SECONDS = 60
@@ -136,6 +137,19 @@ def test_tail_follows_arrivals_and_ends_cleanly_on_ctrl_c(path: Path) -> None:
         tail.send_signal(signal.SIGINT)
         assert tail.wait(TIMEOUT_SECONDS) == 0
         assert tail.stderr.read() == ""
+
+
+def test_tail_goes_on_behind_a_broker_that_took_over_and_back(path: Path) -> None:
+    with tailing(path, "orders", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        succeed("send", path, "orders", "one")
+        assert tail.stdout.readline() == "one\n"
+        with broker(path) as theirs:
+            for body in ("two", "three"):
+                theirs.put(Message("orders", body.encode()))
+                assert tail.stdout.readline() == f"{body}\n"
+        succeed("send", path, "orders", "four")
+        assert tail.stdout.readline() == "four\n"
 
 
 def test_tail_latest_leaves_out_what_was_there(path: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 
 from pyspark_mq import hold
 from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
-from store import Message, MessageStore, TagFilter, UnknownTopic
+from store import Message, MessageStore, TagFilter, UnknownTopic, log_end
+from store.consume_queue import ConsumeQueue
+from tests.takeover import broker
 
 LONG = 60.0
 
@@ -274,3 +276,43 @@ def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
         with PullRequestHoldService(broker) as service:
             service.hold(topic, 0, broker.max_offset(topic, 0), 0.1, lambda *event: events.put(event))
             assert events.get(timeout=LONG)[1] is Wake.TIMEOUT
+
+
+@pytest.fixture
+def handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
+    """A reader of a directory with a message in each of 2 queues, that nobody writes for now."""
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 2)
+        for queue_id in range(2):
+            put(it, queue_id)
+    with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
+        yield reader
+
+
+def test_a_broker_that_took_over_wakes_and_a_writer_after_it(handed_over: MessageStore) -> None:
+    holding = Holding(handed_over)
+    with holding.service:
+        requests = [holding.hold(queue_id, 1) for queue_id in range(2)]
+        with broker(handed_over.path) as theirs:
+            put(theirs, 1)
+            assert holding.woken() == (requests[1], Wake.ARRIVED)
+        with MessageStore.open(handed_over.path) as ours:
+            put(ours, 0)
+            assert holding.woken() == (requests[0], Wake.ARRIVED)
+    assert holding.nobody()
+
+
+def test_what_a_broker_left_out_of_its_queues_wakes_when_a_writer_files_it(handed_over: MessageStore) -> None:
+    holding, path = Holding(handed_over), handed_over.path
+    with holding.service:
+        other = holding.hold(1, 1)
+        with broker(path, killed=True) as theirs:
+            put(theirs, 0)
+            put(theirs, 1)
+            assert holding.woken() == (other, Wake.ARRIVED)
+            ConsumeQueue(path, "orders", 0, theirs.config.mappedFileSizeConsumeQueue, writable=True).truncate(1)
+        request = holding.hold(0, 1)
+        assert holding.nobody()
+        MessageStore.open(path).close()
+        assert holding.woken() == (request, Wake.ARRIVED)

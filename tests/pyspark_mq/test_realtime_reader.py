@@ -21,7 +21,9 @@ from pyspark_mq.offsets import Queue
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.realtime_reader import RealTimeStreamReader, pack
 from pyspark_mq.schema import default_schema
+from store import MessageStore, log_end
 from tests.filled import Filled
+from tests.takeover import broker
 
 Json = dict[str, Any]
 Row = tuple[Any, ...]
@@ -95,6 +97,33 @@ def test_rows_come_out_as_they_arrive(filled: Filled) -> None:
     assert next(batches).num_rows == 1  # long before the batch ends
     assert time.monotonic() - begin < 30
     batches.close()  # type: ignore[attr-defined]
+
+
+def test_an_open_batch_goes_on_behind_a_broker_that_took_over(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
+    it = reader(filled, batchDuration="60s", realTimePartitions="1")
+    start = it.initialOffset()
+    rows = it.read(it.partitions(start, latest(it, start))[0])
+    seen = 0
+
+    def until_all_is_seen() -> None:
+        nonlocal seen
+        while seen < len(filled.rows):
+            batch = next(rows).to_pylist()
+            there = [row for row in filled.rows if row[1] == batch[0]["queueId"]] if batch else []
+            assert [row["body"] for row in batch] == [row[3] for row in there[len(there) - len(batch) :]]
+            seen += len(batch)
+
+    until_all_is_seen()
+    filled.store.close()
+    with broker(Path(filled.path)) as filled.store:
+        for queue_id in (1, 0, 1):
+            filled.put("orders", queue_id, 2)
+            until_all_is_seen()
+    with MessageStore.open(filled.path) as filled.store:
+        filled.put("orders", 0, 1)
+        until_all_is_seen()
+    rows.close()  # type: ignore[attr-defined]
 
 
 def test_a_batch_that_ran_is_replayed_exactly(filled: Filled) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from pyspark_mq.errors import DataLossError, OptionError, SubscriptionError
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.schema import default_schema
 from pyspark_mq.stream_reader import MqStreamReader
+from store import MessageStore, log_end
 from store.errors import NotAStore
 from tests.filled import Filled
+from tests.takeover import broker
 
 EARLIEST = {"startingOffsets": "earliest"}
 
@@ -75,6 +78,24 @@ def test_an_idle_query_keeps_its_offset(filled: Filled) -> None:
     start = it.initialOffset()
     assert latest(it, start) is start
     assert ranges(it, start, start) == []
+
+
+def test_the_driver_goes_on_behind_a_broker_that_took_over_and_back(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
+    it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
+    start = it.initialOffset()
+    end = latest(it, start)
+    assert rows(it, start, end) == filled.rows
+    filled.store.close()
+    with broker(Path(filled.path)) as filled.store:
+        filled.put("orders", 0, 2)
+        theirs = latest(it, end)
+        assert rows(it, end, theirs) == filled.rows[-2:]
+    with MessageStore.open(filled.path) as filled.store:
+        filled.put("orders", 1, 3)
+        assert rows(it, theirs, latest(it, theirs)) == filled.rows[-3:]
 
 
 def test_new_topics_and_queues_are_read_from_their_beginning(filled: Filled) -> None:
