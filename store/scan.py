@@ -15,7 +15,10 @@ from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 
-_ENTRIES_AT_ONCE = 1 << 18
+# Where all messages are wanted, entries stay in the processor's cache until they are used; where few pass a filter,
+# batches shall not become small.
+_ENTRIES_AT_ONCE = 1 << 15
+_FILTERED_ENTRIES_AT_ONCE = 1 << 18
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,8 +42,9 @@ def scan_queue(
     """
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
     with_bodies = check_crc or "body" in columns
+    at_once = _ENTRIES_AT_ONCE if tag_filter.tags is None else _FILTERED_ENTRIES_AT_ONCE
     while start < end:
-        stop = min(end, start + _ENTRIES_AT_ONCE)
+        stop = min(end, start + at_once)
         entries = queue.entries(start, stop)
         queue_offsets = np.arange(start, stop)
         if tag_filter.tags is not None:
