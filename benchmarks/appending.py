@@ -29,13 +29,13 @@ def main(count: int, runs: int) -> None:
     rows = []
     for body_bytes in (100, 1000):
         tables = list(messages(min(count, 500_000), body_bytes))
-        as_messages = _messages(tables[0].slice(0, _PUTS))
+        as_messages = _messages(tables[0])
         plain, table, many, put = side_by_side(
             runs,
             partial(_plain, tables),
             partial(_rate, partial(_append_tables, tables), _STORED_BYTES * sum(table.nbytes for table in tables)),
-            partial(_rate, partial(_put_many, as_messages), 0),
-            partial(_rate, partial(_put, as_messages), 0),
+            partial(_rate, partial(_put_many, as_messages), _STORED_BYTES * tables[0].nbytes),
+            partial(_rate, partial(_put, as_messages[:_PUTS]), 0),
         )
         for name, rate in (("plain write", plain), ("append_table", table), ("put_many", many), ("put", put)):
             rows.append([f"{body_bytes} B", name, f"{rate:,.0f} /s", f"{rate / plain:.3f}", f"{rate / put:.1f}"])
