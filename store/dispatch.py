@@ -72,19 +72,20 @@ def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogC
     at = begin
     while log.segments.exists(at):
         try:
-            chunk = _chunk(log, at, check_crc=check_crc)
+            length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
+            chunk = _chunk(log, at, length, check_crc=check_crc) if length > 0 else None  # 0 at an idle log's end
         except OffsetLost:  # retention was faster
             return
-        if chunk.end == at:
+        if chunk is None or chunk.end == at:
             log.forget_if_empty(at)
             return
         yield chunk
         at = chunk.end
 
 
-def _chunk(log: CommitLog, at: int, *, check_crc: bool) -> LogChunk:
-    wanted = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)  # 0 at an idle log's end
-    data = _read(log, at, max(wanted, _CHUNK_BYTES)) if wanted > 0 else b""
+def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool) -> LogChunk:
+    """The sound records from `at` on; the first one says that it has `length` bytes."""
+    data = _read(log, at, max(length, _CHUNK_BYTES))
     positions, sizes, position = _hop(data)
     starts = np.array(positions, np.int64)
     records = _measured(np.frombuffer(data, np.uint8), starts, np.array(sizes, np.int64))

@@ -24,6 +24,7 @@ import select
 import sys
 import warnings
 import zlib
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -274,6 +275,7 @@ class Watch:
         self.close()
 
 
+@cache
 def current_boot_id() -> bytes:
     """The kernel's id of this boot; empty where the system has none."""
     try:
