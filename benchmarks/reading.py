@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
 from benchmarks.bench import TOPIC, filled, show, side_by_side, spark
+from benchmarks.copy_source import CopySource
 from benchmarks.null_source import NullSource
 
 DEFAULT = (
@@ -47,20 +49,20 @@ def main(count: int, runs: int) -> None:
     """Prints the table; `count` messages of each body size."""
     session = spark()
     session.dataSource.register(NullSource)
+    session.dataSource.register(CopySource)
     rows = []
     for body_bytes in (100, 1000):
         with filled(count, body_bytes) as path:
             for title, schema, check_crc in CASES:
                 for mode, seconds in (("stream", stream_seconds), ("batch", batch_seconds)):
-                    null, mq = side_by_side(
-                        runs,
-                        lambda: seconds(session, "null", path, schema, check_crc),  # noqa: B023
-                        lambda: seconds(session, "mq", path, schema, check_crc),  # noqa: B023
-                    )
+                    sources = ("null", "mq", "copy") if schema == SLIM else ("null", "mq")
+                    measures = [partial(seconds, session, source, path, schema, check_crc) for source in sources]
+                    null, *taken = side_by_side(runs, *measures)
                     rows.append(
                         [f"{body_bytes} B", title, mode]
-                        + [f"{count / taken / 1e6:.2f} M/s" for taken in (null, mq)]
-                        + [f"{null / mq:.2f}"]
+                        + [f"{count / each / 1e6:.2f} M/s" for each in (null, taken[0])]
+                        + [f"{null / each:.2f}" for each in taken]
+                        + [""] * (3 - len(sources))
                     )
-    head = ["body", "columns", "mode", "null source", "mq", "ratio"]
+    head = ["body", "columns", "mode", "null source", "mq", "ratio", "copying only"]
     show(f"Reading {count:,} messages from 4 queues, medians of {runs} runs", head, rows)
