@@ -62,7 +62,7 @@ class MessageStore:
         self._index = Index.of(directory.root, config, writable=not read_only)
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
         self._putting = Putting(self._topics, config, self._ever_put)
-        self._watch: Watch | None = None
+        self._watches: list[Watch] = []  # those with which nobody waits
         self._closed = False
         self._writer: Writer | None = None
         if read_only:
@@ -287,10 +287,15 @@ class MessageStore:
     def wait(self, seen: int, timeout: float) -> int:
         """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it."""
         deadline = time.monotonic() + timeout
-        if self._watch is None:
-            self._watch = self.watch()
-        while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
-            self._watch.wait(left)
+        try:
+            watch = self._watches.pop()
+        except IndexError:  # all are in use by other threads
+            watch = self.watch()
+        try:
+            while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
+                watch.wait(left)
+        finally:
+            self._watches.append(watch)
         return confirm
 
     def arrivals(self, begin: int, end: int) -> list[Arrival]:
@@ -355,8 +360,8 @@ class MessageStore:
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.close()
+        while self._watches:
+            self._watches.pop().close()
         if self._writer is not None:
             self._writer.close()
         self._watermark.close()

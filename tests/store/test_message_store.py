@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,28 @@ def test_waiting(orders: MessageStore) -> None:
     assert orders.wait(seen, 0.01) == seen
     orders.put(Message("orders", b""))
     assert orders.wait(seen, 30) == orders.confirm_offset > seen
+
+
+def test_several_threads_wait_on_one_store(orders: MessageStore) -> None:
+    """Each sees every publication, with nothing but the notification to wake it."""
+    waiting, rounds = 4, 50
+    steps = threading.Barrier(waiting + 1)
+
+    def follow() -> int:
+        seen = orders.confirm_offset
+        for _ in range(rounds):
+            steps.wait(30)
+            now = orders.wait(seen, 60)
+            assert now > seen
+            seen = now
+        return seen
+
+    with ThreadPoolExecutor(waiting) as threads:
+        ends = [threads.submit(follow) for _ in range(waiting)]
+        for _ in range(rounds):
+            steps.wait(30)
+            orders.put(Message("orders", b""))
+        assert {end.result(30) for end in ends} == {orders.confirm_offset}
 
 
 def test_closing_twice(orders: MessageStore) -> None:
