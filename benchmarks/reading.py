@@ -45,13 +45,13 @@ def stream_seconds(session: SparkSession, source: str, path: Path, schema: str, 
         return milliseconds / 1000
 
 
-def main(count: int, runs: int) -> None:
+def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
     """Prints the table; `count` messages of each body size."""
     session = spark()
     session.dataSource.register(NullSource)
     session.dataSource.register(CopySource)
     rows = []
-    for body_bytes in (100, 1000):
+    for body_bytes in body_sizes:
         with filled(count, body_bytes) as path:
             for title, schema, check_crc in CASES:
                 for mode, seconds in (("stream", stream_seconds), ("batch", batch_seconds)):
