@@ -26,6 +26,8 @@ LINES = ("5.3", "4.9")
 # RocketMQ 4.9 unmaps files by way of JDK internals.
 JVM_OPTIONS = (
     "-Xmx1g",
+    "-XX:+UseSerialGC",  # this and the next: quick to start, for a short life
+    "-XX:TieredStopAtLevel=1",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,19 +19,48 @@ from tests.rocketmq.mixes import MIXES, Mix
 pytestmark = pytest.mark.rocketmq
 
 Compare = Callable[[seen.Queues, seen.Queues], None]
+Written = tuple[Path, seen.Queues]
 MESSAGES = int(os.environ.get("MESSAGES", "1000"))  # in each mix; `make test-rocketmq MESSAGES=10000` is the whole run
+AT_ONCE = 4  # directories that are being written
 EVERYTHING = next(mix for mix in MIXES if mix.name == "everything")
 
 
+@pytest.fixture(scope="module")
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[RocketMQ, Mix], Written]]:
+    """A directory that RocketMQ wrote, and what it reads in it.
+
+    All that are asked for are written together: a RocketMQ that shuts down sleeps for seconds.
+    """
+    folder = tmp_path_factory.mktemp("theirs")
+    names = {item.name for item in request.session.items}
+
+    def write(rocketmq: RocketMQ, mix: Mix) -> Written:
+        directory = folder / f"{mix.name}-{rocketmq.line}"
+        answers = rocketmq.write(directory, mix.puts(MESSAGES), mix.full_config, mix.exit)
+        assert {answer["status"] for answer in answers} == {"PUT_OK"}
+        copy = shutil.copytree(directory, directory.with_name(f"{directory.name}-copy"))
+        return directory, seen.by_rocketmq(rocketmq.read(copy, mix.full_config))
+
+    with ThreadPoolExecutor(AT_ONCE) as writers:
+
+        @cache
+        def of_line(rocketmq: RocketMQ) -> dict[str, Future[Written]]:
+            mixes = [mix for mix in MIXES if rocketmq.line in mix.lines]
+            asked = [mix for mix in mixes if any(f"[{rocketmq.line}-{mix.name}]" in name for name in names)]
+            return {mix.name: writers.submit(write, rocketmq, mix) for mix in asked}
+
+        yield lambda rocketmq, mix: of_line(rocketmq)[mix.name].result()
+
+
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: mix.name)
-def test_equal_field_by_field(mix: Mix, rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
+def test_equal_field_by_field(
+    mix: Mix, rocketmq: RocketMQ, written: Callable[[RocketMQ, Mix], Written], compare: Compare
+) -> None:
     if rocketmq.line not in mix.lines:
         pytest.skip(f"RocketMQ {rocketmq.line} cannot write this")
-    directory = tmp_path / "theirs"
-    answers = rocketmq.write(directory, mix.puts(MESSAGES), mix.full_config, mix.exit)
-    assert {answer["status"] for answer in answers} == {"PUT_OK"}
-    copy = shutil.copytree(directory, tmp_path / "copy")
-    theirs = seen.by_rocketmq(rocketmq.read(copy, mix.full_config))
+    directory, theirs = written(rocketmq, mix)
     assert sum(len(queue.rows) for queue in theirs.values()) >= MESSAGES / 3  # some mixes have many outside queues
 
     with MessageStore.open(directory, read_only=True) as store:
