@@ -320,7 +320,7 @@ class MessageStore:
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the next offsets (queue id to queue offset) of a consumer group, on the device when this returns.
 
-        Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `ReadOnlyStore`.
+        Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `ReadOnlyStore`.
         """
         with self._writing().exclusive(), full_device(self.path / CONSUMER_OFFSETS_FILE):
             for queue_id in offsets:

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from store import Message, MessageStore
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0  # for what has to happen; nothing waits for it to pass
 QUEUES = 2
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -124,15 +123,6 @@ def steadily_put(store: MessageStore) -> Iterator[None]:
 
 def everything(store: MessageStore) -> Counter[tuple[int, int]]:
     return Counter((q, offset) for q in range(QUEUES) for offset in range(store.max_offset("orders", q)))
-
-
-def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> float:
-    """Wait for `condition`; returns how long it took."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, "it did not come about"
-        time.sleep(0.001)
-    return time.monotonic() - begin
 
 
 def tree(pid: int) -> list[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,11 @@ from store.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.topics import is_internal_topic
 from tests.rocketmq.harness import Broker, Json, RocketMQ
 from tests.rocketmq.mixes import INDEX
+from tests.waiting import until
 
 pytestmark = pytest.mark.rocketmq
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
-PATIENCE = 60.0
 COMMITTED = {0: 4, 1: 10, 2: 7}  # of 10 in each queue
 NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster", "DefaultCluster_REPLY_TOPIC"}
 DELAYED_TO = 1  # the queue
@@ -50,13 +48,6 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
 def described(broker: Broker) -> Json:
     broker.ask("describe", topic="orders", group="readers")
     return next(broker)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.end_to_end.test_realtime import Query
 from tests.end_to_end.test_stream_query import Sink
 from tests.rocketmq.harness import Broker, Json, RocketMQ
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.rocketmq
 
@@ -27,7 +27,6 @@ SEGMENT = 1 << 15
 SMALL = {"mappedFileSizeCommitLog": SEGMENT, "mappedFileSizeConsumeQueue": 2000}
 BODY_BYTES = 150
 QUEUES = 4
-PATIENCE = 120.0
 
 Place = tuple[int, int]  # queue id, queue offset
 
@@ -97,13 +96,6 @@ def client(rocketmq: RocketMQ, directory: Path) -> Iterator[Client]:
     it.join()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
-
-
 def delete_what_is_read(
     it: Client, messages: int, batches: Callable[[], int], read: Callable[[], Counter[Place]]
 ) -> int:
@@ -119,7 +111,7 @@ def delete_what_is_read(
             minimum = it.delete_below(it.oldest_unread(places))
         return places.total() >= messages
 
-    until(all_read)
+    until(all_read, every=0.05)
     return minimum
 
 

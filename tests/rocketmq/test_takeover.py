@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,19 +15,12 @@ from tests.end_to_end.test_stream_query import Sink
 from tests.rocketmq.harness import RocketMQ
 from tests.rocketmq.mixes import INDEX
 from tests.takeover import Follower, die
+from tests.waiting import until
 
 pytestmark = pytest.mark.rocketmq
 
 MESSAGES = 150  # of the broker, each time it has the directory
 SIZES = {"mappedFileSizeCommitLog": 32 << 10, "mappedFileSizeConsumeQueue": 2000, **INDEX}
-PATIENCE = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def put(path: Path, what: str) -> None:
@@ -56,7 +47,7 @@ def test_readers_go_on_behind_a_broker_and_back(rocketmq: RocketMQ, spark: Spark
             assert all(count == 1 for count in places.values())
             return expected.keys() | sent <= follower.read.keys() == places.keys()
 
-        until(all_is_read)
+        until(all_is_read, every=0.01)
         for number in range(2):
             if number:
                 die(path)
@@ -65,11 +56,11 @@ def test_readers_go_on_behind_a_broker_and_back(rocketmq: RocketMQ, spark: Spark
                 answers = list(iter(broker.__next__, {"kind": "done"}))
                 sent |= {(line["queueId"], line["queueOffset"]) for line in answers}
                 assert len(sent) == (number + 1) * MESSAGES
-                until(all_is_read)
+                until(all_is_read, every=0.01)
             put(path, f"again {number}")
             with MessageStore.open(path, read_only=True) as late:
                 expected |= bodies(late)
-            until(all_is_read)
+            until(all_is_read, every=0.01)
             assert follower.read == expected
             assert {(row[1], row[2]): row[3] for row in sink.rows} == expected
     query.stop()

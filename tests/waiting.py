@@ -1,0 +1,17 @@
+"""Waiting for what another process, or another thread, does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE = 120.0  # seconds, for what has to happen; nothing waits for it to pass
+
+
+def until(condition: Callable[[], bool], every: float = 0.001) -> float:
+    """Wait for `condition`, looking `every` so many seconds; returns how long it took."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < PATIENCE, "it did not come about"
+        time.sleep(every)
+    return time.monotonic() - begin
