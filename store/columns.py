@@ -52,6 +52,8 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """What a message can be read as: column name to Arrow type."""
 
+PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # those made of what stands behind the body
+
 _NO_RECORD = "the log holds no record of that length there"
 DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
@@ -66,26 +68,29 @@ def check_columns(columns: Sequence[str]) -> None:
 class Block:
     """n messages of one queue inside one stretch of a segment.
 
-    Constructing it checks every record against its ConsumeQueue entry: length, magic, queue, both offsets,
-    topic, and that its parts fill it exactly.
+    Constructing it checks every record against its ConsumeQueue entry: length, magic, queue, both offsets, and by
+    `with_tails` topic, and that its parts fill it exactly.
     """
 
     def __init__(
         self,
-        view: Bytes,
-        base: int,
         topic: str,
         queue_id: int,
+        view: Bytes,
+        base: int,
         queue_offsets: Ints,
         physical_offsets: Ints,
         sizes: Ints,
         *,
         with_bodies: bool = False,
+        with_tails: bool = True,
     ) -> None:
         """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1.
 
         with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
         for memory is read fastest in its order.
+        with_tails: look at what stands behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
+        of a light queue.
         Raises `CorruptRecord` naming the first record that is not what its entry says.
         """
         self._topic = topic
@@ -96,17 +101,20 @@ class Block:
         self._need(records.sound, _NO_RECORD)
         if with_bodies:
             _ = records.stored_bodies
-        same = self._in_queue()
-        self._need(records.sound, _NO_RECORD)
-        same &= records.holds("physical_offset", physical_offsets)
+        same = records.holds("physical_offset", physical_offsets) & self._in_queue()
+        if with_tails:
+            same &= self._in_topic()
+            self._need(records.sound, _NO_RECORD)
         self._need(same, "the log holds another message there")
 
     def _in_queue(self) -> Mask:
-        """Where a record names this queue and its offset there, shape (n,); measures the records' parts."""
-        same = self._records.expect_topic(self._topic.encode())
-        same &= self._records.holds("queue_id", self._queue_id)
-        same &= self._records.holds("queue_offset", self._queue_offsets)
-        return same
+        """Where a record names this queue and its offset there, shape (n,)."""
+        same = self._records.holds("queue_id", self._queue_id)
+        return same & self._records.holds("queue_offset", self._queue_offsets)
+
+    def _in_topic(self) -> Mask:
+        """Where a record names this topic, shape (n,); measures the parts behind the bodies."""
+        return self._records.expect_topic(self._topic.encode())
 
     def __len__(self) -> int:
         return len(self._queue_offsets)
@@ -210,6 +218,9 @@ class LightBlock(Block):
     """n messages of a light queue: their records, and so their columns, name the queue that they were sent to."""
 
     def _in_queue(self) -> Mask:
+        return self._records.sound.copy()
+
+    def _in_topic(self) -> Mask:
         self._records.measure_topics()
         return self._records.sound.copy()
 

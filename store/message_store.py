@@ -231,8 +231,9 @@ class MessageStore:
     ) -> Iterator[pa.RecordBatch]:
         """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
 
-        tags: an expression such as "paid || shipped". A batch has at most `max_rows` rows and `max_bytes` bytes
-        of records (one row at least).
+        tags: an expression such as "paid || shipped". check_crc: compare bodies with their checksums; without it
+        a record's header is checked still, but what stands behind its body only where a column or tags need it.
+        A batch has at most `max_rows` rows and `max_bytes` bytes of records (one row at least).
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
         `FilterError`; while iterating `CorruptRecord`, and `OffsetLost` when retention overtakes the reader.

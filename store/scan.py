@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.columns import COLUMNS, Block, LightBlock
+from store.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
+from store.segments import Bytes
 
 # Where all messages are wanted, entries stay in the processor's cache until they are used; where few pass a filter,
 # batches shall not become small.
@@ -41,7 +43,10 @@ def scan_queue(
     at least, and does not cross a commit log segment. Raises `CorruptRecord`.
     """
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
-    with_bodies = check_crc or "body" in columns
+    kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
+    needs_tails = kind is LightBlock or tag_filter.tags is not None or not PROPERTY_COLUMNS.isdisjoint(columns)
+    with_bodies, with_tails = check_crc or "body" in columns, check_crc or needs_tails
+    block_of = partial(kind, queue.topic, queue.queue_id, with_bodies=with_bodies, with_tails=with_tails)
     at_once = _ENTRIES_AT_ONCE if tag_filter.tags is None else _FILTERED_ENTRIES_AT_ONCE
     while start < end:
         stop = min(end, start + at_once)
@@ -52,7 +57,8 @@ def scan_queue(
             entries, queue_offsets = entries[kept], queue_offsets[kept]
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         for first, last in _batches(physical, sizes, log.segments.size, max_rows, max_bytes):
-            block = _block(log, queue, queue_offsets[first:last], physical[first:last], sizes[first:last], with_bodies)
+            rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
+            block = block_of(_view(log, queue, *rows), int(physical[first]), *rows)
             if check_crc:
                 block.check_crc()
             batch = pa.RecordBatch.from_arrays([block.column(name) for name in columns], schema=schema)
@@ -63,9 +69,8 @@ def scan_queue(
         start = stop
 
 
-def _block(
-    log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: Ints, sizes: Ints, with_bodies: bool
-) -> Block:
+def _view(log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: Ints, sizes: Ints) -> Bytes:
+    """The stretch of the log from the first to the last of these records."""
     begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
     ascending = (physical[1:] > physical[:-1]).all()
     if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
@@ -73,9 +78,7 @@ def _block(
             f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
             "entries are no records in ascending order; delete the queue's files and run recovery"
         )
-    view = log.segments.view(begin, end - begin)
-    kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
-    return kind(view, begin, queue.topic, queue.queue_id, queue_offsets, physical, sizes, with_bodies=with_bodies)
+    return log.segments.view(begin, end - begin)
 
 
 def _batches(

@@ -31,7 +31,7 @@ def in_a_log(rows: list[Message], base: int) -> tuple[bytes, np.ndarray[Any, Any
 
 
 def block_of(data: bytes, base: int, topic: str, physical: Any, sizes: Any) -> Block:
-    block = Block(np.frombuffer(data, np.uint8), base, topic, 3, np.arange(len(sizes)), physical, sizes)
+    block = Block(topic, 3, np.frombuffer(data, np.uint8), base, np.arange(len(sizes)), physical, sizes)
     block.check_crc()
     return block
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import COLUMNS, DEFAULT_COLUMNS, CorruptRecord, FilterError, Message, MessageStore, StoreConfig
-from store.layout import CQ_ENTRY, segment_name
+from store.layout import CQ_ENTRY, PROPERTIES_LENGTH_BYTES, RECORD_HEADER, field_offset, segment_name
 from store.scan import _batches
 
 SEGMENT = 4096
@@ -72,16 +72,40 @@ def test_tags_with_the_same_hash_are_told_apart(store: MessageStore) -> None:
         store.scan("t", 0, 0, 60, tags="||")
 
 
-def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
-    """Damage in messages that nobody asked for is nobody's concern."""
-    entry = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)[2]
+def damage(store: MessageStore, queue_offset: int, from_end: bool, at: int) -> None:
+    """Change one byte of a message of queue 0, counted from its record's begin or end."""
+    entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
+    begin, size, _ = entries[queue_offset].tolist()
     file = store.path / "commitlog" / segment_name(0)
     content = bytearray(file.read_bytes())
-    content[int(entry["physical_offset"])] ^= 1
+    content[begin + from_end * size + at] ^= 1
     file.write_bytes(content)
+
+
+def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
+    """Damage in messages that nobody asked for is nobody's concern."""
+    damage(store, 2, False, 0)
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 60, tags="Aa || BB")) == 40
     with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
         list(store.scan("t", 0, 0, 60))
+
+
+@pytest.mark.parametrize("name", ["queue_id", "queue_offset", "physical_offset", "body_length"])
+def test_headers_are_always_compared_with_the_queue(store: MessageStore, name: str) -> None:
+    damage(store, 2, False, field_offset(RECORD_HEADER, name))
+    with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
+        list(store.scan("t", 0, 0, 60, ("queueOffset",), check_crc=False))
+
+
+def test_nobody_looks_behind_bodies_for_nothing(store: MessageStore) -> None:
+    """Without CRC, topic and properties are looked at where a column or a filter needs them."""
+    whole = pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body")))
+    properties = len(b"TAGS\x01Aa\x02")
+    damage(store, 3, True, -properties - PROPERTIES_LENGTH_BYTES - len("t"))
+    assert pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body"), check_crc=False)) == whole
+    for columns, tag, check_crc in ((("body",), None, True), (("tags",), None, False), (("body",), "Aa", False)):
+        with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 3 "):
+            list(store.scan("t", 0, 0, 60, columns, tag, check_crc=check_crc))
 
 
 def test_a_batch_outlives_its_store(tmp_path: Path) -> None:
