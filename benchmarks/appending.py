@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,9 +16,12 @@ from benchmarks.bench import QUEUES, TOPIC, messages, show, side_by_side
 from store import Message, MessageStore
 from store.layout import COMMIT_LOG_DIR
 
-_PUTS = 5_000
+_ROWS = 500_000
+_MESSAGES = 50_000
 _PUT_MANY = 1_000
+_PUTS = 5_000
 _PLAIN_FILES = 5
+_PLAIN_BYTES = 16 << 20
 _BLOCK = bytes(1 << 20)
 _STORED_BYTES = 2  # at most, for each byte of a table: records, queue entries, index
 
@@ -28,16 +30,16 @@ def main(count: int, runs: int) -> None:
     """Prints the table; `count` messages of each body size by `append_table`, fewer by the loops."""
     rows = []
     for body_bytes in (100, 1000):
-        tables = list(messages(min(count, 500_000), body_bytes))
-        as_messages = _messages(tables[0])
-        plain, table, many, put = side_by_side(
+        (table,) = messages(min(count, _ROWS), body_bytes, at_once=_ROWS)
+        as_messages = _messages(table.slice(0, _MESSAGES))
+        plain, bulk, many, put = side_by_side(
             runs,
-            partial(_plain, tables),
-            partial(_rate, partial(_append_tables, tables), _STORED_BYTES * sum(table.nbytes for table in tables)),
-            partial(_rate, partial(_put_many, as_messages), _STORED_BYTES * tables[0].nbytes),
+            partial(_plain, table),
+            partial(_rate, partial(_append_table, table), _STORED_BYTES * table.nbytes),
+            partial(_rate, partial(_put_many, as_messages), _STORED_BYTES * body_bytes * len(as_messages)),
             partial(_rate, partial(_put, as_messages[:_PUTS]), 0),
         )
-        for name, rate in (("plain write", plain), ("append_table", table), ("put_many", many), ("put", put)):
+        for name, rate in (("plain write", plain), ("append_table", bulk), ("put_many", many), ("put", put)):
             rows.append([f"{body_bytes} B", name, f"{rate:,.0f} /s", f"{rate / plain:.3f}", f"{rate / put:.1f}"])
     head = ["body", "verb", "messages", "of plain write", "times put"]
     show(f"Appending, medians of {runs} runs", head, rows)
@@ -54,27 +56,27 @@ def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
         return count / (time.perf_counter() - begin)
 
 
-def _plain(tables: list[pa.Table]) -> float:
-    """Messages a second when the very bytes that the store writes go to a preallocated file in one write a table.
+def _plain(table: pa.Table) -> float:
+    """Messages a second when the very bytes that the store writes go to a preallocated file in large writes.
 
     Median of some fresh files: one is written in a tenth of a second, too short to be the same twice. Nothing is
     synced within the time, and nothing of what ran before is still to be written back (`_settle`): this is the most
     that the system's page cache takes from one thread.
     """
-    count = sum(map(len, tables))
     with TemporaryDirectory(prefix="mq-bench-") as folder:
-        pieces = _log_bytes(Path(folder) / "store", tables)
-        return statistics.median(count / _write_plainly(Path(folder), pieces) for _ in range(_PLAIN_FILES))
+        pieces = _log_bytes(Path(folder) / "store", table)
+        return statistics.median(len(table) / _write_plainly(Path(folder), pieces) for _ in range(_PLAIN_FILES))
 
 
-def _log_bytes(path: Path, tables: list[pa.Table]) -> list[bytes]:
-    """The records of each table."""
+def _log_bytes(path: Path, table: pa.Table) -> list[bytes]:
+    """The records of the table, in pieces."""
     with MessageStore.open(path) as store:
         store.create_topic(TOPIC, QUEUES)
-        ends = [(store.append_table(TOPIC, table), store.confirm_offset)[1] for table in tables]
+        store.append_table(TOPIC, table)
+        end = store.confirm_offset
     (segment,) = (path / COMMIT_LOG_DIR).iterdir()
     with segment.open("rb") as log:
-        return [log.read(end - start) for start, end in pairwise([0, *ends])]
+        return [log.read(min(_PLAIN_BYTES, end - start)) for start in range(0, end, _PLAIN_BYTES)]
 
 
 def _write_plainly(folder: Path, pieces: list[bytes]) -> float:
@@ -112,8 +114,8 @@ def _messages(table: pa.Table) -> list[Message]:
     return [Message(TOPIC, row["body"], tags=row["tags"], keys=(row["keys"],)) for row in table.to_pylist()]
 
 
-def _append_tables(tables: list[pa.Table], store: MessageStore) -> int:
-    return sum(len(store.append_table(TOPIC, table)) for table in tables)
+def _append_table(table: pa.Table, store: MessageStore) -> int:
+    return len(store.append_table(TOPIC, table))
 
 
 def _put_many(all_messages: list[Message], store: MessageStore) -> int:

@@ -25,13 +25,13 @@ RARE_TAG = "rare"  # on 1 % of the messages
 _ROWS_AT_ONCE = 50_000
 
 
-def messages(count: int, body_bytes: int, seed: int = 0) -> Iterator[pa.Table]:
-    """`count` messages in tables: random bodies, a tag of five, one key each."""
+def messages(count: int, body_bytes: int, seed: int = 0, at_once: int = _ROWS_AT_ONCE) -> Iterator[pa.Table]:
+    """`count` messages in tables of `at_once`: random bodies, a tag of five, one key each."""
     random = np.random.default_rng(seed)
     names = np.array([*TAGS, RARE_TAG])
     weights = [0.99 / len(TAGS)] * len(TAGS) + [0.01]
-    for first in range(0, count, _ROWS_AT_ONCE):
-        rows = min(_ROWS_AT_ONCE, count - first)
+    for first in range(0, count, at_once):
+        rows = min(at_once, count - first)
         offsets = np.arange(0, (rows + 1) * body_bytes, body_bytes, dtype=np.int32)
         body = pa.BinaryArray.from_buffers(
             pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(random.bytes(rows * body_bytes))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
 from types import TracebackType
 
@@ -32,14 +33,11 @@ from store.query import Boundary, message_at, messages_with_key, must_be_queued,
 from store.retention import Cleaned, Retention
 from store.scan import scan_queue
 from store.segments import full_device
-from store.tables import MessageColumns
 from store.topics import Topics
 from store.watermark import Watch, Watermark
 from store.writer import Writer
 
 _MAX_OPEN_QUEUES = 256
-# Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
-_APPEND_BYTES = 8 << 20
 _SCAN_ROWS = 1 << 14
 _SCAN_BYTES = 4 << 20
 
@@ -131,14 +129,13 @@ class MessageStore:
 
         Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
         (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Large tables
-        go in pieces of about 8 MiB, each one append that readers see as a whole.
+        go in pieces of about 16 MiB, each one append that readers see as a whole.
 
         Raises `InvalidColumns` and what `put` raises; pieces before the failing one stay appended.
         """
         writer = self._writing()
-        pieces = MessageColumns.split(table, _APPEND_BYTES)
-        results = [writer.append(self._putting.of_columns(topic, messages)) for messages in pieces]
-        return AppendResult.concatenate(results)
+        with closing(self._putting.of_table(topic, table)) as pieces:
+            return AppendResult.concatenate([writer.append(records) for records in pieces])
 
     def flush(self) -> None:
         """Bring everything published so far to the device."""

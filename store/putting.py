@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from store.appender import AppendResult
 from store.config import StoreConfig
@@ -17,7 +19,7 @@ from store.filters import java_hash, java_hash_code
 from store.layout import PROPERTY_UNIQ_KEY
 from store.message import Message, encode_messages, offset_msg_id
 from store.records import Records
-from store.tables import MessageColumns, encode_columns
+from store.tables import MessageColumns, encode_columns, split
 from store.topics import Topics
 
 
@@ -56,8 +58,22 @@ class Putting:
             with_keys=self._config.messageIndexEnable,
         )
 
-    def of_columns(self, topic: str, messages: MessageColumns) -> Records:
-        """Records of many messages of one topic. Raises as `of_messages`."""
+    def of_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> Generator[Records]:
+        """Records of many messages of one topic, in pieces, each made while the caller appends the one before.
+
+        Raises `InvalidColumns`, and as `of_messages`.
+        """
+        pieces = split(table)
+        made = [self._of_piece(topic, piece) for piece in pieces[:1]]
+        with ThreadPoolExecutor(1) as beside:
+            for piece in pieces[1:]:
+                coming = beside.submit(self._of_piece, topic, piece)
+                yield made.pop()
+                made.append(coming.result())
+        yield from made
+
+    def _of_piece(self, topic: str, piece: pa.Table) -> Records:
+        messages = MessageColumns.of(piece)
         return encode_columns(
             topic,
             messages,

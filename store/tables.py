@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +43,9 @@ _TABLE_COLUMNS = {
     "bornTimestamp": "timestamp, or integer ms since the epoch",
 }
 _EMPTY = pa.scalar("", pa.string())
-_PIECE_ROWS = 1 << 14  # what is computed for each row stays in the processor's cache
+# Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
+_PIECE_BYTES = 16 << 20
+_PIECE_ROWS = 24 << 10
 
 Ints = npt.NDArray[np.int64]
 
@@ -70,27 +71,10 @@ class MessageColumns:
         return len(self.body)
 
     @staticmethod
-    def split(
-        table: pa.Table | pa.RecordBatch, max_bytes: int, max_rows: int = _PIECE_ROWS
-    ) -> Iterator[MessageColumns]:
-        """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
+    def of(piece: pa.Table) -> MessageColumns:
+        """The columns of a piece (see `split`). Raises `InvalidColumns` for a type that does not fit."""
+        columns = {name: _in_one(piece[name]) for name in piece.column_names}
 
-        Raises `InvalidColumns` for an unknown column, a missing body, or a type that does not fit.
-        """
-        unknown = [name for name in table.column_names if name not in _TABLE_COLUMNS]
-        if unknown or "body" not in table.column_names:
-            wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
-            known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
-            raise InvalidColumns(f"{wrong}. A table of messages has {known}")
-        if isinstance(table, pa.RecordBatch):
-            table = pa.Table.from_batches([table])
-        rows = max(1, min(max_rows, table.num_rows * max_bytes // max(1, table.nbytes)))
-        for first in range(0, table.num_rows, rows):
-            piece = table.slice(first, rows)
-            yield MessageColumns._of({name: _in_one(piece[name]) for name in piece.column_names})
-
-    @staticmethod
-    def _of(columns: dict[str, pa.Array]) -> MessageColumns:
         def text(name: str) -> pa.StringArray | None:
             return _cast(name, columns[name], pa.string()) if name in columns else None
 
@@ -119,6 +103,24 @@ class MessageColumns:
             flags=integers("flag"),
             born_timestamps=integers("bornTimestamp"),
         )
+
+
+def split(
+    table: pa.Table | pa.RecordBatch, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
+) -> list[pa.Table]:
+    """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
+
+    Raises `InvalidColumns` for an unknown column or a missing body.
+    """
+    unknown = [name for name in table.column_names if name not in _TABLE_COLUMNS]
+    if unknown or "body" not in table.column_names:
+        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
+        known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
+        raise InvalidColumns(f"{wrong}. A table of messages has {known}")
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    rows = max(1, min(max_rows, table.num_rows * max_bytes // max(1, table.nbytes)))
+    return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
 
 
 def encode_columns(

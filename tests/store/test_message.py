@@ -17,7 +17,7 @@ from store.filters import java_hash_code
 from store.layout import RECORD_HEADER, field_offset
 from store.message import decode_record, decompress, encode_messages, host_text, offset_msg_id, topic_magic
 from store.records import Records
-from store.tables import MessageColumns, encode_columns
+from store.tables import MessageColumns, encode_columns, split
 from tests.store.golden_bytes import BODY, LZ4_BODY, PROPERTY_CRC, V1, V1_BORN_V6, ZLIB_BODY, ZSTD_BODY
 
 HOST = (bytes([127, 0, 0, 1]), 10911)
@@ -85,7 +85,8 @@ def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int) -> None:
         }
     )
     rows, table = rows[cut:], table.slice(cut)
-    for columns in MessageColumns.split(table, 1 << 20):
+    for piece in split(table):
+        columns = MessageColumns.of(piece)
         assert columns.queue_ids is not None
         bulk = encode_columns(topic, columns, columns.queue_ids, store_host=HOST, max_message_size=1 << 20, now=NOW)
         single = encode(*rows)

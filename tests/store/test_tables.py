@@ -12,13 +12,14 @@ from store import InvalidColumns, MessageRefused, PutStatus
 from store.filters import java_hash_code
 from store.message import decode_record
 from store.records import Records
-from store.tables import MessageColumns, encode_columns
+from store.tables import MessageColumns, encode_columns, split
 
 HOST = (bytes([127, 0, 0, 1]), 10911)
 
 
 def encode(table: pa.Table, max_message_size: int = 1000) -> Records:
-    (columns,) = MessageColumns.split(table, 1 << 20)
+    (piece,) = split(table)
+    columns = MessageColumns.of(piece)
     queues = np.zeros(len(columns), np.int64)
     return encode_columns("t", columns, queues, store_host=HOST, max_message_size=max_message_size, now=5)
 
@@ -46,7 +47,7 @@ def first_message(**columns: pa.Array) -> Any:
 )
 def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
     with pytest.raises(InvalidColumns, match=message):
-        list(MessageColumns.split(table, 1 << 20))
+        encode(table)
 
 
 @pytest.mark.parametrize(
@@ -110,17 +111,16 @@ def test_tags_among_the_properties_count_as_tags() -> None:
 def test_pieces_keep_all_rows_in_order() -> None:
     table = pa.table({"body": [f"{i:04d}" for i in range(1000)]})
     for piece_bytes in (1, 100, 1 << 20):
-        pieces = list(MessageColumns.split(table, piece_bytes))
-        assert [body for piece in pieces for body in piece.body.to_pylist()] == table["body"].cast("binary").to_pylist()
+        assert pa.concat_tables(split(table, piece_bytes)) == table
 
 
 def test_pieces_of_few_rows() -> None:
     table = pa.table({"body": ["x"] * 10})
-    assert [len(piece) for piece in MessageColumns.split(table, 1 << 20, max_rows=4)] == [4, 4, 2]
+    assert [len(piece) for piece in split(table, max_rows=4)] == [4, 4, 2]
 
 
 def test_no_rows_are_no_pieces() -> None:
-    assert list(MessageColumns.split(pa.table({"body": pa.array([], pa.binary())}), 100)) == []
+    assert split(pa.table({"body": pa.array([], pa.binary())})) == []
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
