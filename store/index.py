@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,8 @@ class Index:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._writable = writable
-        self.file = lru_cache(maxsize=_OPEN_FILES)(self._open)  # by name; raises `FileNotFoundError`, `ConfigError`
+        # By name; raises `FileNotFoundError`, `ConfigError`. Without a reference to this object (see `Segments`).
+        self.file = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     @staticmethod
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
@@ -163,9 +164,6 @@ class Index:
             raise
         return name
 
-    def _open(self, name: str) -> IndexFile:
-        return IndexFile(self.directory / name, *self._shape, writable=self._writable)
-
     def _delete(self, name: str) -> int:
         """Unlink a file; returns the bytes it took on the device."""
         path = self.directory / name
@@ -173,6 +171,10 @@ class Index:
         path.unlink()
         self.file.cache_clear()
         return taken
+
+
+def _open(directory: Path, slots: int, entries: int, writable: bool, name: str) -> IndexFile:
+    return IndexFile(directory / name, slots, entries, writable=writable)
 
 
 def _name_after(last: str) -> str:

@@ -354,7 +354,10 @@ class MessageStore:
     # --- closing ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush and leave the directory; the last writer to leave marks it as closed cleanly."""
+        """Flush, leave the directory, close its files; the last writer to leave marks it as closed cleanly.
+
+        A file whose bytes are still in use, in a batch that was handed out, closes with their last use.
+        """
         if self._closed:
             return
         self._closed = True
@@ -363,6 +366,9 @@ class MessageStore:
         if self._writer is not None:
             self._writer.close()
         self._watermark.close()
+        self._log.segments.forget()
+        self._queue.cache_clear()
+        self._index.file.cache_clear()
 
     def __enter__(self) -> MessageStore:
         return self

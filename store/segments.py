@@ -18,7 +18,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
@@ -129,6 +129,19 @@ class SegmentFile:
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
 
 
+def _open(directory: Path, size: int, writable: bool, start: int) -> SegmentFile:
+    """The segment that begins at `start`. Raises `OffsetLost`."""
+    path = directory / segment_name(start)
+    try:
+        file = SegmentFile(path, size, writable=writable)
+    except FileNotFoundError as error:
+        raise OffsetLost(
+            f"{path}: no such segment; bytes {start} to {start + size} were deleted by "
+            "retention, or the file was lost: then restore it from a copy"
+        ) from error
+    return _open_files.setdefault(file.identity, file)
+
+
 class Segments:
     """The segments of one directory as one sequence of bytes, addressed by logical offset."""
 
@@ -138,7 +151,8 @@ class Segments:
         self._root = root
         self._writable = writable
         self._first: tuple[int, Path] | None = None
-        self._opened = lru_cache(maxsize=_OPEN_FILES)(self._open)
+        # Without a reference to this object: files shall close when it goes, not when garbage is collected.
+        self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, size, writable))
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
@@ -269,16 +283,6 @@ class Segments:
         if self._opened(start).is_deleted:
             self._opened.cache_clear()
         return self._opened(start)
-
-    def _open(self, start: int) -> SegmentFile:
-        try:
-            file = SegmentFile(self.path(start), self.size, writable=self._writable)
-        except FileNotFoundError as error:
-            raise OffsetLost(
-                f"{self.path(start)}: no such segment; bytes {start} to {start + self.size} were deleted by "
-                "retention, or the file was lost: then restore it from a copy"
-            ) from error
-        return _open_files.setdefault(file.identity, file)
 
     def _create(self, start: int) -> None:
         if not self._writable:
