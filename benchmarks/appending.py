@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import time
@@ -13,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from benchmarks.bench import QUEUES, TOPIC, messages, show, side_by_side
-from store import Message, MessageStore
+from store import Message, MessageStore, StoreConfig
 from store.layout import COMMIT_LOG_DIR
 
 _ROWS = 500_000
@@ -22,8 +23,9 @@ _PUT_MANY = 1_000
 _PUTS = 5_000
 _PLAIN_FILES = 5
 _PLAIN_BYTES = 16 << 20
-_BLOCK = bytes(1 << 20)
-_STORED_BYTES = 2  # at most, for each byte of a table: records, queue entries, index
+_BLOCK = bytes(16 << 20)
+_CONFIG = StoreConfig(flushIntervalCommitLog=60_000)  # as the plain write, nothing is synced within the time
+_STORED_BYTES = 4  # at most, for each byte of a table: records, queue entries, index, and memory on the way
 
 
 def main(count: int, runs: int) -> None:
@@ -32,6 +34,7 @@ def main(count: int, runs: int) -> None:
     for body_bytes in (100, 1000):
         (table,) = messages(min(count, _ROWS), body_bytes, at_once=_ROWS)
         as_messages = _messages(table.slice(0, _MESSAGES))
+        gc.freeze()  # or else Python looks through all of these now and then, and for long
         plain, bulk, many, put = side_by_side(
             runs,
             partial(_plain, table),
@@ -47,7 +50,10 @@ def main(count: int, runs: int) -> None:
 
 def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
     """Messages a second into a store whose files are there already, as the plain write's is."""
-    with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
+    with (
+        TemporaryDirectory(prefix="mq-bench-") as folder,
+        MessageStore.open(Path(folder) / "store", config=_CONFIG) as store,
+    ):
         store.create_topic(TOPIC, QUEUES)
         store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])
         _settle(Path(folder), expected_bytes)
@@ -100,7 +106,8 @@ def _settle(folder: Path, size: int) -> None:
 
     A virtual machine gives memory that was free for some seconds back to its host, and the first touch afterwards
     costs ten times the write itself: by chance the store paid, or the plain write, or neither. So as much as will be
-    written is written to a file and deleted before either is measured.
+    written is written to a file and deleted before either is measured, in blocks as large as those to come: the
+    system then takes the same pages again.
     """
     os.sync()
     path = folder / "settle"

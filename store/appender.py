@@ -87,7 +87,7 @@ class Appender:
             store_timestamp = max(int(time.time() * 1000), self._watermark.store_timestamp)
             records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
             self._watermark.announce(placement.end, store_timestamp)
-            self._log.write(placement, records.buffer, records.sizes)
+            self._log.write(placement, records.encoded)
             entries = records.entries(placement.physical_offsets)
             for name, rows in queues:
                 self._queue(*name).write(tails[name], entries[rows])

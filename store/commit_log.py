@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy.typing as npt
 
 from store.errors import MessageRefused, PutStatus
 from store.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK
-from store.segments import Bytes, Segments
+from store.segments import Segments
+
+_WRITE_BYTES = 32 << 20  # few and large: between two writes other threads take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +74,21 @@ class CommitLog:
             first = last
         return Placement(physical_offsets, at, runs, blanks)
 
-    def write(self, placement: Placement, buffer: Bytes, sizes: npt.NDArray[np.int64]) -> None:
-        """Write the records of `buffer` (uint8, back to back) where `placement` says. Raises `StoreFull`."""
+    def write(self, placement: Placement, encoded: Callable[[int, int], memoryview]) -> None:
+        """Write records where `placement` says, some at a time. Raises `StoreFull`.
+
+        encoded: the bytes of records [first, last), back to back.
+        """
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
             self.segments.write(at, blank.tobytes())
-        position = 0
-        for first, last, at in placement.runs:
-            length = int(sizes[first:last].sum())
-            self.segments.write(at, buffer[position : position + length].data)
-            position += length
+        offsets = placement.physical_offsets
+        for first, last, _ in placement.runs:
+            while first < last:
+                end = int(np.searchsorted(offsets[:last], offsets[first] + _WRITE_BYTES))
+                self.segments.write(int(offsets[first]), encoded(first, end))
+                first = end
 
     def forget_if_empty(self, end: int) -> None:
         """Close the segment that begins at the log's `end`: a broker that starts deletes it, to make it anew."""

@@ -117,10 +117,12 @@ def encode_messages(
     Raises `MessageRefused` for a body or properties that are too large, and for numbers that do not fit.
     """
     destinations: dict[tuple[str, int], int] = {}
-    encoded, queues, codes, hashes, rows = [], [], [], [], []
+    headers, rests, queues, codes, hashes, rows = [], [], [], [], [], []
     for row, (message, queue_id) in enumerate(zip(messages, queue_ids, strict=True)):
         properties = message.all_properties()
-        encoded.append(_encode(message, properties, queue_id, store_host, max_message_size, now))
+        header, rest = _encode(message, properties, queue_id, store_host, max_message_size, now)
+        headers.append(header)
+        rests.append(rest)
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
         codes.append(java_hash_code(properties.get(PROPERTY_TAGS, "")))
         if with_keys:
@@ -129,8 +131,9 @@ def encode_messages(
             hashes += own
             rows += [row] * len(own)
     return Records(
-        buffer=np.frombuffer(bytearray().join(encoded), np.uint8),
-        sizes=np.array([len(record) for record in encoded], np.int64),
+        headers=np.frombuffer(bytearray().join(headers), RECORD_HEADER),
+        rests=rests,
+        sizes=np.array([RECORD_HEADER.itemsize + len(rest) for rest in rests], np.int64),
         queues=np.array(queues, np.int32),
         destinations=list(destinations),
         tags_codes=np.array(codes, np.int64),
@@ -158,7 +161,8 @@ def _encode(
     store_host: tuple[bytes, int],
     max_body: int,
     now: int,
-) -> bytes:
+) -> tuple[bytes, bytes]:
+    """A record's header, and what follows it."""
     body, topic = message.body, message.topic.encode()
     check_body_size(len(body), max_body)
     properties = encode_properties(all_properties)
@@ -185,7 +189,7 @@ def _encode(
         len(body),
     )
     topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
-    return b"".join((header, body, topic_length, topic, len(properties).to_bytes(2, "big"), properties))
+    return header, b"".join((body, topic_length, topic, len(properties).to_bytes(2, "big"), properties))
 
 
 def check_fits(name: str, value: int, bits: int) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from store.layout import CQ_ENTRY, RECORD_HEADER, field_offset
+from store.layout import CQ_ENTRY
 from store.segments import Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """n records back to back, complete but for what only the append can know.
+    """n records, complete but for what only the append can know.
 
-    buffer: uint8, shape (sum of sizes,), writable; queue offset, physical offset and store timestamp are zero.
+    headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
+    rests: what follows each header: a list of n, or a tuple of the parts of all, in which an array has a value for
+    every record (length n), and bytes are the same in all.
     sizes: int64, shape (n,), bytes of each record.
     queues: int32, shape (n,), index into `destinations`.
     destinations: the (topic, queue id) pairs that occur.
@@ -24,7 +29,8 @@ class Records:
     the record of each, ascending.
     """
 
-    buffer: Bytes
+    headers: npt.NDArray[np.void]
+    rests: list[bytes] | tuple[pa.BinaryArray | bytes, ...]
     sizes: npt.NDArray[np.int64]
     queues: npt.NDArray[np.int32]
     destinations: list[tuple[str, int]]
@@ -33,7 +39,7 @@ class Records:
     key_rows: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.headers)
 
     def stamp(
         self,
@@ -42,10 +48,20 @@ class Records:
         store_timestamp: int,
     ) -> None:
         """Write the three fields that the append decides into every record."""
-        positions = np.cumsum(self.sizes) - self.sizes
-        scatter_i8(self.buffer, positions + field_offset(RECORD_HEADER, "queue_offset"), queue_offsets)
-        scatter_i8(self.buffer, positions + field_offset(RECORD_HEADER, "physical_offset"), physical_offsets)
-        scatter_i8(self.buffer, positions + field_offset(RECORD_HEADER, "store_timestamp"), store_timestamp)
+        self.headers["queue_offset"] = queue_offsets
+        self.headers["physical_offset"] = physical_offsets
+        self.headers["store_timestamp"] = store_timestamp
+
+    def encoded(self, first: int, last: int) -> memoryview:
+        """Records [first, last) as they stand in the log, back to back; one at least, less than 2 GiB."""
+        headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
+        if isinstance(self.rests, list):
+            return memoryview(
+                b"".join(chain.from_iterable(zip(map(bytes, headers), self.rests[first:last], strict=True)))
+            )
+        parts = [part if isinstance(part, bytes) else part[first:last] for part in self.rests]
+        joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, b"")
+        return memoryview(joined.buffers()[2]).cast("B")[: int(self.sizes[first:last].sum())]
 
     def entries(self, physical_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
         """ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
@@ -72,6 +88,8 @@ def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> 
     return view[positions].view(np.uint8).reshape(len(positions), width)
 
 
-def scatter_i8(buffer: Bytes, positions: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | int) -> None:
-    """Write big-endian 64-bit integers at any byte positions."""
-    np.ndarray((len(buffer) - 7,), ">i8", buffer=buffer, strides=(1,))[positions] = values
+def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
+    """The rows of an (n, k) byte matrix as n binary values, without a copy."""
+    count, width = matrix.shape
+    bounds = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(matrix)])

@@ -29,7 +29,7 @@ from store.layout import (
 from store.message import check_body_size, check_fits, topic_magic
 from store.properties import properties_too_large
 from store.property_columns import PropertyColumns
-from store.records import Records
+from store.records import Records, rows_as_binary
 from store.strings import flat
 
 _TABLE_COLUMNS = {
@@ -150,7 +150,6 @@ def encode_columns(
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
     headers = _headers(topic, messages, sizes, body_lengths, queue_ids, store_host, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
-    joined = pc.binary_join_element_wise(_rows(headers), messages.body, _rows(middle), *properties, b"")
     tags, keys, unique_keys = messages.tags, messages.keys, None
     if messages.properties is not None:  # they may have the same under RocketMQ's names
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
@@ -158,7 +157,8 @@ def encode_columns(
     hashes, rows = key_hashes(topic, unique_keys, keys) if with_keys else key_hashes(topic, None, None)
     distinct = np.flatnonzero(np.bincount(queue_ids))
     return Records(
-        buffer=np.frombuffer(joined.buffers()[2], np.uint8)[: int(sizes.sum())],  # new, and nobody else's
+        headers=headers,
+        rests=(messages.body, rows_as_binary(middle), *properties),
         sizes=sizes,
         queues=np.searchsorted(distinct, queue_ids).astype(np.int32),
         destinations=[(topic, int(queue_id)) for queue_id in distinct],
@@ -176,8 +176,8 @@ def _headers(
     queue_ids: Ints,
     store_host: tuple[bytes, int],
     now: int,
-) -> npt.NDArray[np.uint8]:
-    """The records' headers, shape (n, width); what only the append can know is zero."""
+) -> npt.NDArray[np.void]:
+    """The records' headers, shape (n,); what only the append can know is zero."""
     same = np.zeros(1, RECORD_HEADER)
     same["magic"] = topic_magic(topic)
     same["born_timestamp"] = now
@@ -194,7 +194,7 @@ def _headers(
         for flag in (messages.flags.min(initial=0), messages.flags.max(initial=0)):
             check_fits("flag", int(flag), 32)
         headers["flag"] = messages.flags
-    return headers.view(np.uint8).reshape(len(messages), RECORD_HEADER.itemsize)
+    return headers
 
 
 def _middle(topic: str, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
@@ -266,13 +266,6 @@ def _refuse_separators(name: str, values: pa.StringArray) -> None:
         raise MessageRefused(
             PutStatus.MESSAGE_ILLEGAL, f"{name}: no name or value may contain the separators \\x01 or \\x02"
         )
-
-
-def _rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:
-    """The rows of an (n, k) byte matrix as binary values."""
-    count, width = matrix.shape
-    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(matrix)])
 
 
 def _in_one(column: pa.ChunkedArray) -> pa.Array:

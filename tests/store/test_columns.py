@@ -27,7 +27,7 @@ def in_a_log(rows: list[Message], base: int) -> tuple[bytes, np.ndarray[Any, Any
     records = encode(*rows)
     physical = base + np.cumsum(records.sizes) - records.sizes
     records.stamp(np.arange(len(rows)), physical, 1_700_000_000_123)
-    return records.buffer.tobytes(), physical, records.sizes
+    return bytes(records.encoded(0, len(rows))), physical, records.sizes
 
 
 def block_of(data: bytes, base: int, topic: str, physical: Any, sizes: Any) -> Block:

@@ -56,10 +56,9 @@ def test_a_record_larger_than_a_segment_is_refused() -> None:
 
 def test_write_fills_segments_and_blanks_their_ends(tmp_path: Path) -> None:
     log = CommitLog(tmp_path, SIZE, writable=True)
-    sizes = np.array([100, 120, 200])
-    placement = log.place(0, sizes)
-    buffer = np.repeat(np.arange(1, 4, dtype=np.uint8), sizes)
-    log.write(placement, buffer, sizes)
+    records = [b"\1" * 100, b"\2" * 120, b"\3" * 200]
+    placement = log.place(0, np.array([len(record) for record in records]))
+    log.write(placement, lambda first, last: memoryview(b"".join(records[first:last])))
     assert log.segments.starts() == [0, SIZE]
     assert log.segments.read(0, 220) == b"\1" * 100 + b"\2" * 120
     blank = np.frombuffer(log.segments.read(220, 8), BLANK)[0]
