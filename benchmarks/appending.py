@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import statistics
 import time
@@ -14,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from benchmarks.bench import QUEUES, TOPIC, messages, show, side_by_side
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageStore
 from store.layout import COMMIT_LOG_DIR
 
 _ROWS = 500_000
@@ -24,7 +23,6 @@ _PUTS = 5_000
 _PLAIN_FILES = 5
 _PLAIN_BYTES = 16 << 20
 _BLOCK = bytes(16 << 20)
-_CONFIG = StoreConfig(flushIntervalCommitLog=60_000)  # as the plain write, nothing is synced within the time
 _STORED_BYTES = 4  # at most, for each byte of a table: records, queue entries, index, and memory on the way
 
 
@@ -34,7 +32,6 @@ def main(count: int, runs: int) -> None:
     for body_bytes in (100, 1000):
         (table,) = messages(min(count, _ROWS), body_bytes, at_once=_ROWS)
         as_messages = _messages(table.slice(0, _MESSAGES))
-        gc.freeze()  # or else Python looks through all of these now and then, and for long
         plain, bulk, many, put = side_by_side(
             runs,
             partial(_plain, table),
@@ -52,7 +49,7 @@ def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
     """Messages a second into a store whose files are there already, as the plain write's is."""
     with (
         TemporaryDirectory(prefix="mq-bench-") as folder,
-        MessageStore.open(Path(folder) / "store", config=_CONFIG) as store,
+        MessageStore.open(Path(folder) / "store") as store,
     ):
         store.create_topic(TOPIC, QUEUES)
         store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])

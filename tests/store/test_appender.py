@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.layout import ABORT_FILE
 from store.watermark import Watermark
 from tests.end_to_end.test_kill import bodies, check_log
@@ -96,11 +96,35 @@ def test_store_timestamps_never_step_back(path: Path) -> None:
         assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
 
 
+@pytest.mark.parametrize(
+    ("config", "body", "message"),
+    [
+        (StoreConfig(maxMessageSize=8), b"too large", "a body of 9 bytes, at most 8"),
+        (StoreConfig(mappedFileSizeCommitLog=1 << 20), bytes(1 << 20), "fits no commit log segment"),
+    ],
+)
+def test_a_table_that_fails_late_is_appended_up_to_that_piece(
+    tmp_path: Path, config: StoreConfig, body: bytes, message: str
+) -> None:
+    """Whether its encoding or its append fails; and nobody works on after that."""
+    bodies = [b"fits"] * 60_000
+    bodies[55_000] = body
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("t", 1)
+        with pytest.raises(MessageRefused, match=message):
+            store.append_table("t", pa.table({"body": pa.array(bodies, pa.binary())}))
+        appended = store.max_offset("t", 0)
+        assert 0 < appended < 55_000
+        assert sum(batch.num_rows for batch in store.scan("t", 0, 0, appended)) == appended
+        assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
+        assert store.put(Message("t", b"next")).queue_offset == appended
+
+
 def test_a_table_of_many_pieces_is_one_sequence(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 3)
         table = pa.table({"body": pa.array([n.to_bytes(4, "big") * 2500 for n in range(8000)], pa.binary())})
-        result = store.append_table("t", table)  # 80 MB: three appends
+        result = store.append_table("t", table)  # 80 MB: some appends
         assert result.queue_ids.tolist() == [n % 3 for n in range(8000)]
         assert result.queue_offsets.tolist() == [n // 3 for n in range(8000)]
         (batch,) = store.scan("t", 1, 2000, 2001, columns=("body",))
