@@ -16,13 +16,12 @@ from benchmarks.bench import QUEUES, TOPIC, messages, show, side_by_side
 from store import Message, MessageStore
 from store.layout import COMMIT_LOG_DIR
 
-_ROWS = 500_000
 _MESSAGES = 50_000
 _PUT_MANY = 1_000
 _PUTS = 5_000
 _PLAIN_FILES = 5
 _PLAIN_BYTES = 16 << 20
-_BLOCK = bytes(16 << 20)
+_BLOCK = bytes(_PLAIN_BYTES)
 _STORED_BYTES = 4  # at most, for each byte of a table: records, queue entries, index, and memory on the way
 
 
@@ -30,7 +29,7 @@ def main(count: int, runs: int) -> None:
     """Prints the table; `count` messages of each body size by `append_table`, fewer by the loops."""
     rows = []
     for body_bytes in (100, 1000):
-        (table,) = messages(min(count, _ROWS), body_bytes, at_once=_ROWS)
+        (table,) = messages(count, body_bytes, at_once=count)
         as_messages = _messages(table.slice(0, _MESSAGES))
         plain, bulk, many, put = side_by_side(
             runs,
@@ -47,10 +46,7 @@ def main(count: int, runs: int) -> None:
 
 def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
     """Messages a second into a store whose files are there already, as the plain write's is."""
-    with (
-        TemporaryDirectory(prefix="mq-bench-") as folder,
-        MessageStore.open(Path(folder) / "store") as store,
-    ):
+    with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
         store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])
         _settle(Path(folder), expected_bytes)

@@ -13,7 +13,9 @@ from store.errors import MessageRefused, PutStatus
 from store.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK
 from store.segments import Segments
 
-_WRITE_BYTES = 32 << 20  # few and large: between two writes other threads take turns
+# Few and large writes: who encodes the next piece beside this waits for Python's lock, and at each write so does this.
+# And Arrow joins less than 2 GiB.
+_WRITE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class Placement:
 
     physical_offsets: int64, shape (n,), one a record.
     end: log offset after the last record.
-    runs: (first record, record after the last, log offset) of each contiguous piece; one a segment.
+    runs: (first record, record after the last) of each contiguous piece; one a segment.
     blanks: log offsets from which a segment is left empty.
     """
 
     physical_offsets: npt.NDArray[np.int64]
     end: int
-    runs: list[tuple[int, int, int]]
+    runs: list[tuple[int, int]]
     blanks: list[int]
 
 
@@ -57,7 +59,7 @@ class CommitLog:
             )
         ends = np.cumsum(sizes)
         physical_offsets = np.empty(len(sizes), np.int64)
-        runs: list[tuple[int, int, int]] = []
+        runs: list[tuple[int, int]] = []
         blanks: list[int] = []
         first, done, at = 0, 0, begin
         while first < len(sizes):
@@ -65,7 +67,7 @@ class CommitLog:
             last = int(np.searchsorted(ends, done + room, side="right"))
             if last > first:
                 physical_offsets[first:last] = at + ends[first:last] - sizes[first:last] - done
-                runs.append((first, last, at))
+                runs.append((first, last))
                 at += int(ends[last - 1]) - done
                 done = int(ends[last - 1])
             if last < len(sizes):
@@ -84,7 +86,7 @@ class CommitLog:
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
             self.segments.write(at, blank.tobytes())
         offsets = placement.physical_offsets
-        for first, last, _ in placement.runs:
+        for first, last in placement.runs:
             while first < last:
                 end = int(np.searchsorted(offsets[:last], offsets[first] + _WRITE_BYTES))
                 self.segments.write(int(offsets[first]), encoded(first, end))

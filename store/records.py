@@ -55,7 +55,7 @@ class Records:
     def encoded(self, first: int, last: int) -> memoryview:
         """Records [first, last) as they stand in the log, back to back; one at least, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
-        if isinstance(self.rests, list):
+        if isinstance(self.rests, list):  # as Python made them, often only one: Arrow would take several times as long
             return memoryview(
                 b"".join(chain.from_iterable(zip(map(bytes, headers), self.rests[first:last], strict=True)))
             )

@@ -96,6 +96,14 @@ def test_store_timestamps_never_step_back(path: Path) -> None:
         assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
 
 
+def test_one_append_of_more_than_one_write(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        sent = [bytes([n]) * (4 << 20) for n in range(10)]
+        store.put_many([Message("t", body) for body in sent])
+        assert [body for batch in store.scan("t", 0, 0, 10) for body in batch["body"].to_pylist()] == sent
+
+
 @pytest.mark.parametrize(
     ("config", "body", "message"),
     [
