@@ -11,16 +11,14 @@ import pyarrow as pa
 
 from store.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
 from store.commit_log import CommitLog
-from store.consume_queue import ConsumeQueue
+from store.consume_queue import ConsumeQueue, Entries
 from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.segments import Bytes
 
-# Where all messages are wanted, entries stay in the processor's cache until they are used; where few pass a filter,
-# batches shall not become small.
-_ENTRIES_AT_ONCE = 1 << 15
-_FILTERED_ENTRIES_AT_ONCE = 1 << 18
+_ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
+_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # where few pass a filter, batches shall not become small
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,11 +48,7 @@ def scan_queue(
     at_once = _ENTRIES_AT_ONCE if tag_filter.tags is None else _FILTERED_ENTRIES_AT_ONCE
     while start < end:
         stop = min(end, start + at_once)
-        entries = queue.entries(start, stop)
-        queue_offsets = np.arange(start, stop)
-        if tag_filter.tags is not None:
-            kept = tag_filter.match_codes(entries["tags_code"].astype(np.int64))
-            entries, queue_offsets = entries[kept], queue_offsets[kept]
+        queue_offsets, entries = _entries(queue, start, stop, tag_filter)
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         for first, last in _batches(physical, sizes, log.segments.size, max_rows, max_bytes):
             rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
@@ -67,6 +61,19 @@ def scan_queue(
             if batch.num_rows:
                 yield batch
         start = stop
+
+
+def _entries(queue: ConsumeQueue, start: int, stop: int, tag_filter: TagFilter) -> tuple[Ints, Entries]:
+    """Those of the entries [start, stop) that may pass the filter, with their queue offsets before them."""
+    if tag_filter.tags is None:
+        return np.arange(start, stop), queue.entries(start, stop)
+    offsets, kept = [], []
+    for first in range(start, stop, _ENTRIES_AT_ONCE):
+        entries = queue.entries(first, min(stop, first + _ENTRIES_AT_ONCE))
+        rows = np.flatnonzero(tag_filter.match_codes(entries["tags_code"].astype(np.int64)))
+        offsets.append(first + rows)
+        kept.append(entries[rows])
+    return np.concatenate(offsets), np.concatenate(kept)
 
 
 def _view(log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: Ints, sizes: Ints) -> Bytes:
