@@ -16,6 +16,7 @@ from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.offsets import Positions, Queue, QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.reading import RangeReader
+from pyspark_mq.worker import task_store
 from store import MessageStore, TagFilter
 from store.watermark import current_boot_id
 
@@ -73,7 +74,7 @@ class HeldReader:
         if task.seconds > 0:
             require_pipelined_workers()
         record = self._ledger.find(task.name)
-        with MessageStore.open(self._options.path, create=False, read_only=True) as store:
+        with task_store(self._options.path) as store:
             if record is None:
                 reached = dict(task.begin)
                 starved = task.late() and self._ledger.any_ended(task.name)

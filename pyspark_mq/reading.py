@@ -13,13 +13,11 @@ from pyspark_mq.errors import data_loss
 from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.schema import projection
+from pyspark_mq.worker import task_store
 from store import MessageStore
 from store.errors import OffsetLost, UnknownTopic
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
-# Spark's worker processes take one task after the other. Stores share open segments: while this one is open, the next
-# task finds the log mapped already; mapping it anew takes up to a fifth of the time of reading it.
-_last_read: list[MessageStore] = []
 _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
 
 
@@ -44,13 +42,8 @@ class RangeReader:
         """
         if partition.value is None:
             return
-        store = MessageStore.open(self._options.path, create=False, read_only=True)
-        try:
+        with task_store(self._options.path) as store:
             yield from self.scan(store, self.published(store, partition.value))
-        finally:
-            before, _last_read[:] = _last_read[:], [store]
-            for other in before:
-                other.close()
 
     def nothing(self) -> pa.RecordBatch:
         """A batch without rows."""
