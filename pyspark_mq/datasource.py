@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from pyspark_mq.shadowing import require_own_store
+from pyspark_mq.worker import spare_what_is_loaded
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 class DefaultSource(DataSource):
     """The Spark source `mq`; see `pyspark_mq.options` for its options."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        spare_what_is_loaded()
 
     @classmethod
     def name(cls) -> str:
@@ -39,6 +44,7 @@ class DefaultSource(DataSource):
         from pyspark_mq.options import SourceOptions
         from pyspark_mq.pushdown import pushdown_is_on
 
+        spare_what_is_loaded()
         kind = FilteringBatchReader if pushdown_is_on() else MqBatchReader
         return kind(SourceOptions.parse(self.options), schema)
 

@@ -1,21 +1,16 @@
-"""What a Spark worker process keeps from one task to the next.
-
-Spark's workers take one task after the other, and short tasks are spent on getting ready. So the first task has the
-garbage collector leave alone what is loaded by then, for Spark collects garbage after every task: with the modules
-of Spark, pandas and Arrow that takes 30 to 80 ms, and finds nothing. And the last task's store stays open: stores
-share open segments, so the next task finds the log mapped; mapping it anew takes up to a fifth of the time of reading.
-"""
+"""What a Spark worker process keeps from one task to the next, for short tasks are mostly spent on getting ready."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
-from pyspark import TaskContext
-
-from store import MessageStore
+if TYPE_CHECKING:
+    from store import MessageStore
 
 _last_read: list[MessageStore] = []
 
@@ -24,10 +19,12 @@ _last_read: list[MessageStore] = []
 def task_store(path: str) -> Iterator[MessageStore]:
     """The store at `path`, to read in a task; it stays open until the process's next task is done.
 
-    Raises as `MessageStore.open`.
+    Stores share open segments, so that task finds the log mapped; mapping it anew takes up to a fifth of the time of
+    reading it. Raises as `MessageStore.open`.
     """
-    if TaskContext.get() is not None:
-        _spare_what_is_loaded()
+    from store import MessageStore
+
+    spare_what_is_loaded()
     store = MessageStore.open(path, create=False, read_only=True)
     try:
         yield store
@@ -38,5 +35,11 @@ def task_store(path: str) -> Iterator[MessageStore]:
 
 
 @cache
-def _spare_what_is_loaded() -> None:
-    gc.freeze()
+def spare_what_is_loaded() -> None:
+    """In a process of Spark's daemon, have the garbage collector leave alone what is loaded by the first call.
+
+    The daemon's workers collect garbage after everything that they do for a query. With the modules of Spark, pandas
+    and Arrow that takes 30 to 80 ms of a core, and finds nothing in them.
+    """
+    if getattr(sys.modules["__main__"].__spec__, "name", None) == "pyspark.daemon":
+        gc.freeze()

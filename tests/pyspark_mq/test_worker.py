@@ -1,27 +1,23 @@
-"""What is kept between tasks, each in a process of its own, as Spark's workers are."""
+"""What is kept between tasks."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
+from pyspark_mq import DefaultSource
+from pyspark_mq.batch_reader import MqBatchReader
+from pyspark_mq.options import SourceOptions
 from tests.filled import Filled
-
-_FREEZES = """
-import gc, sys
-from pyspark import TaskContext
-from pyspark_mq.worker import task_store
-
-counts = [gc.get_freeze_count()]
-for prepare in (TaskContext.get, TaskContext._getOrCreate, TaskContext.get):
-    prepare()
-    with task_store(sys.argv[1]):
-        counts.append(gc.get_freeze_count())
-print(counts[1] == counts[0], counts[2] > counts[1] + 10_000, counts[3] <= counts[2])
-"""
 
 _KEEPS_OPEN = """
 import sys
@@ -39,18 +35,48 @@ for path in sys.argv[1:]:
 """
 
 
-def run(code: str, *stores: Filled) -> list[str]:
-    command = [sys.executable, "-c", code, *(store.path for store in stores)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+class SparedReader(MqBatchReader):
+    """Reads as ever, and then tells how many objects the collector spares, where it was planned and where it read."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._planning = gc.get_freeze_count()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert sum(len(batch) for batch in super().read(partition))
+        yield pa.RecordBatch.from_pydict({"queueOffset": [self._planning, gc.get_freeze_count()]})
 
 
-def test_the_collector_leaves_alone_what_was_loaded_by_the_first_task(filled: Filled) -> None:
-    """Once, and never in a process that is no worker."""
-    assert run(_FREEZES, filled) == ["True True True"]
+class SparedSource(DefaultSource):
+    @classmethod
+    def name(cls) -> str:
+        return "spared"
+
+    def reader(self, schema: StructType) -> MqBatchReader:
+        super().reader(schema)
+        return SparedReader(SourceOptions.parse(self.options), schema)
+
+
+def test_the_collector_leaves_alone_what_workers_have_loaded(spark: SparkSession, filled: Filled) -> None:
+    spark.dataSource.register(SparedSource)
+    source = spark.read.format("spared").schema("queueOffset bigint")
+    rows = source.options(path=filled.path, subscribe="orders").load().collect()
+    assert len(rows) == 4
+    assert min(row.queueOffset for row in rows) > 10_000
+
+
+def test_but_not_in_the_users_own_process(filled: Filled) -> None:
+    spared = gc.get_freeze_count()
+    DefaultSource({"path": filled.path, "subscribe": "orders"}).reader(StructType.fromDDL("queueOffset bigint"))
+    assert gc.get_freeze_count() <= spared
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at mapped files where Linux shows them")
 def test_a_store_stays_open_until_the_next_task_is_done(filled: Filled, tmp_path: Path) -> None:
     other = Filled(tmp_path / "other", {"orders": 1})
     other.put("orders", 0, 1)
-    assert run(_KEEPS_OPEN, filled, other) == ["True False", "False True"]
+    command = [sys.executable, "-c", _KEEPS_OPEN, filled.path, other.path]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines() == [
+        "True False",
+        "False True",
+    ]
