@@ -128,8 +128,9 @@ class MessageStore:
         """Append a table of messages to one topic, vectorised.
 
         Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
-        (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Large tables
-        go in pieces of about 16 MiB, each one append that readers see as a whole.
+        (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows that name no
+        queue go round all queues, 16 to each while they last. Large tables go in pieces of about 16 MiB, each one
+        append that readers see as a whole.
 
         Raises `InvalidColumns` and what `put` raises; pieces before the failing one stay appended.
         """
