@@ -41,5 +41,6 @@ def spare_what_is_loaded() -> None:
     The daemon's workers collect garbage after everything that they do for a query. With the modules of Spark, pandas
     and Arrow that takes 30 to 80 ms of a core, and finds nothing in them.
     """
-    if getattr(sys.modules["__main__"].__spec__, "name", None) == "pyspark.daemon":
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if main is not None and main.name == "pyspark.daemon":
         gc.freeze()

@@ -39,7 +39,7 @@ from store.writer import Writer
 
 _MAX_OPEN_QUEUES = 256
 _SCAN_ROWS = 1 << 14
-_SCAN_BYTES = 4 << 20
+_SCAN_BYTES = 8 << 20
 
 
 class MessageStore:
