@@ -44,7 +44,7 @@ class DefaultSource(DataSource):
         from pyspark_mq.options import SourceOptions
         from pyspark_mq.pushdown import pushdown_is_on
 
-        spare_what_is_loaded()
+        spare_what_is_loaded()  # here this object came out of a pickle, without __init__
         kind = FilteringBatchReader if pushdown_is_on() else MqBatchReader
         return kind(SourceOptions.parse(self.options), schema)
 
