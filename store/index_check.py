@@ -109,7 +109,7 @@ class IndexCheck:
     def _check_times(self, piece: _Piece, timestamps: Ints) -> None:
         """A file begins with the time of its first entry, whose own says something else (see `IndexFile.append`)."""
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
-        expected = seconds_since(np.full(len(timestamps), begin), timestamps)
+        expected = seconds_since(begin, timestamps)
         wrong = np.where(numbers == _FIRST, timestamps != begin, piece.entries["seconds"] != expected)
         late = piece.header["end_timestamp"] - timestamps[numbers == piece.header["next_entry"] - 1]
         wrong[len(wrong) - len(late) :] |= (late < 0) | (late >= _MS)  # not exact behind an append that died

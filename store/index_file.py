@@ -231,11 +231,13 @@ def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entrie
 def _seconds(timestamps: Ints, header: Header) -> Ints:
     """Seconds since the file's begin; RocketMQ measures a file's first key from what the header held before."""
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
-    begins = np.full(len(timestamps), timestamps[0] if is_first else header["begin_timestamp"])
-    begins[0] = header["begin_timestamp"]
-    return seconds_since(begins, timestamps)
+    seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
+    seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])
+    return seconds
 
 
-def seconds_since(begins: Ints, timestamps: Ints) -> Ints:
+def seconds_since(begin: int, timestamps: Ints) -> Ints:
     """What entries hold of store times (ms), counted from a file's begin (ms)."""
-    return np.where(begins <= 0, 0, np.clip((timestamps - begins) // _MS, 0, _MAX_INT))
+    if begin <= 0:
+        return np.zeros(len(timestamps), np.int64)
+    return np.clip((timestamps - begin) // _MS, 0, _MAX_INT)

@@ -41,7 +41,8 @@ class IndexSlots:
         """
         self._file.read(self._file.size - 1, 1)  # a page behind the file's end kills, too
         pages = (slots * INDEX_SLOT.itemsize + INDEX_HEADER.itemsize) // _PAGE
-        new = np.unique(pages[~self._reserved[pages]])
+        new = pages[~self._reserved[pages]]
+        new = new[np.diff(new, prepend=-1) > 0]
         for run in np.split(new, np.flatnonzero(np.diff(new) > 1) + 1) if len(new) else ():
             where, length = int(run[0]) * _PAGE, len(run) * _PAGE
             self._file.write(where, memoryview(self._file.read(where, length)))
