@@ -40,6 +40,15 @@ def test_batches_cover_all_rows_within_every_limit(sizes: list[int], max_rows: i
         assert len({offset // SEGMENT for offset in physical[first:last]}) == 1
 
 
+@pytest.mark.parametrize(("size", "count"), [(100, 1), (1131, 4), (2000, 7), (10_000, 33)])
+def test_batches_are_as_long_as_each_other(size: int, count: int) -> None:
+    sizes = np.full(32_768, size)
+    cuts = list(_batches(np.cumsum(sizes) - size, sizes, 1 << 30, len(sizes), 10_000_000))
+    assert len(cuts) == count
+    lengths = [last - first for first, last in cuts]
+    assert max(lengths) - min(lengths) <= count
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
     config = StoreConfig(mappedFileSizeCommitLog=SEGMENT, mappedFileSizeConsumeQueue=200)
