@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,13 @@ def test_tags_among_the_properties_count_as_tags() -> None:
     maps = pa.array([[("TAGS", "x")], [("TAGS", "x")], [], None], pa.map_(pa.string(), pa.string()))
     records = encode(pa.table({"body": ["1", "2", "3", "4"], "properties": maps, "tags": [None, "y", "z", None]}))
     assert records.tags_codes.tolist() == [java_hash_code("x"), java_hash_code("y"), java_hash_code("z"), 0]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(10_000, 5), (20, 500_000)])
+def test_checksums_of_more_bodies_than_are_taken_at_once(rows: int, size: int) -> None:
+    bodies = [f"{n}".ljust(size, "x").encode() for n in range(rows)]
+    crcs = encode(pa.table({"body": bodies}), max_message_size=size).headers["body_crc"]
+    assert crcs.tolist() == [zlib.crc32(body) & 0x7FFFFFFF for body in bodies]
 
 
 def test_pieces_keep_all_rows_in_order() -> None:
