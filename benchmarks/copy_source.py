@@ -23,7 +23,7 @@ from store.layout import RECORD_HEADER
 from store.strings import cut
 
 _BATCH_ROWS = 1 << 14
-_BATCH_BYTES = 12 << 20
+_BATCH_BYTES = 4 << 20  # with more it is slower
 _logs: dict[str, CommitLog] = {}  # of this worker: a log stays mapped for its next task
 
 
