@@ -1,0 +1,83 @@
+"""Directories that RocketMQ brokers wrote, opened for writing: `recovery` at work on the real thing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store import ConfigError, Message, MessageStore, StoreConfig
+from tests import seen
+from tests.rocketmq.golden import config_of
+from tests.store.test_golden import GOLDEN, NAMES
+
+
+def as_it_is(path: Path) -> None:
+    """Nothing is changed."""
+
+
+def without_queues(path: Path) -> None:
+    """`consumequeue/` is gone."""
+    shutil.rmtree(path / "consumequeue", ignore_errors=True)
+
+
+def without_checkpoint(path: Path) -> None:
+    """`checkpoint` is gone."""
+    (path / "checkpoint").unlink(missing_ok=True)
+
+
+def killed(path: Path) -> None:
+    """`abort` is there."""
+    (path / "abort").write_text("1")
+
+
+def index_config(name: str) -> StoreConfig:
+    """Index files do not say what sizes they have."""
+    config = config_of(name)
+    return StoreConfig(maxHashSlotNum=int(str(config["maxHashSlotNum"])), maxIndexNum=int(str(config["maxIndexNum"])))
+
+
+def test_a_broker_with_other_sizes_of_index(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    shutil.copytree(GOLDEN / "index-5.3", path)
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"maxHashSlotNum=5000000 .* set both as the broker that wrote it has them"
+        ):
+            MessageStore.open(path)
+    assert not (path / "abort").exists()
+    MessageStore.open(path, config=index_config("index-5.3")).close()
+    MessageStore.open(path).close()
+
+
+@pytest.mark.parametrize("change", [as_it_is, without_queues, without_checkpoint, killed])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, change: Callable[[Path], None]) -> None:
+    path = tmp_path / "mq"
+    shutil.copytree(GOLDEN / name, path)
+    change(path)
+    expected = seen.golden(GOLDEN / f"{name}.jsonl")
+    with MessageStore.open(path, config=index_config(name)) as store:
+        seen.assert_same(seen.by_get_message(store), expected)
+        for queue in expected.values():
+            for row in queue.rows:
+                for key in {row["properties"].get("UNIQ_KEY"), *(row["keys"] or "").split()} - {None}:
+                    found = store.query(row["topic"], key, max_messages=1000)
+                    assert row["physicalOffset"] in [message.physical_offset for message in found]
+        topic, queue_id = min(expected)
+        result = store.put(Message(topic, b"ours", queue_id=queue_id))
+        assert result.queue_offset == expected[topic, queue_id].maximum
+        assert store.get_message("g", topic, queue_id, result.queue_offset).messages[0].body == b"ours"
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.max_offset(topic, queue_id) == result.queue_offset + 1
+    assert not (path / "abort").exists()
+
+
+@pytest.mark.parametrize("name", ["clean", "crashed"])
+def test_a_broker_directory_ends_where_its_broker_saw_it_end(name: str) -> None:
+    with MessageStore.open(GOLDEN / name, read_only=True) as reader:
+        ends = [row["physicalOffset"] for queue in seen.golden(GOLDEN / f"{name}.jsonl").values() for row in queue.rows]
+        assert reader.confirm_offset > max(ends)
+        assert reader.wait(reader.confirm_offset, 0.01) == reader.confirm_offset
