@@ -234,8 +234,11 @@ class MessageStore:
         A batch has at most `max_rows` rows and `max_bytes` bytes of records (one row at least).
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`; while iterating `CorruptRecord`, and `OffsetLost` when retention overtakes the reader.
+        `FilterError`, `ValueError` (no limit below 1); while iterating `CorruptRecord`, and `OffsetLost` when
+        retention overtakes the reader.
         """
+        if min(max_rows, max_bytes) < 1:
+            raise ValueError(f"max_rows={max_rows}, max_bytes={max_bytes}: both must be 1 or more")
         check_columns(columns)
         queue = self._checked_range(topic, queue_id, start, end)
         return scan_queue(

@@ -65,6 +65,17 @@ def test_columns_in_the_order_asked_for(store: MessageStore) -> None:
         assert sum(batch.num_rows for batch in batches) == 60
 
 
+@pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_bytes": 0}, {"max_rows": -1}])
+def test_a_batch_of_nothing(store: MessageStore, limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="both must be 1 or more"):
+        store.scan("t", 0, 0, 60, **limits)
+
+
+def test_one_row_a_batch(store: MessageStore) -> None:
+    assert [batch.num_rows for batch in store.scan("t", 0, 0, 60, max_bytes=1)] == [1] * 60
+    assert [batch.num_rows for batch in store.scan("t", 0, 0, 60, max_rows=1)] == [1] * 60
+
+
 def test_an_empty_range_is_no_batch(store: MessageStore) -> None:
     assert list(store.scan("t", 0, 7, 7)) == []
     assert list(store.scan("t", 0, 60, 60)) == []
