@@ -39,7 +39,7 @@ from store.writer import Writer
 
 _MAX_OPEN_QUEUES = 256
 _SCAN_ROWS = 1 << 14
-_SCAN_BYTES = 12 << 20  # Spark takes from 11 to 14 MiB in 6 % less time than 8, with half the system time
+_SCAN_BYTES = 12 << 20  # Spark takes slim rows of 1,000 B in 6 % less time than with 8, in half the system time
 
 
 class MessageStore:
