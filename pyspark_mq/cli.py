@@ -24,9 +24,12 @@ from tqdm import tqdm
 from pyspark_mq.find import at_time, by_id, by_key
 from pyspark_mq.tail import body_line, follow, json_line
 from store import MessageStore, StoreError
+from store.errors import OffsetLost
 from store.layout import COMMIT_LOG_DIR
+from store.repair import repair
 from store.retention import Reason
-from store.verify import Report, repair
+from store.segments import BLOCK_BYTES, list_files
+from store.verify import Report
 from store.verify import verify as verify_store
 
 CHUNK_BYTES = 1 << 20
@@ -262,8 +265,7 @@ def stats(store: str) -> None:
         rows: list[tuple[str, ...]] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
         for name, queues in sorted(opened.topics().items()):
             for queue_id in range(queues):
-                first, end = opened.min_offset(name, queue_id), opened.max_offset(name, queue_id)
-                size = sum(record_bytes(opened, name, queue_id, first, end))
+                first, end, size = extent(opened, name, queue_id)
                 rows.append((name, str(queue_id), *(f"{number:,}" for number in (first, end, end - first, size))))
         click.echo(aligned(rows))
         confirm = opened.confirm_offset
@@ -343,6 +345,16 @@ def findings_table(report: Report) -> str:
     return "\n".join([*lines, f"{looked}: {found}"])
 
 
+def extent(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int, int]:
+    """First offset and end of a queue, and the bytes that its records take in the log."""
+    while True:
+        first, end = store.offsets(topic, queue_id)
+        try:
+            return first, end, sum(record_bytes(store, topic, queue_id, first, end))
+        except OffsetLost:  # retention was faster
+            continue
+
+
 def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end: int) -> Iterator[int]:
     """Sums of the record sizes of [first, end), a million messages at a time."""
     for start in range(first, end, SIZES_AT_ONCE):
@@ -351,8 +363,8 @@ def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end
 
 def log_files(store: str) -> str:
     """How many segment files the log has, and what they take on disk (they are sparse)."""
-    files = [entry.stat() for entry in os.scandir(Path(store, COMMIT_LOG_DIR)) if entry.is_file()]
-    taken = sum(file.st_blocks * 512 for file in files)
+    files = [status for _, status in list_files(Path(store, COMMIT_LOG_DIR))]
+    taken = sum(file.st_blocks * BLOCK_BYTES for file in files)
     return f"{len(files)} segments of {sum(file.st_size for file in files):,} bytes taking {taken:,} on disk"
 
 

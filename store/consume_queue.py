@@ -7,6 +7,7 @@ all entries before the tail count, none after it does. So the tail is found by b
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,15 @@ class ConsumeQueue:
             else:
                 high = middle
         return start, low
+
+    def dispatched(self, confirm_offset: int) -> int:
+        """Log offset (bytes) after the record of the last entry that counts, 0 without one."""
+        while True:
+            tail = self.tail(confirm_offset)
+            with suppress(OffsetLost):  # or else retention was faster
+                last = self.entries(max(self.first(), tail - 1), tail)
+                last = last[last["size"] != CQ_PRE_BLANK_SIZE]
+                return int((last["physical_offset"] + last["size"]).sum())
 
     def head(self, min_physical_offset: int, tail: int) -> int:
         """Queue offset of the first entry whose record the log still has; `tail` when there is none."""

@@ -24,6 +24,8 @@ from store.layout import (
 )
 from store.log_end import was_overtaken
 from store.recovery import Evidence
+from store.segments import list_files
+from store.topics import Topics
 from store.watermark import Watermark
 
 _MARKS = (WATERMARK_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
@@ -119,16 +121,11 @@ class Directory:
             return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:
-        folder = self.root / CONSUME_QUEUE_DIR
-        sizes = (_file_size(queue) for topic in _folders(folder) for queue in _folders(topic))
+        topics = self.root / CONSUME_QUEUE_DIR
+        sizes = (_file_size(topics / topic / str(queue)) for topic, queue in Topics(self.root).queues_on_disk())
         return next((size for size in sizes if size), None)
 
 
-def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
-
-
 def _file_size(folder: Path) -> int | None:
-    """The length of the first file of a folder: a preallocated one after it may be missing, the first never is."""
-    files = sorted(entry for entry in folder.iterdir() if entry.is_file()) if folder.is_dir() else []
-    return files[0].stat().st_size or None if files else None
+    """The length of the first file of a folder that has any: a broker makes files before it gives them a length."""
+    return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -17,7 +16,7 @@ from store.errors import ConfigError, ReadOnlyStore, StoreFull
 from store.index_file import IndexFile, file_bytes
 from store.key_hashes import key_hash
 from store.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
-from store.segments import BLOCK_BYTES
+from store.segments import BLOCK_BYTES, list_files
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,13 +44,13 @@ class Index:
         shape = config.maxHashSlotNum, config.maxIndexNum
         return Index(root, *shape, writable=writable, is_enabled=config.messageIndexEnable)
 
-    def names(self) -> list[str]:
-        """File names, oldest first; others than those of times are passed over, as RocketMQ does."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in names if name.isascii() and name.isdigit())
+    def names(self, *, empty: bool = False) -> list[str]:
+        """File names, oldest first; others than those of times are passed over, as RocketMQ does.
+
+        empty: those without a length too, which a broker is about to give one, or a machine's crash took it.
+        """
+        files = list_files(self.directory)
+        return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
 
     def end_offset(self) -> int:
         """Commit log offset of the newest record with a key, -1 without one; keys of older records are filed."""
@@ -117,13 +116,14 @@ class Index:
         safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint: files that end later go. None: the last
         file goes, because this store starts a file only when the one before is on the device.
         """
-        names = self.names()
+        names, listed = self.names(), self.names(empty=True)
         if safe_timestamp is None:
-            doubtful = names[-1:]
+            kept = [name for name in names if name != listed[-1]]
         else:
-            doubtful = [name for name in names if self.file(name).header()["end_timestamp"] > safe_timestamp]
-        for name in doubtful:
-            self._delete(name)
+            kept = [name for name in names if self.file(name).header()["end_timestamp"] <= safe_timestamp]
+        for name in listed:
+            if name not in kept:
+                self._delete(name)
         return max(0, self.end_offset())
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:

@@ -54,9 +54,9 @@ class IndexFile:
         self._capacity = entries
         self._entries_at = file_bytes(slots, 0)
         size = file_bytes(slots, entries)
-        if path.stat().st_size != size:
+        if (length := path.stat().st_size) != size:
             raise ConfigError(
-                f"{path}: {path.stat().st_size} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make "
+                f"{path}: {length} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make "
                 f"{size}; set both as the broker that wrote it has them, or delete the index"
             )
         self._file = SegmentFile(path, size, writable=writable)
@@ -127,10 +127,13 @@ class IndexFile:
         table.set(heads, numbers[np.append(starts[1:], count) - 1])
 
     def candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
-        """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded)."""
+        """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded).
+
+        Those behind `next_entry` included: a broker names an entry in its slot before it counts it.
+        """
         header = self.header()
         number: int = _SLOT.unpack(self._file.read(file_bytes(wanted % self.slots, 0), _SLOT.size))[0]
-        limit = header["next_entry"]
+        limit = self._capacity
         while INDEX_NO_ENTRY < number < limit:
             position = self._entries_at + number * _ENTRY.size
             hashed, physical_offset, seconds, previous = _ENTRY.unpack(self._file.read(position, _ENTRY.size))

@@ -66,7 +66,7 @@ class MessageStore:
         if read_only:
             self._watermark: Watermark | LogEnd = LogEnd(directory.root, self._log)
         else:
-            self._writer = Writer(directory, config, self._log, self._index, self._queue, self._queues_on_disk)
+            self._writer = Writer(directory, config, self._log, self._index, self._queue, self._topics.queues_on_disk)
             self._watermark = self._writer.watermark
 
     @staticmethod
@@ -157,12 +157,8 @@ class MessageStore:
     @property
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below `confirm_offset` where a broker is behind."""
-        end = 0
-        for name in self._queues_on_disk():
-            tail = self._queue(*name).tail(self.confirm_offset)
-            for entry in self._queue(*name).entries(max(self._queue(*name).first(), tail - 1), tail):
-                end = max(end, int(entry["physical_offset"]) + int(entry["size"]))
-        return end
+        confirm_offset = self.confirm_offset
+        return max((self._queue(*name).dispatched(confirm_offset) for name in self._topics.queues_on_disk()), default=0)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
@@ -346,7 +342,7 @@ class MessageStore:
         say what would go. config: whose settings count instead of the store's own. Raises `ReadOnlyStore`.
         """
         settings = config or self.config
-        retention = Retention(self.path, settings, self._log, self._index, self._queue, self._queues_on_disk)
+        retention = Retention(self.path, settings, self._log, self._index, self._queue, self._topics.queues_on_disk)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         writer = self._writing()
@@ -395,9 +391,6 @@ class MessageStore:
             return ConsumeQueue(self.path, topic, queue_id, size, writable=True)
         is_message = self._watermark.is_message if isinstance(self._watermark, LogEnd) else None
         return ConsumeQueue(self.path, topic, queue_id, size, writable=False, is_message=is_message)
-
-    def _queues_on_disk(self) -> list[tuple[str, int]]:
-        return [(topic, queue_id) for topic, ids in self._topics.on_disk().items() for queue_id in ids]
 
     def _checked_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         return self._queue(topic, self._topics.check_queue(topic, queue_id))

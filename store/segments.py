@@ -161,11 +161,10 @@ class Segments:
         creation leaves; it is passed over, as RocketMQ does. Files that are gone are closed here: an open one keeps
         its space.
         """
-        while (listed := self._list()) is None:  # a file went between listing and looking: others may have, too
-            pass
+        listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
             listed.pop()
-        starts = [self._checked_start(entry, length) for entry, length in listed]
+        starts = [self._checked_start(name, length) for name, length in listed]
         first = (starts[0], self.path(starts[0])) if starts else None
         if first != self._first:
             self._first = first
@@ -243,22 +242,15 @@ class Segments:
 
     def zero(self, begin: int, end: int) -> None:
         """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
-        offset = begin
-        while offset < end:
-            start = self._start(offset)
-            stop = min(end, start + self.size)
-            if self.exists(start):
-                self._zero_within(self._current(start), offset - start, stop - start)
-            offset = stop
+        for start, file in self._files(begin, end):
+            self._zero_within(file, max(0, begin - start), min(end - start, self.size))
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
-        for start in range(self._start(begin), end, self.size):
-            if self.exists(start):
-                stop = min(end - start, self.size)
-                position = self._first_not_zero_within(self._opened(start), max(0, begin - start), stop)
-                if position is not None:
-                    return start + position
+        for start, file in self._files(begin, end):
+            position = self._first_not_zero_within(file, max(0, begin - start), min(end - start, self.size))
+            if position is not None:
+                return start + position
         return None
 
     def forget(self) -> None:
@@ -267,9 +259,8 @@ class Segments:
 
     def flush(self, begin: int, end: int) -> None:
         """Bring [begin, end) to the device."""
-        for start in range(self._start(begin), end, self.size):
-            if self.exists(start):
-                self._current(start).flush()
+        for _, file in self._files(begin, end):
+            file.flush()
 
     def _start(self, offset: int) -> int:
         return offset - offset % self.size
@@ -283,6 +274,12 @@ class Segments:
         if self._opened(start).is_deleted:
             self._opened.cache_clear()
         return self._opened(start)
+
+    def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
+        """The segments of [begin, end) that there are, with their starts; one may go at any moment."""
+        for start in range(self._start(begin), end, self.size):
+            with suppress(OffsetLost):
+                yield start, self._current(start)
 
     def _create(self, start: int) -> None:
         if not self._writable:
@@ -299,27 +296,15 @@ class Segments:
             if directory == self._root:
                 break
 
-    def _list(self) -> list[tuple[os.DirEntry[str], int]] | None:
-        """Files and their lengths, by name; None when one is deleted meanwhile."""
-        try:
-            files = sorted((entry for entry in os.scandir(self.directory) if entry.is_file()), key=lambda e: e.name)
-        except FileNotFoundError:
-            return []
-        try:
-            return [(entry, entry.stat().st_size) for entry in files]
-        except FileNotFoundError:
-            return None
-
-    def _checked_start(self, entry: os.DirEntry[str], length: int) -> int:
-        name = entry.name
+    def _checked_start(self, name: str, length: int) -> int:
         if len(name) != SEGMENT_NAME_DIGITS or not name.isascii() or not name.isdigit() or int(name) % self.size:
             raise CorruptSegment(
-                f"{entry.path}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} digits, a "
-                "multiple of that size); move the file out of the store"
+                f"{self.directory / name}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} "
+                "digits, a multiple of that size); move the file out of the store"
             )
         if length != self.size:
             raise CorruptSegment(
-                f"{entry.path}: {length} bytes, but segments of this store have {self.size}; "
+                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size}; "
                 "restore the file from a copy"
             )
         return int(name)
@@ -344,6 +329,16 @@ class Segments:
                 return position + int(found[0])
             position = file.next_data(position + len(data))
         return None
+
+
+def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
+    """The files of a directory as they were at one moment, by name; none without the directory."""
+    while True:
+        try:
+            return sorted((entry.name, entry.stat()) for entry in os.scandir(directory) if entry.is_file())
+        except FileNotFoundError:  # one went between listing and looking: others may have, too
+            if not directory.exists():
+                return []
 
 
 def sync_directory(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,11 @@ class Topics:
     def on_disk(self) -> dict[str, list[int]]:
         """Topic to the queue ids that have a ConsumeQueue folder; other names are passed over as RocketMQ does."""
         folder = self._root / CONSUME_QUEUE_DIR
-        if not folder.is_dir():
-            return {}
-        return {
-            topic.name: sorted(int(queue.name) for queue in topic.iterdir() if queue.name.isdecimal())
-            for topic in folder.iterdir()
-            if topic.is_dir()
-        }
+        return {topic: sorted(map(int, filter(str.isdecimal, _folders(folder / topic)))) for topic in _folders(folder)}
+
+    def queues_on_disk(self) -> list[tuple[str, int]]:
+        """(topic, queue id) of all that `on_disk` has."""
+        return [(topic, queue_id) for topic, queue_ids in self.on_disk().items() for queue_id in queue_ids]
 
     def create(self, topic: str, queues: int) -> int:
         """Add a topic, or queues to one; the number it has now. Call under the store lock.
@@ -118,6 +117,14 @@ class Topics:
 
     def _load(self) -> dict[str, Any]:
         return read_json(self._path)
+
+
+def _folders(path: Path) -> list[str]:
+    """Names of the folders in `path`, by name; none without it: a broker may delete a topic at any moment."""
+    try:
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _new_topic(topic: str) -> dict[str, Any]:

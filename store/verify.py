@@ -9,11 +9,10 @@ written to meanwhile: what is published later is not looked at.
 from __future__ import annotations
 
 import os
-import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +21,10 @@ from store.admin_files import read_json
 from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.config import StoreConfig
-from store.consume_queue import ConsumeQueue, Entries
+from store.consume_queue import ConsumeQueue, Entries, IsMessage
 from store.directory import Directory
 from store.dispatch import LogChunk, index_keys, queue_entries, walk
-from store.errors import CorruptRecord, CorruptStore, OffsetLost, StoreLocked
+from store.errors import CorruptRecord, CorruptStore, OffsetLost
 from store.index import Index
 from store.index_check import IndexCheck
 from store.layout import (
@@ -34,25 +33,22 @@ from store.layout import (
     CQ_EXTENSION_BELOW,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
-    INDEX_DIR,
     MIN_RECORD_BYTES,
     RECORD_HEADER,
-    REPAIR_DIR,
     TOPICS_FILE,
 )
-from store.locks import StoreLock
 from store.log_end import LogEnd
 from store.message import decode_record
-from store.message_store import MessageStore
 from store.record_view import Ints
-from store.recovery import Filed, Plan, Point, plan_for, recover
 from store.topics import Topics
+from store.watermark import POLL_SECONDS
 
 Progress = Callable[[int, int], None]  # bytes of log done, of all
 QueueName = tuple[str, int]
 
 MAX_FINDINGS = 200
 _NOT_COMPARED = -1
+_DISPATCH_SECONDS = 1.0  # how far the queues of a running broker are behind its log, at most
 _SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 _COPY = "restore the file from a copy"
@@ -91,7 +87,7 @@ def verify(
     config: as `MessageStore.open` takes it; for the directory of a broker whose index has other sizes than RocketMQ's
     defaults. Raises `NotAStore` and `ConfigError`; whatever else is wrong is a finding.
     """
-    directory = Directory(Path(path))
+    directory = Directory.at(path)
     directory.must_be_store()
     verifier = _Verifier(directory, directory.configuration(config), progress)
     try:
@@ -101,53 +97,6 @@ def verify(
     except _Enough:
         pass
     return verifier.report
-
-
-def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
-    """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
-
-    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
-    broker's index of other sizes than those of `config`.
-    """
-    directory = Directory(Path(path))
-    directory.must_be_store()
-    root, settings = directory.root, directory.configuration(config)
-    with _alone(root):
-        if directory.has_configuration:  # or else the file may be right and the sizes wrong
-            Index.of(root, settings, writable=True).delete_misfits()
-    MessageStore.open(path, create=False, config=config).close()  # whatever is published is on the device then
-    log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
-    with _alone(root), _new_index(root, settings) as index:
-        plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
-        plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.ALL)
-        recover(root, log, index, settings.mappedFileSizeConsumeQueue, _queues_on_disk(root), plan)
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    with closing(StoreLock(root)) as lock, lock.exclusive():
-        if not lock.join():
-            raise StoreLocked(f"{root}: other processes write here; close them before a repair")
-        yield
-
-
-@contextmanager
-def _new_index(root: Path, config: StoreConfig) -> Iterator[Index]:
-    """An empty index that takes the place of the one that is there when all went well; that one if none is filed."""
-    if not config.messageIndexEnable:
-        yield Index.of(root, config, writable=True)
-        return
-    made = root / REPAIR_DIR
-    shutil.rmtree(made, ignore_errors=True)
-    (made / INDEX_DIR).mkdir(parents=True)
-    try:
-        index = Index.of(made, config, writable=True)
-        yield index
-        index.flush()
-        shutil.rmtree(root / INDEX_DIR, ignore_errors=True)
-        (made / INDEX_DIR).rename(root / INDEX_DIR)
-    finally:
-        shutil.rmtree(made)
 
 
 class _Enough(Exception):
@@ -171,8 +120,10 @@ class _Verifier:
         self._progress = progress
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
+        self._is_message: IsMessage | None = None
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._is_damaged = False  # the log is
+        self._patience = 0.0  # seconds left to wait for a broker's dispatch
         self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
         self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
         self._runs: dict[tuple[QueueName, str], _Run] = {}
@@ -186,7 +137,9 @@ class _Verifier:
         self._check_admin_files()
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
-            self._open_queues(log_end)
+            self._is_message = log_end.is_message
+            self._open_queues()
+            self._patience = _DISPATCH_SECONDS if log_end.by_log else 0.0
             index = Index.of(self._root, self._config, writable=False)
             index_check = IndexCheck(index, self._log, end, is_complete=not log_end.by_log)
             for chunk in self._walk(begin, end):
@@ -233,8 +186,10 @@ class _Verifier:
                 at = first
                 self._forget_offsets()
                 continue
-            resume = self._resume(at, end)
-            what = self._damage(at)
+            try:
+                resume, what = self._resume(at, end), self._damage(at)
+            except OffsetLost:  # likewise
+                continue
             self._is_damaged = True
             self.add(self._place(at), f"{what}; {resume - at} bytes up to log offset {resume} cannot be read", _COPY)
             at = resume
@@ -296,11 +251,14 @@ class _Verifier:
 
     # --- the queues ------------------------------------------------------------------------------------
 
-    def _open_queues(self, log_end: LogEnd) -> None:
+    def _open_queue(self, name: QueueName) -> ConsumeQueue:
+        size = self._config.mappedFileSizeConsumeQueue
+        return ConsumeQueue(self._root, *name, size, writable=False, is_message=self._is_message)
+
+    def _open_queues(self) -> None:
         """Those whose files have wrong names or lengths, or holes, are a finding, and not compared."""
-        for name in _queues_on_disk(self._root):
-            size = self._config.mappedFileSizeConsumeQueue
-            queue = ConsumeQueue(self._root, *name, size, writable=False, is_message=log_end.is_message)
+        for name in Topics(self._root).queues_on_disk():
+            queue = self._open_queue(name)
             self.report.queues += 1
             try:
                 queue.check()
@@ -324,14 +282,16 @@ class _Verifier:
             where = int(entries["physical_offset"][0])
             self._note(name, _TWICE, first, min(stop, expected) - first, f"the first is at log offset {where}")
             return
-        found = self._found(name, first, stop)
+        found = self._found(name, entries, first)
+        while self._patience > 0 and (found != entries).any():
+            time.sleep(POLL_SECONDS)
+            self._patience -= POLL_SECONDS
+            found = self._found(name, entries, first)
         missing = found["size"] == 0
-        if missing.any():  # where retention was not faster
-            missing &= entries["physical_offset"] >= self._log.min_offset()
         wrong = (found["physical_offset"] != entries["physical_offset"]) | (found["size"] != entries["size"])
         extended = found["tags_code"] <= CQ_EXTENSION_BELOW
         wrong |= (found["tags_code"] != entries["tags_code"]) & ~extended
-        wrong &= found["size"] != 0
+        wrong &= ~missing
         if missing.any():
             self._note(name, _NO_ENTRY, first + int(np.argmax(missing)), int(missing.sum()), "")
         if wrong.any():
@@ -339,18 +299,18 @@ class _Verifier:
             example = f"the first is {_fields(found[row])}, its record {_fields(entries[row])}"
             self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
 
-    def _found(self, name: QueueName, first: int, stop: int) -> Entries:
-        """The queue's entries [first, stop); zeros where it has no file."""
-        found = np.zeros(stop - first, CQ_ENTRY)
-        queue = self._queues.get(name)
-        if queue is None:
-            return found
+    def _found(self, name: QueueName, expected: Entries, first: int) -> Entries:
+        """The queue's entries from `first` on: zeros where it has no file, what is expected where retention took it."""
+        found, stop = np.zeros(len(expected), CQ_ENTRY), first + len(expected)
+        queue = self._queues.setdefault(name, self._open_queue(name))  # a new one, where a broker made it meanwhile
         at = first
         while at < stop:
             end = min(stop, (at // queue.entries_per_file + 1) * queue.entries_per_file)
             with suppress(OffsetLost):
                 found[at - first : end - first] = queue.entries(at, end)
             at = end
+        gone = (found["size"] == 0) & (expected["physical_offset"] < self._log.min_offset())
+        found[gone] = expected[gone]
         return found
 
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> None:
@@ -387,10 +347,6 @@ class _Verifier:
             at = queue.stale(max(queue.tail(end), self._next.get(name, 0)))
             found += [] if at is None else [f"{_name(name)}, offset {at}"]
         return found
-
-
-def _queues_on_disk(root: Path) -> list[QueueName]:
-    return [(topic, queue_id) for topic, ids in Topics(root).on_disk().items() for queue_id in ids]
 
 
 def _name(name: QueueName) -> str:

@@ -20,7 +20,8 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreError
 from store.layout import COMMIT_LOG_DIR, CONF_FILE, TOPICS_FILE, WATERMARK_FILE, segment_name
-from store.verify import repair, verify
+from store.repair import repair
+from store.verify import verify
 
 DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "100"))  # the long run is `FUZZ_DIRECTORIES=10000 pytest ...`
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)

@@ -142,6 +142,27 @@ def test_no_files_no_answers(tmp_path: Path) -> None:
         append(index, made_records(1))
 
 
+def test_a_key_in_its_slot_before_it_is_counted(tmp_path: Path) -> None:
+    """A broker writes an entry, then its slot, then the header."""
+    append(Index(tmp_path, 13, 40, writable=True), made_records(2))
+    (file,) = (tmp_path / "index").iterdir()
+    before = file.read_bytes()[: INDEX_HEADER.itemsize]
+    append(Index(tmp_path, 13, 40, writable=True), made_records(8, begin=2))
+    file.write_bytes(before + file.read_bytes()[INDEX_HEADER.itemsize :])
+    index = Index(tmp_path, 13, 40, writable=False)
+    assert list(index.candidates("orders", "k1")) == [800, 100]
+    assert list(index.candidates("orders", "u9")) == [900]
+
+
+def test_a_file_that_has_no_length_yet(tmp_path: Path) -> None:
+    index = Index(tmp_path, 13, 40, writable=True)
+    append(index, made_records(2))
+    (tmp_path / "index" / "20990101000000000").touch()
+    assert list(index.candidates("orders", "k1")) == [100]
+    append(index, made_records(8, begin=2))
+    assert list(index.candidates("orders", "k1")) == [800, 100]
+
+
 def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
     append(Index(tmp_path, 13, 40, writable=True), made_records(1))
     with pytest.raises(ConfigError, match="maxHashSlotNum=14 and maxIndexNum=40"):

@@ -19,7 +19,7 @@ from store import (
     UnknownTopic,
 )
 from store.layout import RECORD_HEADER, WATERMARK, field_offset, segment_name
-from store.verify import repair
+from store.repair import repair
 
 SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
 SMALL = StoreConfig(**SIZES, maxHashSlotNum=100, maxIndexNum=40, flushIntervalCommitLog=3_600_000)

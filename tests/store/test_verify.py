@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptRecord, Message, MessageStore, NotAStore, StoreConfig, StoreLocked
+from store import CorruptRecord, Message, MessageStore, NotAStore, StoreConfig
 from store.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
-from store.verify import MAX_FINDINGS, Finding, repair, verify
+from store.repair import repair
+from store.verify import MAX_FINDINGS, Finding, verify
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
@@ -231,10 +232,12 @@ def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(pat
     assert verify(path).findings == []
 
 
-def test_a_repair_needs_the_store_alone(path: Path) -> None:
-    with MessageStore.open(path) as store:
-        with pytest.raises(StoreLocked, match="other processes write here; close them before a repair"):
-            repair(path)
-        store.put(Message("t", b"x"))
-    repair(path)
+def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path / "watermark").unlink()
+    late = path / QUEUE / segment_name(400)
+    entries = late.read_bytes()
+    late.write_bytes(bytes(len(entries)))
+    (finding,) = verify(path).findings
+    assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
+    monkeypatch.setattr("store.verify.time.sleep", lambda seconds: late.write_bytes(entries))  # while it waits
     assert verify(path).findings == []

@@ -1,0 +1,109 @@
+"""Looking at a directory in every way while another process writes to it, and deletes what it wrote."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pyspark_mq.cli import main
+from store import Message, MessageStore, OffsetLost, StoreConfig
+from store.verify import verify
+
+ROOT = Path(__file__).parents[2]
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=8192,
+    mappedFileSizeConsumeQueue=400,
+    maxHashSlotNum=50,
+    maxIndexNum=60,
+    deleteFileBatchMax=3,
+)
+QUEUES = 2
+
+WRITER = """
+import sys, time
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    end = time.monotonic() + 5
+    number = 0
+    while time.monotonic() < end:
+        number += 1
+        store.put_many([Message("t", bytes(size * 40), tags="a", keys=(f"k{number}",)) for size in range(10)])
+        if number % 3 == 0:
+            store.clean(forced=True)
+"""
+
+
+def brokers_view(path: Path) -> Path:
+    """The same files as they look where a broker writes: no watermark, no settings of ours."""
+    theirs = path.with_name("theirs")
+    theirs.mkdir()
+    for name in ("commitlog", "consumequeue"):
+        (theirs / name).symlink_to(path / name)
+    return theirs
+
+
+def no_findings(path: Path) -> None:
+    assert verify(path).findings == []
+
+
+def stats(path: Path) -> None:
+    result = CliRunner().invoke(main, ["stats", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
+def scan(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        for queue in range(QUEUES):
+            first, end = store.offsets("t", queue)
+            try:
+                batches = list(store.scan("t", queue, first, end, ("queueOffset",)))
+            except OffsetLost:
+                continue
+            assert [offset for batch in batches for offset in batch.column(0).to_pylist()] == list(range(first, end))
+
+
+def pull(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        first = store.min_offset("t", 0)
+        assert store.get_message("g", "t", 0, first).next_begin_offset >= first
+
+
+def follow(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        seen = store.confirm_offset
+        try:
+            arrivals = store.arrivals(seen, store.wait(seen, 0.01))
+        except OffsetLost:
+            return
+        assert {arrival.topic for arrival in arrivals} <= {"t"}
+
+
+def by_key(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        assert all(message.topic == "t" for message in store.query("t", "k9"))
+
+
+LOOKS: list[Callable[[Path], None]] = [no_findings, stats, scan, pull, follow, by_key]
+
+
+@pytest.mark.parametrize("whose", ["ours", "a broker's"])
+def test_nothing_breaks_under_who_looks(tmp_path: Path, whose: str) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", QUEUES)
+        store.put_many([Message("t", b"first", queue_id=queue) for queue in range(QUEUES)])
+    looked_at = path if whose == "ours" else brokers_view(path)
+    done: Counter[str] = Counter()
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT)
+    while writer.poll() is None:
+        for look in LOOKS:
+            look(looked_at)
+            done[look.__name__] += 1
+    assert writer.returncode == 0
+    assert min(done.values()) > 10
