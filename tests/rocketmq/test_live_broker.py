@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, StoreLocked
+from store.verify import verify
 from tests import seen
 from tests.rocketmq.harness import RocketMQ
 
@@ -35,6 +36,7 @@ def test_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
                 if number % 100 == 0 or number == MESSAGES - 1:
                     wait_for(store, line["queueId"], line["queueOffset"] + 1)
                     ends = {queue: check(store, queue, ends[queue], read) for queue in ends}
+                    assert verify(directory).findings == []
         with MessageStore.open(directory, read_only=True) as store:
             ours = seen.by_scan(store)
     assert sum(len(queue.rows) for name, queue in ours.items() if name[0] == "live") == MESSAGES
