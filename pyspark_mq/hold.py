@@ -16,7 +16,7 @@ import numpy.typing as npt
 from store import MessageStore, StoreError, TagFilter
 from store.arrivals import Arrival
 from store.filters import java_hash_code
-from store.watermark import Watch
+from store.watch import Watch
 
 CHECK_SECONDS = 5.0  # with longPollingEnable
 SHORT_POLLING_SECONDS = 1.0  # shortPollingTimeMills

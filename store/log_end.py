@@ -16,7 +16,8 @@ from store.dispatch import SIZE_BYTES, walk
 from store.errors import CorruptRecord, OffsetLost
 from store.layout import ABORT_FILE, LIGHT_PREFIX, WATERMARK_FILE
 from store.message import decode_record
-from store.watermark import POLL_SECONDS, Watermark
+from store.watch import POLL_SECONDS
+from store.watermark import Watermark
 
 LOOK_SECONDS = 1.0  # a watermark that has not moved for so long may be one that a broker passed by
 _looking = threading.Lock()  # of all threads one moves a `LogEnd` on; its answers never step back

@@ -34,7 +34,8 @@ from store.retention import Cleaned, Retention
 from store.scan import scan_queue
 from store.segments import full_device
 from store.topics import Topics
-from store.watermark import Watch, Watermark
+from store.watch import Watch, Watches
+from store.watermark import Watermark
 from store.writer import Writer
 
 _MAX_OPEN_QUEUES = 256
@@ -60,7 +61,6 @@ class MessageStore:
         self._index = Index.of(directory.root, config, writable=not read_only)
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
         self._putting = Putting(self._topics, config, self._ever_put)
-        self._watches: list[Watch] = []  # those with which nobody waits
         self._closed = False
         self._writer: Writer | None = None
         if read_only:
@@ -68,6 +68,7 @@ class MessageStore:
         else:
             self._writer = Writer(directory, config, self._log, self._index, self._queue, self._topics.queues_on_disk)
             self._watermark = self._writer.watermark
+        self._watches = Watches(self._watermark)
 
     @staticmethod
     def open(
@@ -285,15 +286,9 @@ class MessageStore:
     def wait(self, seen: int, timeout: float) -> int:
         """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it."""
         deadline = time.monotonic() + timeout
-        try:
-            watch = self._watches.pop()
-        except IndexError:  # all are in use by other threads
-            watch = self.watch()
-        try:
+        with self._watches.one() as watch:
             while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
                 watch.wait(left)
-        finally:
-            self._watches.append(watch)
         return confirm
 
     def arrivals(self, begin: int, end: int) -> list[Arrival]:
@@ -305,9 +300,7 @@ class MessageStore:
 
     def watch(self) -> Watch:
         """What wakes one more waiting thread at each publication; polls while a RocketMQ broker has the directory."""
-        watch = Watch(notified=self._watermark.path.exists())
-        watch.add(self._watermark)
-        return watch
+        return Watch.of(self._watermark)
 
     # --- consumer groups -------------------------------------------------------------------------------
 
@@ -361,8 +354,7 @@ class MessageStore:
         if self._closed:
             return
         self._closed = True
-        while self._watches:
-            self._watches.pop().close()
+        self._watches.close()
         if self._writer is not None:
             self._writer.close()
         self._watermark.close()

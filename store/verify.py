@@ -41,7 +41,7 @@ from store.log_end import LogEnd
 from store.message import decode_record
 from store.record_view import Ints
 from store.topics import Topics
-from store.watermark import POLL_SECONDS
+from store.watch import POLL_SECONDS
 
 Progress = Callable[[int, int], None]  # bytes of log done, of all
 QueueName = tuple[str, int]

@@ -1,4 +1,4 @@
-"""The published end of the log: read it, publish it, wait for it.
+"""The published end of the log: read it, publish it. Who waits for it: `watch`.
 
 `watermark` is this project's own small file beside RocketMQ's. A record exists for readers when
 `record end <= confirm_offset`. An append first *announces* how far it will write and at last *publishes*:
@@ -15,19 +15,12 @@ too low would let the next append write over messages.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
 import mmap
 import os
-import select
-import sys
-import warnings
 import zlib
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 
@@ -43,21 +36,16 @@ from store.layout import (
 )
 from store.segments import sync
 
-if sys.platform == "linux":
-    import inotify_simple
-
 _NUMBER_BYTES = WATERMARK_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << WATERMARK_NUMBER_BITS) - 1
 _LOOKS = 3  # at a number that may be in the middle of a write
 _CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
-POLL_SECONDS = 0.02  # where the system cannot notify
-_EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 
 
 class Watermark:
     """One mapped watermark file.
 
-    rest_seconds: without end, for where one of ours may write, nobody else appends (see `Published`).
+    rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
     `publish`, `mark_flushed`.
@@ -187,92 +175,6 @@ class Watermark:
 def checked(number: int) -> int:
     """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << WATERMARK_NUMBER_BITS | number
-
-
-class Published(Protocol):
-    """The end of a log, as `Watch` waits for it to move. rest_seconds: for how long it may do so without a look."""
-
-    path: Path
-
-    @property
-    def rest_seconds(self) -> float: ...
-
-
-class Watch:
-    """Sleeps until one of the watched watermark files is published, or `interrupt` is called.
-
-    One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
-    needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
-    left, `notified=False` where there is no file yet) it polls every `POLL_SECONDS`; likewise for as long as nobody
-    writes the file, because a broker has the directory.
-    """
-
-    def __init__(self, *, notified: bool = True) -> None:
-        self._ends: list[Published] = []
-        self._notify: inotify_simple.INotify | None = None
-        if sys.platform == "linux" and notified:
-            try:
-                self._notify = inotify_simple.INotify(nonblocking=True)
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
-                    raise
-                warnings.warn(
-                    f"no inotify instance left ({error.strerror}): polling every {POLL_SECONDS * 1000:.0f} ms; "
-                    "raise fs.inotify.max_user_instances",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        self._interrupted, self._interrupt = os.pipe()
-        os.set_blocking(self._interrupted, False)
-        os.set_blocking(self._interrupt, False)
-        self._poll = select.poll()
-        self._poll.register(self._interrupted, select.POLLIN)
-        if self._notify is not None:
-            self._poll.register(self._notify.fileno(), select.POLLIN)
-
-    @property
-    def polls(self) -> bool:
-        """Whether it only ends a wait now and then, for nobody tells it of a publication."""
-        return self._rest_seconds <= POLL_SECONDS
-
-    @property
-    def _rest_seconds(self) -> float:
-        return POLL_SECONDS if self._notify is None else min((end.rest_seconds for end in self._ends), default=math.inf)
-
-    def add(self, end: Published) -> None:
-        """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
-        self._ends.append(end)
-        if self._notify is not None:
-            self._notify.add_watch(end.path, inotify_simple.flags.MODIFY)
-
-    def wait(self, timeout: float) -> None:
-        """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
-
-        Now and then earlier, where only a look at the confirm offset tells.
-        """
-        timeout = min(timeout, self._rest_seconds)
-        for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
-            os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
-
-    def interrupt(self) -> None:
-        """End the wait that is under way, or else the next one, at once."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions already
-            os.write(self._interrupt, b"!")
-
-    def close(self) -> None:
-        """Give the inotify instance back."""
-        if self._notify is not None:
-            self._notify.close()
-        os.close(self._interrupted)
-        os.close(self._interrupt)
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @cache

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +8,7 @@ import pytest
 
 from store import CorruptStore, Message, MessageStore
 from store.layout import WATERMARK, WATERMARK_FILE_BYTES, field_offset
-from store.watermark import Watch, Watermark, current_boot_id
+from store.watermark import Watermark, current_boot_id
 
 
 @pytest.fixture
@@ -101,46 +97,3 @@ def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
 def test_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Watermark(tmp_path, writable=False)
-
-
-def test_waiting_wakes_at_a_publication(watermark: Watermark) -> None:
-    with Watch() as watch:
-        watch.add(watermark)
-        publisher = threading.Timer(0.05, watermark.publish, [200])
-        publisher.start()
-        deadline = time.monotonic() + 30
-        while watermark.confirm_offset == 100 and time.monotonic() < deadline:
-            watch.wait(deadline - time.monotonic())
-    publisher.join()
-    assert watermark.confirm_offset == 200
-
-
-PUBLISHER = """
-import sys
-from pathlib import Path
-from store.watermark import Watermark
-watermark = Watermark(Path(sys.argv[1]), writable=True)
-for line in sys.stdin:
-    watermark.publish(int(line))
-"""
-
-
-def test_waiting_wakes_at_another_process(watermark: Watermark) -> None:
-    root = watermark.path.parent
-    process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root)], stdin=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    with Watch() as watch:
-        watch.add(watermark)
-        for offset in range(101, 111):
-            print(offset, file=process.stdin, flush=True)
-            while watermark.confirm_offset != offset:
-                watch.wait(30)
-    process.stdin.close()
-    assert process.wait() == 0
-
-
-def test_waiting_ends_in_time(watermark: Watermark) -> None:
-    with Watch() as watch:
-        watch.add(watermark)
-        watch.wait(0)
-        watch.wait(0.001)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from store.watch import Watch, Watches
+from store.watermark import Watermark
+
+
+@pytest.fixture
+def watermark(tmp_path: Path) -> Watermark:
+    Watermark.create(tmp_path, 100, store_timestamp=7)
+    return Watermark(tmp_path, writable=True)
+
+
+def test_wakes_at_a_publication(watermark: Watermark) -> None:
+    with Watch() as watch:
+        watch.add(watermark)
+        publisher = threading.Timer(0.05, watermark.publish, [200])
+        publisher.start()
+        deadline = time.monotonic() + 30
+        while watermark.confirm_offset == 100 and time.monotonic() < deadline:
+            watch.wait(deadline - time.monotonic())
+    publisher.join()
+    assert watermark.confirm_offset == 200
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+from store.watermark import Watermark
+watermark = Watermark(Path(sys.argv[1]), writable=True)
+for line in sys.stdin:
+    watermark.publish(int(line))
+"""
+
+
+def test_wakes_at_another_process(watermark: Watermark) -> None:
+    root = watermark.path.parent
+    process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root)], stdin=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    with Watch() as watch:
+        watch.add(watermark)
+        for offset in range(101, 111):
+            print(offset, file=process.stdin, flush=True)
+            while watermark.confirm_offset != offset:
+                watch.wait(30)
+    process.stdin.close()
+    assert process.wait() == 0
+
+
+def test_ends_in_time(watermark: Watermark) -> None:
+    with Watch() as watch:
+        watch.add(watermark)
+        watch.wait(0)
+        watch.wait(0.001)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_watches_are_used_again_and_all_closed(watermark: Watermark) -> None:
+    before = descriptors()
+    watches = Watches(watermark)
+    with watches.one() as first, watches.one() as second:
+        assert first is not second
+    with watches.one() as third:
+        assert third in (first, second)
+        watches.close()
+        assert descriptors() > before
+        watermark.publish(200)
+        third.wait(30)
+    assert descriptors() == before
