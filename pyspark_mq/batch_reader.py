@@ -31,11 +31,12 @@ class MqBatchReader(DataSourceReader):
         self._range_reader = RangeReader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Raises what `Queues.resolve` does, and `OptionError` for a range that ends before it starts."""
+        """Raises what `Queues` does, and `OptionError` for a range that ends before it starts."""
         with MessageStore.open(self._options.path, create=False, read_only=True) as store:
             queues = Queues(store, self._options)
-            ends = queues.resolve("endingOffsets", self._end)
-            starts = queues.resolve("startingOffsets", self._start)
+            bounds = queues.bounds(queues.tails())
+            ends = queues.resolve("endingOffsets", self._end, bounds)
+            starts = queues.resolve("startingOffsets", self._start, bounds)
         ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
         for r in ranges:
             if r.start > r.end:

@@ -23,8 +23,7 @@ from tqdm import tqdm
 
 from pyspark_mq.find import at_time, by_id, by_key
 from pyspark_mq.tail import body_line, follow, json_line
-from store import MessageStore, StoreError
-from store.errors import OffsetLost
+from store import MessageStore, OffsetLost, StoreError
 from store.layout import COMMIT_LOG_DIR
 from store.repair import repair
 from store.retention import Reason
@@ -351,8 +350,9 @@ def extent(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int, in
         first, end = store.offsets(topic, queue_id)
         try:
             return first, end, sum(record_bytes(store, topic, queue_id, first, end))
-        except OffsetLost:  # retention was faster
-            continue
+        except OffsetLost:
+            if store.min_offset(topic, queue_id) <= first:  # not by retention
+                raise
 
 
 def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end: int) -> Iterator[int]:

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.offsets import Positions, positions_from_json, to_json
+from store.segments import sync_directory
 
 _NEXT = "next"
 _STARVED = "starved"
@@ -101,7 +102,7 @@ class Ledger:
                 pass
             finally:
                 temporary.unlink()
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except OSError as error:
             raise self._unwritable(error) from error
         return self.find(name) or record
@@ -132,11 +133,3 @@ class Ledger:
             f"{self._directory}: cannot record what a real-time task read ({error}); set the option ledgerPath "
             "to a directory that the driver and every executor can write"
         )
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

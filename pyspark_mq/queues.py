@@ -38,12 +38,11 @@ class Queues:
         """What each queue of `tails` has, up to there: retention may have gone further meanwhile."""
         return {queue: Bounds(min(self._store.min_offset(*queue), tail), tail) for queue, tail in tails.items()}
 
-    def resolve(self, option: str, limit: int | Positions) -> Positions:
-        """`limit`, the value of `option`, as one existing offset for each subscribed queue.
+    def resolve(self, option: str, limit: int | Positions, bounds: dict[Queue, Bounds]) -> Positions:
+        """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
 
-        Raises what `offsets.resolve` and `tails` do; an offset outside of its queue is data loss.
+        Raises what `offsets.resolve` does; an offset outside of its queue is data loss.
         """
-        bounds = self.bounds(self.tails())
         positions = resolve(option, limit, bounds)
         for queue, offset in positions.items():
             first, end = bounds[queue]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -27,10 +28,10 @@ from pyspark_mq.offsets import (
     to_json,
 )
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.planning import limit_ranges, split
+from pyspark_mq.planning import Sizes, limit_ranges, split
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader
-from store import MessageStore
+from store import MessageStore, OffsetLost
 
 _NO_LIMIT = (1 << 63) - 1
 
@@ -52,7 +53,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts. Spark may ask again: what counts is the pin in the first end offset."""
-        positions = self._queues.resolve("startingOffsets", self._start)
+        bounds = self._queues.bounds(self._queues.tails())
+        positions = self._queues.resolve("startingOffsets", self._start, bounds)
         return StreamOffset(positions, starts=positions).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -123,6 +125,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges,
             self._options.max_offsets_per_trigger,
             self._options.max_bytes_per_trigger,
-            lambda r: self._store.sizes(*r),
+            self._sizes,
             self._turn,
         )
+
+    def _sizes(self, r: QueueRange) -> Sizes:
+        """Record sizes; 0 for what retention took since `r` was planned: the task that is to read it says so."""
+        while True:
+            first = min(max(r.start, self._store.min_offset(*r.queue)), r.end)
+            try:
+                return np.append(np.zeros(first - r.start, np.int64), self._store.sizes(*r._replace(start=first)))
+            except OffsetLost:
+                if self._store.min_offset(*r.queue) <= first:
+                    raise

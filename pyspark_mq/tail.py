@@ -62,7 +62,7 @@ def rows(
     store: MessageStore, topic: str, queue_id: int, start: int | None, end: int, tags: str | None
 ) -> Iterator[Row]:
     """Messages [start, end) of one queue; from its first one when `start` is None."""
-    begin = store.min_offset(topic, queue_id) if start is None else start
+    begin = min(store.min_offset(topic, queue_id), end) if start is None else start
     if begin > end:
         raise OffsetNotYet(f"{topic}, queue {queue_id}: there is no offset {begin} yet, the next one is {end}")
     for batch in store.scan(topic, queue_id, begin, end, columns=COLUMNS, tags=tags):

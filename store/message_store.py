@@ -276,10 +276,10 @@ class MessageStore:
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
         """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.
 
-        Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`.
+        Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` where a file is missing.
         """
-        minimum, maximum = self.offsets(topic, queue_id)
-        return offset_by_time(self._log, self._queue(topic, queue_id), minimum, maximum, timestamp, boundary)
+        queue = self._checked_queue(topic, queue_id)
+        return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     # --- waiting ---------------------------------------------------------------------------------------
 

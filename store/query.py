@@ -138,13 +138,23 @@ def _has_key(message: StoredMessage, key: str) -> bool:
 
 
 def offset_by_time(
-    log: CommitLog, queue: ConsumeQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary
+    log: CommitLog, queue: ConsumeQueue, bounds: Callable[[], tuple[int, int]], timestamp: int, boundary: Boundary
 ) -> int:
-    """Queue offset of the message that a time (ms) means, in the queue's published range [minimum, maximum).
+    """Queue offset of the message that a time (ms) means, in the queue's published range, its `bounds` as they are now.
 
-    LOWER answers `maximum` when all are older; UPPER answers `minimum` when all are newer, and the last message's
-    offset when all are older. Both as RocketMQ 5. Raises `OffsetLost` when retention overtakes the search.
+    LOWER answers the range's end when all are older; UPPER answers its begin when all are newer, and the last
+    message's offset when all are older. Both as RocketMQ 5. Raises `OffsetLost` where a file is missing.
     """
+    while True:
+        minimum, maximum = bounds()
+        try:
+            return _search(log, queue, minimum, maximum, timestamp, boundary)
+        except OffsetLost:
+            if bounds()[0] <= minimum:  # not by retention
+                raise
+
+
+def _search(log: CommitLog, queue: ConsumeQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary) -> int:
     low, high = minimum, maximum
     while low < high:  # before low: too old (UPPER: old enough); from high on: the rest
         middle = (low + high) // 2

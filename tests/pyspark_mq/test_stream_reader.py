@@ -201,6 +201,34 @@ def test_bytes_per_trigger_hold_exactly(filled: Filled) -> None:
     assert seen == len(filled.rows)
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_retention_between_the_tails_and_the_sizes(
+    tmp_path: Path, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = Filled(tmp_path / "mq", {"orders": 1})
+    sizes = MessageStore.sizes
+
+    def overtaken(store: MessageStore, *range_: Any) -> Any:
+        if store.min_offset("orders", 0) == 0:
+            assert filled.store.clean(forced=True).queues
+        return sizes(store, *range_)
+
+    with filled.store:
+        filled.put("orders", 0, 250, size=1000)
+        it = reader(filled, maxBytesPerTrigger="1m", failOnDataLoss=str(not accepted), **EARLIEST)
+        start = it.initialOffset()
+        monkeypatch.setattr(MessageStore, "sizes", overtaken)
+        end = latest(it, start)
+        assert end["orders"] == {"0": 250}
+        first = filled.store.min_offset("orders", 0)
+        assert 0 < first < 250
+        if accepted:
+            assert rows(it, start, end) == filled.rows[first:]
+        else:
+            with pytest.raises(DataLossError, match=rf"orders/0 \[0, {first}\) is lost"):
+                rows(it, start, end)
+
+
 def test_partitions_are_cut(filled: Filled) -> None:
     it = reader(filled, **EARLIEST, maxRecordsPerPartition="2", minPartitions="5")
     start = it.initialOffset()

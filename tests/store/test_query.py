@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from store import MessageStore
 from store.commit_log import CommitLog
-from store.consume_queue import ConsumeQueue
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.index import Index
-from store.query import Boundary, message_at, messages_with_key, offset_by_time, offset_of_id
+from store.query import Boundary, message_at, messages_with_key, offset_of_id
 from tests import seen
+from tests.filled import Filled
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SEGMENT, QUEUE_FILE = 4096, 200
+SEGMENT = 4096
 INDEXES = {"hosts-5.3": (100, 400), "index-5.3": (20, 30), "index-4.9": (20, 30)}
 
 
@@ -117,9 +118,25 @@ def test_an_offset_of_a_deleted_segment(golden: Golden) -> None:
 
 def test_by_time(golden: Golden) -> None:
     for (topic, queue_id), there in seen.golden(GOLDEN / f"{golden.root.name}.jsonl").items():
-        queue = ConsumeQueue(golden.root, topic, queue_id, QUEUE_FILE, writable=False)
         times = [row["storeTimestamp"] for row in there.rows]
-        for time in range(times[0] - 2, times[-1] + 3):
-            older, not_newer = (sum(stored < limit for stored in times) for limit in (time, time + 1))
-            for boundary, expected in ((Boundary.LOWER, older), (Boundary.UPPER, max(0, not_newer - 1))):
-                assert offset_by_time(golden.log, queue, 0, there.maximum, time, boundary) == expected
+        with MessageStore.open(golden.root, read_only=True) as store:
+            for time in range(times[0] - 2, times[-1] + 3):
+                older, not_newer = (sum(stored < limit for stored in times) for limit in (time, time + 1))
+                for boundary, expected in ((Boundary.LOWER, older), (Boundary.UPPER, max(0, not_newer - 1))):
+                    assert store.offset_by_time(topic, queue_id, time, boundary) == expected
+
+
+def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = Filled(tmp_path / "mq", {"t": 1})
+    offsets = MessageStore.offsets
+
+    def stale(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int]:
+        known = offsets(store, topic, queue_id)
+        filled.store.clean(forced=True)
+        return known
+
+    with filled.store:
+        filled.put("t", 0, 250, size=1000)
+        monkeypatch.setattr(MessageStore, "offsets", stale)
+        with MessageStore.open(filled.path, read_only=True) as reader:
+            assert reader.offset_by_time("t", 0, 0) == filled.store.min_offset("t", 0) > 0
