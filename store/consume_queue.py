@@ -52,7 +52,7 @@ class ConsumeQueue:
 
     def check(self) -> None:
         """Raises `CorruptSegment` for a file with a wrong name or length, or one that is missing in between."""
-        self._segments.check()
+        self._segments.check("move this folder away, and 'pyspark-mq verify --repair' makes it anew from the log")
 
     def tail(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts."""
@@ -78,8 +78,10 @@ class ConsumeQueue:
         return None
 
     def _search_tail(self, confirm_offset: int) -> tuple[int, int]:
-        """Where the search began, and the tail."""
+        """Where the search began, and the tail. Raises as `check`: a search that met a hole would end before it."""
         seen = self._seen
+        if not seen:
+            self.check()
         start = low = seen if seen and self._counts(seen - 1, confirm_offset) else self.first()
         step = 1
         while self._counts(low + step - 1, confirm_offset):

@@ -197,14 +197,13 @@ class Segments:
         """When the segment that begins at `start` was last written, in seconds since 1970."""
         return self.path(start).stat().st_mtime
 
-    def check(self) -> list[int]:
+    def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
         """`starts`, after making sure that no segment is missing between the first and the last."""
         starts = self.starts()
         for start, following in itertools.pairwise(starts):
             if following != start + self.size:
                 raise CorruptSegment(
-                    f"{self.directory}: no file for bytes {start + self.size} to {following}; "
-                    "restore the missing segments from a copy"
+                    f"{self.directory}: no file for bytes {start + self.size} to {following}; {remedy}"
                 )
         return starts
 

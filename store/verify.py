@@ -263,7 +263,7 @@ class _Verifier:
             try:
                 queue.check()
             except CorruptStore as error:
-                self.add(_name(name), str(error), f"move the queue's folder away, then {_REPAIR}")
+                self.add(_name(name), str(error).partition(";")[0], f"move the queue's folder away, then {_REPAIR}")
                 self._next[name] = _NOT_COMPARED
             else:
                 self._queues[name] = queue
