@@ -20,6 +20,7 @@ from store.segments import Segments
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
+_REMEDY = "move this folder away, and 'pyspark-mq verify --repair' makes it anew from the log"
 _EMPTY = bytes(CQ_ENTRY.itemsize)
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
@@ -50,9 +51,10 @@ class ConsumeQueue:
         """Queue offset of the first entry of the first file, 0 without files."""
         return self._segments.first() // CQ_ENTRY.itemsize
 
-    def check(self) -> None:
-        """Raises `CorruptSegment` for a file with a wrong name or length, or one that is missing in between."""
-        self._segments.check("move this folder away, and 'pyspark-mq verify --repair' makes it anew from the log")
+    def check(self) -> int:
+        """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
+        starts = self._segments.check(_REMEDY)
+        return starts[0] // CQ_ENTRY.itemsize if starts else 0
 
     def tail(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts."""
@@ -80,9 +82,10 @@ class ConsumeQueue:
     def _search_tail(self, confirm_offset: int) -> tuple[int, int]:
         """Where the search began, and the tail. Raises as `check`: a search that met a hole would end before it."""
         seen = self._seen
-        if not seen:
-            self.check()
-        start = low = seen if seen and self._counts(seen - 1, confirm_offset) else self.first()
+        if seen and self._counts(seen - 1, confirm_offset):
+            start = low = seen
+        else:
+            start = low = self.first() if seen else self.check()
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
