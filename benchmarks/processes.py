@@ -57,7 +57,7 @@ def _idle(session: SparkSession, seconds: float) -> None:
         with MessageStore.open(path) as store:
             store.create_topic(TOPIC, QUEUES)
         with _running_query(session, path, folder):
-            time.sleep(3)  # the start-up is over
+            time.sleep(min(10.0, 2 * seconds))  # the start-up is over
             before, begin = _usage(), time.monotonic()
             time.sleep(seconds)
             after, taken = _usage(), time.monotonic() - begin

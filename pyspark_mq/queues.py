@@ -64,7 +64,8 @@ class Queues:
             if tails != seen or left <= 0:
                 return tails
             # What woke us was for other topics: a steady stream there must not make this a spinning loop.
-            time.sleep(min(left, pause))
+            if pause:  # even to sleep for no time is a wake-up
+                time.sleep(min(left, pause))
             pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
             if self._store.wait(confirm_offset, left) == confirm_offset:
                 return tails
