@@ -302,8 +302,9 @@ class _Verifier:
     def _found(self, name: QueueName, expected: Entries, first: int) -> Entries:
         """The queue's entries from `first` on: zeros where it has no file, what is expected where retention took it."""
         found, stop = np.zeros(len(expected), CQ_ENTRY), first + len(expected)
-        queue = self._queues.setdefault(name, self._open_queue(name))  # a new one, where a broker made it meanwhile
-        at = first
+        if name not in self._queues:  # there is none, or a broker made it meanwhile
+            self._queues[name] = self._open_queue(name)
+        queue, at = self._queues[name], first
         while at < stop:
             end = min(stop, (at // queue.entries_per_file + 1) * queue.entries_per_file)
             with suppress(OffsetLost):
