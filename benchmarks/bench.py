@@ -81,7 +81,7 @@ def side_by_side(runs: int, *measures: Callable[[], float]) -> list[float]:
 
 
 def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table, as the README quotes it."""
+    """Print a Markdown table, as docs/measured.md quotes it."""
     print(f"\n{title} ({platform.machine()}, {os.cpu_count()} cores)\n")
     for row in (head, ["---"] * len(head), *rows):
         print(f"| {' | '.join(row)} |")

@@ -10,6 +10,7 @@ from pyspark_mq.options import OPTION_NAMES
 from store import StoreConfig
 
 README = Path(__file__).parents[2] / "README.md"
+DOCS = README.parent / "docs"
 
 
 def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
@@ -25,8 +26,14 @@ def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
 
 
 def test_the_options_table_names_every_option() -> None:
-    section = README.read_text("utf-8").split("| option | default | |")[1].split("\n\n")[0]
+    section = (DOCS / "source.md").read_text("utf-8").split("| option | default | |")[1].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(OPTION_NAMES)
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in (README, *DOCS.glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_store_conf_states_the_defaults() -> None:
