@@ -15,11 +15,10 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.offsets import Positions, positions_from_json, to_json
-from store.segments import sync_directory
+from store.atomic import create_file, write_file
 
 _NEXT = "next"
 _STARVED = "starved"
@@ -64,7 +63,7 @@ class Ledger:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if before is not None:
-                (folder / _BEFORE).write_text(before, "ascii")
+                write_file(folder / _BEFORE, before.encode("ascii"))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -88,21 +87,10 @@ class Ledger:
         Raises `LedgerError` where the directory cannot be written.
         """
         path = self._path(name)
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
         content = {_NEXT: to_json(record.next), _STARVED: record.starved}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("x", encoding="utf-8") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(temporary, path)  # unlike a rename, this never replaces
-            except FileExistsError:
-                pass
-            finally:
-                temporary.unlink()
-            sync_directory(path.parent)
+            create_file(path, json.dumps(content).encode("ascii"))
         except OSError as error:
             raise self._unwritable(error) from error
         return self.find(name) or record

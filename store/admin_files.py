@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
 from typing import Any
 
+from store.atomic import write_file
 from store.errors import CorruptStore
-from store.segments import sync_directory
 
 _VERSION = "dataVersion"
 # A string, or an integer key as fastjson writes it, without quotes: {0:5}
@@ -22,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises `CorruptStore` when both cannot be parsed.
     """
-    backup = path.with_name(f"{path.name}.bak")
+    backup = _backup(path)
     failure: ValueError | None = None
     for candidate in (path, backup):
         try:
@@ -48,15 +47,12 @@ def _quote_keys(text: str) -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write as RocketMQ does: the old file becomes `.bak`, the new one is complete when it appears."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent="\t", sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        path.replace(path.with_name(f"{path.name}.bak"))
-    temporary.replace(path)
-    sync_directory(path.parent)
+    text = json.dumps(content, indent="\t", sort_keys=True)
+    write_file(path, text.encode("utf-8"), backup=_backup(path))
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(f"{path.name}.bak")
 
 
 def next_version(content: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from store.atomic import open_file, write_file
 from store.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
 
 
@@ -35,14 +36,14 @@ def create_checkpoint(root: Path) -> None:
     """Make an empty one if there is none: later writes then need no space."""
     path = root / CHECKPOINT_FILE
     if not path.exists():
-        path.write_bytes(bytes(CHECKPOINT_FILE_BYTES))
+        write_file(path, bytes(CHECKPOINT_FILE_BYTES))
 
 
 def write_checkpoint(root: Path, store_timestamp: int) -> None:
     """Say that all records with an older store time (ms), and their queue entries, are on the device."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
-    fd = os.open(root / CHECKPOINT_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_file(root / CHECKPOINT_FILE)
     try:
         os.pwrite(fd, fields.tobytes(), 0)
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
+from store.atomic import write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import StoreConfig
@@ -92,15 +93,13 @@ class Directory:
         own = self.root / CONF_FILE
         if not own.exists():
             own.parent.mkdir(exist_ok=True)
-            temporary = own.with_name(f"{own.name}.tmp")
-            temporary.write_text(config.text(), "utf-8")
-            temporary.replace(own)
+            write_file(own, config.text().encode("utf-8"))
 
     def mark_open(self) -> None:
         """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""
         abort = self.root / ABORT_FILE
         if not abort.exists():
-            abort.write_text(str(os.getpid()), "ascii")
+            write_file(abort, str(os.getpid()).encode("ascii"))
         create_checkpoint(self.root)
 
     def mark_closed(self) -> None:

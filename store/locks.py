@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from store.atomic import open_file
 from store.errors import StoreLocked
 from store.layout import LOCK_FILE
 
@@ -35,7 +36,7 @@ class StoreLock:
 
     def __init__(self, root: Path) -> None:
         self._path = root / LOCK_FILE
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_file(self._path)
         self._threads = threading.Lock()
         if os.fstat(self._fd).st_size == 0:
             os.pwrite(self._fd, b"lock", 0)

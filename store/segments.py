@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import numpy.typing as npt
 
+from store.atomic import sync_directory
 from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore, StoreFull
 from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 
@@ -338,12 +339,3 @@ def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
         except FileNotFoundError:  # one went between listing and looking: others may have, too
             if not directory.exists():
                 return []
-
-
-def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the device."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from store.atomic import write_file
 from store.errors import CorruptStore
 from store.layout import (
     WATERMARK,
@@ -88,15 +89,17 @@ class Watermark:
         fields["boot_id"] = current_boot_id()
         fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = checked(confirm_offset)
         fields["store_timestamp"] = checked(store_timestamp)
-        path = root / WATERMARK_FILE
-        target = path if path.exists() else root / f"{WATERMARK_FILE}.tmp"
-        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path, data = root / WATERMARK_FILE, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0")
         try:
-            os.pwrite(fd, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0"), 0)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            write_file(path, data)
+            return
+        try:
+            os.pwrite(fd, data, 0)
             os.fsync(fd)
         finally:
             os.close(fd)
-        target.replace(path)
 
     @property
     def confirm_offset(self) -> int:
