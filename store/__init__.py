@@ -24,9 +24,11 @@ from store.errors import (
     StoreLocked,
     UnknownQueue,
     UnknownTopic,
+    UnsupportedStore,
 )
 from store.filters import FilterError, TagFilter
 from store.getting import GetResult, GetStatus
+from store.kinds import UnsupportedWarning
 from store.message import Message, StoredMessage
 from store.message_store import MessageStore
 from store.putting import PutResult
@@ -68,4 +70,6 @@ __all__ = [
     "TagFilter",
     "UnknownQueue",
     "UnknownTopic",
+    "UnsupportedStore",
+    "UnsupportedWarning",
 ]

@@ -14,6 +14,7 @@ from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.errors import NotAStore
+from store.kinds import refuse_kinds
 from store.layout import (
     ABORT_FILE,
     COMMIT_LOG_DIR,
@@ -50,8 +51,9 @@ class Directory:
         """Whether any of a store's own files is there."""
         return any((self.root / mark).exists() for mark in _MARKS)
 
-    def must_be_store(self) -> None:
-        """Raises `NotAStore` for a path that is none."""
+    def must_be_store(self, *, writing: bool = False) -> None:
+        """Raises `NotAStore` for a path that is none, `UnsupportedStore` for a kind that cannot be read, or written."""
+        refuse_kinds(self.root, writing=writing)
         if not self.is_store():
             what = "is no store" if self.root.exists() else "does not exist"
             raise NotAStore(
@@ -59,7 +61,8 @@ class Directory:
             )
 
     def create(self) -> None:
-        """Make the folder if needed. Raises `NotAStore` when it holds other files or is no folder."""
+        """Make the folder if needed. Raises `NotAStore` for other files or no folder, and as `must_be_store`."""
+        refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
         if self.root.exists() and not self.root.is_dir():

@@ -3,6 +3,7 @@
     StoreError
     ├── ConfigError              a key or value of store.conf
     ├── NotAStore                the path is no store, or holds something else
+    ├── UnsupportedStore         a kind of RocketMQ directory, or topic, that is not read or not written
     ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
     ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
     ├── StoreFull                no space left on the device
@@ -46,6 +47,10 @@ class ConfigError(StoreError):
 
 class NotAStore(StoreError):
     """The path holds no store (reader), or holds other files (writer)."""
+
+
+class UnsupportedStore(StoreError):
+    """A kind of RocketMQ directory, or of topic, that this package does not read or does not write."""
 
 
 class StoreLocked(StoreError):

@@ -27,6 +27,19 @@ CHECKPOINT_FILE: Final = "checkpoint"
 WATERMARK_FILE: Final = "watermark"
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
+# What only RocketMQ makes, and shows a kind of directory (see `kinds`).
+DLEDGER_PREFIX: Final = "dledger-"  # of the folders that hold a DLedger log
+ROCKSDB_MARK: Final = "CURRENT"  # every RocksDB folder has this file
+ROCKSDB_CONSUME_QUEUE_DIR: Final = "consumequeue_rocksdb"
+BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
+EPOCH_FILE: Final = "epochFileCheckpoint"
+BROKER_IDENTITY_FILE: Final = "brokerIdentity"
+TOPIC_MAPPINGS_FILE: Final = "config/topicQueueMapping.json"
+TOPIC_QUEUE_TYPE: Final = "queue.type"  # a topic's attribute
+BATCH_QUEUE_TYPE: Final = "BatchCQ"
+TOPIC_CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACTION_POLICY: Final = "COMPACTION"
+
 SEGMENT_NAME_DIGITS: Final = 20  # a segment's name is the logical offset of its byte 0
 
 

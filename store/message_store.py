@@ -84,12 +84,13 @@ class MessageStore:
         config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own
         `config/store.conf`, else RocketMQ's defaults. File sizes of an existing store stay what they are.
 
-        Raises `NotAStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`, `CorruptStore`.
+        Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
+        `CorruptStore`. Warns `UnsupportedWarning` of topics that RocketMQ's consumer sees otherwise.
         """
         directory = Directory.at(path)
         with full_device(directory.root):
             if read_only or not create:
-                directory.must_be_store()
+                directory.must_be_store(writing=not read_only)
             else:
                 directory.create()
             return MessageStore(directory, directory.configuration(config), read_only=read_only)

@@ -27,7 +27,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     broker's index of other sizes than those of `config`.
     """
     directory = Directory.at(path)
-    directory.must_be_store()
+    directory.must_be_store(writing=True)
     root, settings = directory.root, directory.configuration(config)
     with _alone(root):
         if directory.has_configuration:  # or else the file may be right and the sizes wrong

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from store.admin_files import next_version, read_json, write_json
-from store.errors import InvalidTopic, UnknownQueue, UnknownTopic
+from store.errors import InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.kinds import batch_topics
 from store.layout import (
     CONSUME_QUEUE_DIR,
     DLQ_TOPIC_PREFIX,
@@ -68,6 +69,11 @@ class Topics:
         """Number of queues of one topic. Raises `UnknownTopic`."""
         queues = self.queue_count(topic)
         if not queues:
+            if topic in batch_topics(self._load().get(_TABLE, {})):
+                raise UnsupportedStore(
+                    f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which are not read here; "
+                    "read it with RocketMQ's own client"
+                )
             known = ", ".join(self.queue_counts()) or "none"
             raise UnknownTopic(f"{self._root}: no topic {topic!r}; create it with create_topic (there are: {known})")
         return queues
@@ -80,8 +86,13 @@ class Topics:
         return queue_id
 
     def queue_counts(self) -> dict[str, int]:
-        """Topic to number of queues, sorted by topic; topics that have a ConsumeQueue but no entry included."""
-        counts = {topic: int(config.get("readQueueNums", 0)) for topic, config in self._load().get(_TABLE, {}).items()}
+        """Topic to number of queues, sorted by topic; topics that have a ConsumeQueue but no entry included.
+
+        Topics with batch queues are left out.
+        """
+        table = self._load().get(_TABLE, {})
+        batches = batch_topics(table)
+        counts = {topic: int(config.get("readQueueNums", 0)) for topic, config in table.items() if topic not in batches}
         for topic, queue_ids in self.on_disk().items():
             counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)
         return dict(sorted(counts.items()))
