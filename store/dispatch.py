@@ -39,6 +39,8 @@ from store.property_columns import PropertyColumns
 from store.record_view import Ints, Mask, RecordView
 from store.segments import Bytes
 
+# Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.
+_FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
@@ -69,23 +71,24 @@ def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogC
     Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
     carry a blank.
     """
-    at = begin
+    at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
     while log.segments.exists(at):
         try:
             length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
-            chunk = _chunk(log, at, length, check_crc=check_crc) if length > 0 else None  # 0 at an idle log's end
+            wanted = max(length, chunk_bytes)
+            chunk = _chunk(log, at, wanted, check_crc=check_crc) if length > 0 else None  # 0 at an idle log's end
         except OffsetLost:  # retention was faster
             return
         if chunk is None or chunk.end == at:
             log.forget_if_empty(at)
             return
         yield chunk
-        at = chunk.end
+        at, chunk_bytes = chunk.end, min(2 * chunk_bytes, _CHUNK_BYTES)
 
 
 def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool) -> LogChunk:
-    """The sound records from `at` on; the first one says that it has `length` bytes."""
-    data = _read(log, at, max(length, _CHUNK_BYTES))
+    """The sound records that lie wholly in the `length` bytes from `at` on."""
+    data = _read(log, at, length)
     positions, sizes, position = _hop(data)
     starts = np.array(positions, np.int64)
     records = _measured(np.frombuffer(data, np.uint8), starts, np.array(sizes, np.int64))

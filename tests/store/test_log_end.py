@@ -259,3 +259,25 @@ def test_a_reader_takes_a_writers_word_at_once(path: Path, steps: Steps) -> None
             put(ours, "ours", 1)
             assert reader.confirm_offset == ours.confirm_offset
         assert len(steps) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs the kernel's count of bytes read")
+@pytest.mark.usefixtures("always")
+def test_a_look_at_a_running_broker_reads_no_more_than_a_little(tmp_path: Path) -> None:
+    def bytes_read() -> int:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["rchar"])
+
+    path = tmp_path / "mq"
+    with MessageStore.open(path) as ours:
+        ours.create_topic("t", QUEUES)
+        put(ours, "before", 1)
+    with broker(path) as theirs, MessageStore.open(path, read_only=True) as reader:
+        put(theirs, "first", 1)
+        seen = reader.confirm_offset
+        put(theirs, "new", 1)
+        before = bytes_read()
+        assert reader.confirm_offset > seen
+        assert bytes_read() - before < 1 << 18
+        put(theirs, "many", 1000)
+        assert reader.confirm_offset == theirs.confirm_offset
