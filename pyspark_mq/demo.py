@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from tqdm import tqdm
 
+from pyspark_mq.errors import DemoFailed
 from pyspark_mq.flights import CARRIER_TOTALS, as_messages, load_flights, totals_by_carrier
 from pyspark_mq.java import require_java
 from store import MessageStore, StoreError
@@ -36,16 +37,11 @@ ROWS_PER_TRIGGER = 50_000
 STALLED_AFTER_SECONDS = 180
 
 
-class DemoFailed(Exception):
-    """The demo could not be run to its end."""
-
-
 def run_demo(directory: str | None, rate: int) -> bool:
     """Runs the demo and prints its result; True when what came out equals what went in.
 
     `directory`: a new or empty one for the store, which stays; None: a temporary one, removed at the end.
-    `rate`: messages a second that the other process appends. Raises JavaMissing, FlightsMissing, DemoFailed,
-    StoreError.
+    `rate`: messages a second that the other process appends. Raises DemoFailed, StoreError.
     """
     require_java()
     flights = load_flights()

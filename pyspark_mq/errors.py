@@ -1,24 +1,30 @@
 """What can go wrong between Spark and the store, as one tree, and the one place that decides about data loss.
 
-    MqSourceError(ValueError)
-    ├── OptionError          an option of `format("mq")`: unknown, missing, or with a wrong value
-    ├── SchemaError          a `.schema(...)` that names other columns or other types
-    ├── CheckpointError      an offset in a checkpoint that this version cannot read
-    ├── LedgerError          the record of what real-time tasks read: missing, unreadable or not writable
-    ├── SubscriptionError    a topic or queue that is named and does not exist
-    └── DataLossError        messages that the query counts on are gone
+    store.errors.StoreError
+    └── MqSourceError            also a ValueError
+        ├── OptionError          an option of `format("mq")`: unknown, missing, or with a wrong value
+        ├── SchemaError          a `.schema(...)` that names other columns or other types
+        ├── CheckpointError      an offset in a checkpoint that this version cannot read
+        ├── LedgerError          the record of what real-time tasks read: missing, unreadable or not writable
+        ├── SubscriptionError    a topic or queue that is named and does not exist
+        ├── DataLossError        messages that the query counts on are gone
+        └── DemoFailed           the demo could not be run to its end
+            ├── FlightsMissing   its data set is not installed
+            └── JavaMissing      there is no Java that Spark can run on
 
-Errors of the store itself (`store.errors.StoreError`) pass through as they are.
+Errors of the store itself (`store.errors`) pass through as they are: `StoreError` catches all.
 """
 
 from __future__ import annotations
 
 import logging
 
+from store.errors import StoreError
+
 _log = logging.getLogger("pyspark_mq")
 
 
-class MqSourceError(ValueError):
+class MqSourceError(StoreError, ValueError):
     """Root of what the Spark source raises on purpose."""
 
 
@@ -44,6 +50,18 @@ class SubscriptionError(MqSourceError):
 
 class DataLossError(MqSourceError):
     """Messages that the query counts on are not in the store (any more)."""
+
+
+class DemoFailed(MqSourceError):
+    """The demo could not be run to its end."""
+
+
+class FlightsMissing(DemoFailed):
+    """The data set of the demo is not installed."""
+
+
+class JavaMissing(DemoFailed):
+    """No Java that Spark can run on; the message says what was found and what to install."""
 
 
 def data_loss(fail: bool, what: str) -> None:

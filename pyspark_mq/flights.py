@@ -12,13 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from pyspark_mq.errors import FlightsMissing
+
 CARRIER_TOTALS = ("carrier", "flights", "landed", "delay")
 _DATA = "data/flights.csv.zip"
 _NOT_AVAILABLE = ["", "NA"]
-
-
-class FlightsMissing(Exception):
-    """The data set is not installed."""
 
 
 def load_flights() -> pa.Table:

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 
+from pyspark_mq.errors import JavaMissing
+
 OLDEST = 17
 
 _REMEDY = f"""Spark needs a Java runtime, version {OLDEST} or later. Install one:
@@ -12,10 +14,6 @@ _REMEDY = f"""Spark needs a Java runtime, version {OLDEST} or later. Install one
   Fedora           sudo dnf install java-21-openjdk-headless
   macOS            brew install --cask temurin@17
 or point JAVA_HOME at the one you have."""
-
-
-class JavaMissing(Exception):
-    """No Java that Spark can run on; the message says what was found and what to install."""
 
 
 def require_java() -> int:

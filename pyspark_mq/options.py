@@ -12,7 +12,8 @@ from typing import TypeVar
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets import EARLIEST, LATEST, Positions, parse_limit
 from pyspark_mq.subscription import Subscription
-from store.filters import FilterError, TagFilter
+from store.errors import FilterError
+from store.filters import TagFilter
 
 T = TypeVar("T")
 

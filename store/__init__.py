@@ -8,6 +8,8 @@ from store.errors import (
     CorruptRecord,
     CorruptSegment,
     CorruptStore,
+    FilterError,
+    InvalidArgument,
     InvalidColumns,
     InvalidGroup,
     InvalidMessageId,
@@ -22,11 +24,12 @@ from store.errors import (
     StoreError,
     StoreFull,
     StoreLocked,
+    StoreUnavailable,
     UnknownQueue,
     UnknownTopic,
     UnsupportedStore,
 )
-from store.filters import FilterError, TagFilter
+from store.filters import TagFilter
 from store.getting import GetResult, GetStatus
 from store.kinds import UnsupportedWarning
 from store.message import Message, StoredMessage
@@ -48,6 +51,7 @@ __all__ = [
     "FilterError",
     "GetResult",
     "GetStatus",
+    "InvalidArgument",
     "InvalidColumns",
     "InvalidGroup",
     "InvalidMessageId",
@@ -66,6 +70,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreLocked",
+    "StoreUnavailable",
     "StoredMessage",
     "TagFilter",
     "UnknownQueue",

@@ -7,12 +7,15 @@
     ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
     ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
     ├── StoreFull                no space left on the device
+    ├── StoreUnavailable         the system refuses: no permission, no descriptor left, a read error, ...
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
     ├── InvalidGroup             a consumer group's name that RocketMQ would refuse
     ├── InvalidMessageId         a text that is no offsetMsgId
     ├── InvalidColumns           a table or a column list that does not fit
+    ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
+    ├── FilterError              an expression of tags that cannot be parsed
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── OffsetOutOfRange
     │   ├── OffsetLost           older than what the store still has
@@ -21,7 +24,8 @@
         ├── CorruptSegment       a file with a wrong name or length, or a missing one
         └── CorruptRecord        bytes that are not the record the ConsumeQueue promised
 
-Every message says what is wrong, where, and what to do about it.
+Every message says what is wrong, where, and what to do about it. `pyspark_mq.errors` goes on with what can go wrong on
+Spark's side.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class PutStatus(Enum):
 
 
 class StoreError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of everything that `store` and `pyspark_mq` raise on purpose."""
 
 
 class ConfigError(StoreError):
@@ -65,6 +69,10 @@ class StoreFull(StoreError):
     """The device has no space left; nothing of the append is visible, and it may be repeated."""
 
 
+class StoreUnavailable(StoreError):
+    """The system refuses what the store asks of it; `__cause__` is its own `OSError`."""
+
+
 class UnknownTopic(StoreError):
     """The topic does not exist."""
 
@@ -87,6 +95,14 @@ class InvalidMessageId(StoreError):
 
 class InvalidColumns(StoreError):
     """A table without the needed columns or with wrong types, or an unknown column name."""
+
+
+class InvalidArgument(StoreError, ValueError):
+    """A queue id, an offset, a time or a count that is no integer, or one that no store can have."""
+
+
+class FilterError(StoreError):
+    """A subscription expression that cannot be parsed."""
 
 
 class MessageRefused(StoreError):

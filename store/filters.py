@@ -15,16 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store.errors import StoreError
+from store.errors import FilterError
 from store.strings import flat
 
 _HASH_FACTOR = 31
 _HASH_FACTOR_INVERSE = pow(_HASH_FACTOR, -1, 1 << 32)
 _KEPT_POWERS = 1 << 18
-
-
-class FilterError(StoreError):
-    """A subscription expression that cannot be parsed."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq import demo
+from pyspark_mq.errors import JavaMissing
 from pyspark_mq.flights import as_messages, json_objects, load_flights, totals_by_carrier
-from pyspark_mq.java import JavaMissing, require_java
+from pyspark_mq.java import require_java
 from store import MessageStore
 
 SCRIPT = Path(sys.executable).with_name("pyspark-mq")
