@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,13 @@ class AppendResult:
         )
 
 
+class Tails(NamedTuple):
+    """The next queue offset of some queues, exact as long as the confirm offset is this one."""
+
+    confirm_offset: int
+    of: dict[tuple[str, int], int]
+
+
 class Appender:
     """Appends records to one store. Any number of them, in any processes and threads, take turns by the lock."""
 
@@ -67,38 +75,42 @@ class Appender:
         self._queue = queue
         self._existing_queues = existing_queues
         self._sync_flush = sync_flush
-        self._published = -1  # the confirm offset after our last append
-        self._tails: dict[tuple[str, int], int] = {}  # exact, as long as nobody else appends
+        self._tails = Tails(-1, {})
 
     def append(self, records: Records) -> AppendResult:
         """Append all records under one publication.
 
         Raises `StoreFull` and `MessageRefused`; nothing of `records` is visible then.
         """
-        with self._lock.exclusive():
-            self.repair()
-            begin = self._watermark.confirm_offset
-            placement = self._log.place(begin, records.sizes)
-            queues = _by_queue(records)
-            tails = {name: self._tail(name, begin) for name, _ in queues}
-            queue_offsets = np.empty(len(records), np.int64)
-            for name, rows in queues:
-                queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
-            store_timestamp = max(int(time.time() * 1000), self._watermark.store_timestamp)
-            records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
-            self._watermark.announce(placement.end, store_timestamp)
-            self._log.write(placement, records.encoded)
-            entries = records.entries(placement.physical_offsets)
-            for name, rows in queues:
-                self._queue(*name).write(tails[name], entries[rows])
-            key_offsets = placement.physical_offsets[records.key_rows]
-            self._index.append(records.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
-            if self._sync_flush:
-                # Not only our own bytes: recovery walks up to them through everything before.
-                self._log.segments.flush(self._watermark.flushed_offset, placement.end)
-            self._watermark.publish(placement.end)
-            self._published = placement.end
-            self._tails.update({name: tails[name] + len(rows) for name, rows in queues})
+        return self._lock.exclusively(lambda: self._append(records))
+
+    def _append(self, records: Records) -> AppendResult:
+        self.repair()
+        begin = self._watermark.confirm_offset
+        placement = self._log.place(begin, records.sizes)
+        queues = _by_queue(records)
+        tails = self._take_tails(begin)
+        queue_offsets = np.empty(len(records), np.int64)
+        for name, rows in queues:
+            if name not in tails:
+                tails[name] = self._queue(*name).tail(begin)
+            queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
+        store_timestamp = max(int(time.time() * 1000), self._watermark.store_timestamp)
+        records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
+        self._watermark.announce(placement.end, store_timestamp)
+        self._log.write(placement, records.encoded)
+        entries = records.entries(placement.physical_offsets)
+        for name, rows in queues:
+            self._queue(*name).write(tails[name], entries[rows])
+        key_offsets = placement.physical_offsets[records.key_rows]
+        self._index.append(records.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
+        if self._sync_flush:
+            # Not only our own bytes: recovery walks up to them through everything before.
+            self._log.segments.flush(self._watermark.flushed_offset, placement.end)
+        self._watermark.publish(placement.end)
+        for name, rows in queues:
+            tails[name] += len(rows)
+        self._tails = Tails(placement.end, tails)
         ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
         return AppendResult(ids[records.queues], queue_offsets, placement.physical_offsets)
 
@@ -119,14 +131,10 @@ class Appender:
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._watermark.announce(confirm, self._watermark.store_timestamp + 1)
 
-    def _tail(self, name: tuple[str, int], confirm: int) -> int:
-        """The queue offset that the next message of a queue gets."""
-        if confirm != self._published:  # another process appended
-            self._tails.clear()
-            self._published = confirm
-        if name not in self._tails:
-            self._tails[name] = self._queue(*name).tail(confirm)
-        return self._tails[name]
+    def _take_tails(self, confirm: int) -> dict[tuple[str, int], int]:
+        """The tails that are known, if nobody else appended; forgotten here until this append is through."""
+        known, self._tails = self._tails, Tails(-1, {})
+        return known.of if known.confirm_offset == confirm else {}
 
 
 def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:

@@ -30,7 +30,7 @@ from store.log_end import LogEnd
 from store.message import Message, StoredMessage
 from store.putting import PutResult, Putting
 from store.query import Boundary, message_at, messages_with_key, must_be_queued, offset_by_time, offset_of_id
-from store.retention import Cleaned, Retention
+from store.retention import Cleaned, Decision, Retention
 from store.scan import scan_queue
 from store.segments import full_device
 from store.topics import Topics
@@ -102,8 +102,9 @@ class MessageStore:
 
         Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
         """
-        with self._writing().exclusive(), full_device(self.path / TOPICS_FILE):
-            return self._topics.create(topic, queues)
+        writer = self._writing()
+        with full_device(self.path / TOPICS_FILE):
+            return writer.exclusively(lambda: self._topics.create(topic, queues))
 
     def topics(self) -> dict[str, int]:
         """Topic name to number of queues, as it stands now."""
@@ -314,10 +315,11 @@ class MessageStore:
 
         Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `ReadOnlyStore`.
         """
-        with self._writing().exclusive(), full_device(self.path / CONSUMER_OFFSETS_FILE):
-            for queue_id in offsets:
-                self._topics.check_queue(topic, queue_id)
-            self._groups.commit(group, topic, offsets)
+        writer = self._writing()
+        for queue_id in offsets:
+            self._topics.check_queue(topic, queue_id)
+        with full_device(self.path / CONSUMER_OFFSETS_FILE):
+            writer.exclusively(lambda: self._groups.commit(group, topic, offsets))
 
     # --- deleting --------------------------------------------------------------------------------------
 
@@ -340,10 +342,13 @@ class MessageStore:
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         writer = self._writing()
-        with writer.exclusive():
+
+        def choose() -> tuple[Decision, int]:
             writer.repair()
-            chosen = retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
-        return retention.clean(*chosen, writer.exclusive)
+            return retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
+
+        decision, used = writer.exclusively(choose)
+        return retention.clean(decision, used, writer.exclusively)
 
     # --- closing ---------------------------------------------------------------------------------------
 

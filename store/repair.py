@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -29,23 +29,30 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     directory = Directory.at(path)
     directory.must_be_store(writing=True)
     root, settings = directory.root, directory.configuration(config)
-    with _alone(root):
-        if directory.has_configuration:  # or else the file may be right and the sizes wrong
-            Index.of(root, settings, writable=True).delete_misfits()
+    if directory.has_configuration:  # or else the file may be right and the sizes wrong
+        _alone(root, Index.of(root, settings, writable=True).delete_misfits)
     MessageStore.open(path, create=False, config=config).close()  # whatever is published is on the device then
     log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
-    with _alone(root), _new_index(root, settings) as index:
-        plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
-        plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.ALL)
-        recover(root, log, index, settings.mappedFileSizeConsumeQueue, Topics(root).queues_on_disk(), plan)
+
+    def make_anew() -> None:
+        with _new_index(root, settings) as index:
+            plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
+            plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.ALL)
+            recover(root, log, index, settings.mappedFileSizeConsumeQueue, Topics(root).queues_on_disk(), plan)
+
+    _alone(root, make_anew)
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    with closing(StoreLock(root)) as lock, lock.exclusive():
-        if not lock.join():
-            raise StoreLocked(f"{root}: other processes write here; close them before a repair")
-        yield
+def _alone(root: Path, work: Callable[[], None]) -> None:
+    """Call `work` as the only writer. Raises `StoreLocked`."""
+    with closing(StoreLock(root)) as lock:
+
+        def when_alone() -> None:
+            if not lock.join():
+                raise StoreLocked(f"{root}: other processes write here; close them before a repair")
+            work()
+
+        lock.exclusively(when_alone)
 
 
 @contextmanager

@@ -9,20 +9,28 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.errors import StoreFull
 from store.index import Index
+from store.locks import Result
 
 _SECONDS_PER_HOUR = 3600
+Files = list[tuple[str, int]]  # path, and the bytes it took on the device
+
+
+class Exclusively(Protocol):
+    """`Writer.exclusively`."""
+
+    def __call__(self, work: Callable[[], Result]) -> Result: ...
 
 
 class Reason(Enum):
@@ -144,20 +152,22 @@ class Retention:
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths)
 
-    def clean(self, decision: Decision, used: int, exclusive: Callable[[], AbstractContextManager[None]]) -> Cleaned:
+    def clean(self, decision: Decision, used: int, exclusively: Exclusively) -> Cleaned:
         """Carry out a decision; queue files that an earlier step left behind go, too.
 
         A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
         The lock is taken for the rest, of which a file may be the one that is written to next.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
-        with exclusive():
-            minimum = self._log.min_offset()
-            queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
-            index_files = self._index.expire(minimum)
+        minimum, queue_files, index_files = exclusively(self._of_the_rest)
         taken += sum(length for _, length in (*queue_files, *index_files))
         queues, index = ([path for path, _ in files] for files in (queue_files, index_files))
         return Cleaned(decision.reason, minimum, used, taken, paths, queues, index)
+
+    def _of_the_rest(self) -> tuple[int, Files, Files]:
+        minimum = self._log.min_offset()
+        queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
+        return minimum, queue_files, self._index.expire(minimum)
 
     def _of_log(self, decision: Decision, take: Callable[[int], int]) -> tuple[list[str], int]:
         """Paths of the segments that are still there, and the sum of what `take` says of each."""

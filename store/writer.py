@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from store.appender import Appender, AppendResult
 from store.commit_log import CommitLog
@@ -13,7 +12,7 @@ from store.directory import Directory
 from store.errors import ConfigError, CorruptStore, StoreLocked
 from store.flusher import Flusher
 from store.index import Index
-from store.locks import StoreLock
+from store.locks import Result, StoreLock
 from store.records import Records
 from store.recovery import Evidence, plan_for, recover
 from store.retention import refuse_when_full
@@ -40,13 +39,7 @@ class Writer:
         self._existing_queues = existing_queues
         self._lock = lock = StoreLock(directory.root)
         try:
-            with lock.exclusive():
-                alone = lock.join()
-                evidence = directory.evidence(log)
-                directory.mark_open()
-                self._recover(evidence, alone)
-                directory.save_configuration(config)
-                self.watermark = Watermark(directory.root, writable=True)
+            self.watermark = lock.exclusively(self._join)
         except BaseException:
             lock.close()
             raise
@@ -59,6 +52,14 @@ class Writer:
             lambda: (queue(*name) for name in existing_queues()),
             config.flushIntervalCommitLog / 1000,
         )
+
+    def _join(self) -> Watermark:
+        alone = self._lock.join()
+        evidence = self._directory.evidence(self._log)
+        self._directory.mark_open()
+        self._recover(evidence, alone)
+        self._directory.save_configuration(self._config)
+        return Watermark(self._directory.root, writable=True)
 
     def _recover(self, evidence: Evidence, alone: bool) -> None:
         plan = plan_for(evidence)
@@ -77,9 +78,9 @@ class Writer:
                 self._directory.mark_closed()
             raise
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """The append lock: nobody else appends, repairs, opens or closes meanwhile."""
-        return self._lock.exclusive()
+    def exclusively(self, work: Callable[[], Result]) -> Result:
+        """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""
+        return self._lock.exclusively(work)
 
     def append(self, records: Records) -> AppendResult:
         """Append under one publication; the device gets it soon. Raises `StoreFull`, `MessageRefused`."""
@@ -89,7 +90,7 @@ class Writer:
         return placed
 
     def repair(self) -> None:
-        """Undo an append that died. Call inside `exclusive()`."""
+        """Undo an append that died. Call inside `exclusively`."""
         self._appender.repair()
 
     def flush(self) -> None:
@@ -100,10 +101,12 @@ class Writer:
         """Flush and leave; the last one marks the directory as closed cleanly."""
         try:
             self._flusher.stop()
-            with self._lock.exclusive():
-                self._appender.repair()
-                if self._lock.is_last():
-                    self._index.flush()
-                    self._directory.mark_closed()
+            self._lock.exclusively(self._leave)
         finally:
             self._lock.close()
+
+    def _leave(self) -> None:
+        self._appender.repair()
+        if self._lock.is_last():
+            self._index.flush()
+            self._directory.mark_closed()

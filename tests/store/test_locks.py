@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from store import MessageStore, StoreLocked
+from store import MessageStore, StoreLocked, locks
 from store.locks import StoreLock
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
@@ -62,10 +64,13 @@ def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> Non
     if not hasattr(fcntl, "F_OFD_SETLK"):
         pytest.skip("no open-file-description locks here")
     lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
-    with lock.exclusive():
+
+    def join() -> None:
         assert lock.join()
         os.close(os.open(tmp_path / "lock", os.O_RDWR))
         assert not other.is_last()
+
+    lock.exclusively(join)
     other.close()
     lock.close()
 
@@ -88,13 +93,15 @@ def test_one_at_a_time_between_descriptors_and_threads(tmp_path: Path) -> None:
     inside: list[int] = []
     overlaps: list[int] = []
 
+    def overlap() -> None:
+        inside.append(1)
+        overlaps.append(len(inside))
+        time.sleep(0)
+        inside.pop()
+
     def work(lock: StoreLock) -> None:
         for _ in range(100):
-            with lock.exclusive():
-                inside.append(1)
-                overlaps.append(len(inside))
-                time.sleep(0)
-                inside.pop()
+            lock.exclusively(overlap)
 
     threads = [threading.Thread(target=work, args=(locks[number % 2],)) for number in range(4)]
     for thread in threads:
@@ -122,3 +129,52 @@ def test_opening_and_closing_at_the_same_time(tmp_path: Path) -> None:
     errors = [process.communicate()[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], errors
     assert not (tmp_path / "abort").exists()
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupt_at_any_place_leaves_the_lock_free(tmp_path: Path) -> None:
+    """Between any two instructions of `exclusively` and what it calls, also while it leaves."""
+    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
+    places = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        nonlocal left
+        if frame.f_code.co_filename != locks.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= 1
+        if left == 0:
+            raise Interrupted
+        return trace
+
+    for place in itertools.count(1):
+        left = place
+        sys.settrace(trace)
+        try:
+            lock.exclusively(lambda: None)
+        except Interrupted:
+            places += 1
+        finally:
+            sys.settrace(None)
+        if left > 0:
+            break
+        for each in (other, lock):  # another thread's turn, too
+            thread = threading.Thread(target=each.exclusively, args=(lambda: None,), daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive(), f"still locked after place {place}"
+        assert lock.exclusively(lambda: "again") == "again"
+    assert places > 100
+    lock.close()
+    other.close()
+
+
+def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
+    lock = StoreLock(tmp_path)
+    with pytest.raises(StoreLocked, match="called by what interrupted another verb of this store in the same thread"):
+        lock.exclusively(lambda: lock.exclusively(lambda: None))
+    lock.exclusively(lambda: None)
+    lock.close()
