@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_mq.offsets import QueueRange
+from store.errors import FilterError
 from store.filters import TagFilter
 
 _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -90,4 +91,7 @@ def _values(one: Filter) -> tuple[Any, ...] | None:
 
 def _can_be_written(tag: Any) -> bool:
     """Whether a tag expression can hold `tag`, meaning just that."""
-    return isinstance(tag, str) and TagFilter.parse(f"x||{tag}").tags == ("x", tag)
+    try:
+        return isinstance(tag, str) and TagFilter.parse(f"x||{tag}").tags == ("x", tag)
+    except FilterError:
+        return False

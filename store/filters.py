@@ -5,6 +5,7 @@ RocketMQ's broker compares hashes only and lets the client compare the strings; 
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +23,11 @@ _HASH_FACTOR = 31
 _HASH_FACTOR_INVERSE = pow(_HASH_FACTOR, -1, 1 << 32)
 _KEPT_POWERS = 1 << 18
 
+_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # what Java's String.trim takes away
+# What a tag cannot have: "|" and control characters RocketMQ's proxy refuses, blanks around it an expression drops.
+NO_TAG = r"[|\x00-\x1f\x7f-\x9f]|^ | $"
+_SQL = re.compile(r"[<>=]|&&|^['\"]|['\"]$|^not\s|\s(and|or|not|in|is|between|like)\b", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class TagFilter:
@@ -31,17 +37,25 @@ class TagFilter:
 
     @staticmethod
     def parse(expression: str | None) -> TagFilter:
-        """`None`, "" and "*" keep all; else tags between `||`, blanks around them dropped.
+        """`None`, "" and "*" keep all; else tags between `||`, blanks around them and empty ones dropped.
 
-        Raises `FilterError` for an expression without a tag, such as "||".
+        Raises `FilterError` for an expression without a tag, such as "||", and for one that can only be a mistake:
+        "a,b", "a|b", SQL92. A broker may have tags that look like that: `TagFilter(("a,b",))` means them.
         """
-        if expression is None or expression.strip() in ("", "*"):
+        if expression is None:
             return TagFilter(None)
-        tags = tuple(tag for part in expression.split("||") if (tag := part.strip()))
+        if not isinstance(expression, str):
+            raise FilterError(f"subExpression {expression!r} is no text; write tags as 'paid || shipped'")
+        if expression.strip(_BLANKS) in ("", "*"):
+            return TagFilter(None)
+        tags = tuple(tag for part in expression.split("||") if (tag := part.strip(_BLANKS)))
         if not tags:
             raise FilterError(
                 f"subExpression {expression!r} names no tag; write tags as 'paid || shipped', or '*' for all"
             )
+        for tag in tags:
+            if (mistake := _mistake(tag)) is not None:
+                raise FilterError(f"subExpression {expression!r}: {mistake}")
         return TagFilter(tags)
 
     def match_codes(self, tags_codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -62,6 +76,21 @@ class TagFilter:
     def match(self, tag: str | None) -> bool:
         """Whether one message's tag matches."""
         return self.tags is None or tag in self.tags
+
+
+def _mistake(tag: str) -> str | None:
+    """What was probably meant by a part of an expression that is hardly a tag."""
+    if tag == "*":
+        return "'*' means all messages, and stands alone"
+    for separator in "|,;":
+        if separator in tag:
+            return f"{separator!r} stands in {tag!r}; tags are separated by '||', as in 'paid || shipped'"
+    if _SQL.search(tag):
+        return (
+            f"{tag!r} looks like a condition; SQL92 is not supported, only tags, such as 'paid || shipped'. "
+            "In Spark, filter the rows with where()"
+        )
+    return None
 
 
 @lru_cache(maxsize=1024)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import ipaddress
+import operator
+import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from store.crc import body_crc
 from store.errors import CorruptRecord, MessageRefused, PutStatus
-from store.filters import java_hash_code
+from store.filters import NO_TAG, java_hash_code
 from store.key_hashes import key_hash
 from store.layout import (
     KEY_SEPARATOR,
@@ -45,14 +47,18 @@ from store.records import Records
 class Message:
     """What you put.
 
+    body: bytes; a text is stored as UTF-8.
+    tags: one tag, which subscriptions select by: not "|" or a control character in it, no blanks around it.
+    keys: texts to find the message by, none with a blank in it; a single text is one key.
+    properties: texts to texts. Names that mean something to RocketMQ's broker are refused (see `entering`).
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
     born_timestamp: ms since the epoch; None is now.
     """
 
     topic: str
-    body: bytes
+    body: bytes | bytearray | memoryview | str
     tags: str | None = None
-    keys: Sequence[str] = ()
+    keys: str | Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     queue_id: int | None = None
     sharding_key: str | None = None
@@ -61,12 +67,23 @@ class Message:
 
     def all_properties(self) -> dict[str, str]:
         """The user's properties with tags, keys and sharding key under RocketMQ's names."""
+        if not isinstance(self.properties, Mapping):
+            raise illegal(f"properties={self.properties!r:.40}: must be a mapping of texts to texts")
         own = {
-            PROPERTY_TAGS: self.tags or "",
-            PROPERTY_KEYS: KEY_SEPARATOR.join(self.keys),
-            PROPERTY_SHARDING_KEY: self.sharding_key or "",
+            PROPERTY_TAGS: self.tags,
+            PROPERTY_KEYS: KEY_SEPARATOR.join(self._all_keys()),
+            PROPERTY_SHARDING_KEY: self.sharding_key,
         }
         return {**self.properties, **{name: value for name, value in own.items() if value}}
+
+    def _all_keys(self) -> Sequence[str]:
+        """Raises `MessageRefused` for what would not be found again."""
+        keys = (self.keys,) if isinstance(self.keys, str) else self.keys
+        if not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
+            raise illegal(f"keys={self.keys!r}: must be a text, or a sequence of texts")
+        for key in keys:
+            check_key(key)
+        return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,7 @@ class StoredMessage:
     @property
     def keys(self) -> tuple[str, ...]:
         """The message's keys."""
-        return tuple(self.properties.get(PROPERTY_KEYS, "").split())
+        return tuple(key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
 
 
 def encode_messages(
@@ -114,7 +131,8 @@ def encode_messages(
 
     with_keys: hash their keys for the index.
 
-    Raises `MessageRefused` for a body or properties that are too large, and for numbers that do not fit.
+    Raises `MessageRefused` for a body or properties that are too large, for what is reserved (see `entering`) or
+    would not be found again, and for values of other kinds than their fields.
     """
     destinations: dict[tuple[str, int], int] = {}
     headers, rests, queues, codes, hashes, rows = [], [], [], [], [], []
@@ -163,13 +181,14 @@ def _encode(
     now: int,
 ) -> tuple[bytes, bytes]:
     """A record's header, and what follows it."""
-    body, topic = message.body, message.topic.encode()
+    body, topic = _bytes(message.body), message.topic.encode()
     check_body_size(len(body), max_body)
     properties = encode_properties(all_properties)
     magic = topic_magic(message.topic)
     born = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
-    check_fits("born timestamp", born, 64)
+    check_fits("born_timestamp", born, 64)
+    check_tag(all_properties.get(PROPERTY_TAGS, ""))
     header = _HEADER.pack(
         _HEADER.size + len(body) + TOPIC_LENGTH_BYTES[magic] + len(topic) + PROPERTIES_LENGTH_BYTES + len(properties),
         magic,
@@ -192,10 +211,54 @@ def _encode(
     return header, b"".join((body, topic_length, topic, len(properties).to_bytes(2, "big"), properties))
 
 
-def check_fits(name: str, value: int, bits: int) -> None:
-    """Raises `MessageRefused` for a number that a signed field of `bits` bits cannot hold."""
-    if not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"{name} {value}: must fit a signed {bits}-bit integer")
+def illegal(reason: str) -> MessageRefused:
+    """The refusal of a message that breaks a rule."""
+    return MessageRefused(PutStatus.MESSAGE_ILLEGAL, reason)
+
+
+def _bytes(body: object) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, bytearray | memoryview):
+        return bytes(body)
+    if not isinstance(body, str):
+        raise illegal(f"a body of type {type(body).__name__}: must be bytes, or a text, which is stored as UTF-8")
+    try:
+        return body.encode()
+    except UnicodeEncodeError as error:
+        raise illegal(f"a body that has no UTF-8 form: {error}") from error
+
+
+def check_key(key: str) -> None:
+    """Raises `MessageRefused` for a key that would be several."""
+    if KEY_SEPARATOR in key:
+        raise illegal(f"key {key!r}: no blanks in a key, they separate keys; give several keys as a list")
+
+
+_NO_TAG = re.compile(NO_TAG)
+
+
+def check_tag(tag: str) -> None:
+    """Raises `MessageRefused` for a tag that no subscription can name."""
+    if _NO_TAG.search(tag):
+        raise illegal(
+            f"tag {tag!r}: a message has one tag, without '|', control characters, or blanks around it: "
+            "no subscription could name it"
+        )
+
+
+def whole_number(name: str, value: object) -> int:
+    """`value` as an int. Raises `MessageRefused` for what is none, such as "1" or 1.0."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise illegal(f"{name}={value!r}: must be a whole number") from None
+
+
+def check_fits(name: str, value: object, bits: int) -> None:
+    """Raises `MessageRefused` for what is no number, or one that a signed field of `bits` bits cannot hold."""
+    if not -(1 << bits - 1) <= whole_number(name, value) < 1 << bits - 1:
+        raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")
 
 
 def topic_magic(topic: str) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,16 +120,17 @@ class MessageStore:
         """
         return self.put_many([message])[0]
 
-    def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+    def put_many(self, messages: Iterable[Message]) -> list[PutResult]:
         """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
-        writer = self._writing()
+        writer, messages = self._writing(), Putting.listed(messages)
         if not messages:
             return []
         placed = writer.append(self._putting.of_messages(messages))
         return self._putting.results(messages, placed)
 
-    def append_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> AppendResult:
-        """Append a table of messages to one topic, vectorised.
+    def append_table(self, topic: str, table: Any) -> AppendResult:
+        """Append a table of messages to one topic, vectorised: a pyarrow Table or RecordBatch, a pandas frame, or
+        what else offers itself as an Arrow stream.
 
         Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
         (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows that name no

@@ -15,10 +15,16 @@ _MIN_UNITS = 3  # a name, the separator, a value: shorter pieces are passed over
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """The property string, UTF-8.
 
-    Raises `MessageRefused` for a separator inside a name or a value (it could not be read back), for an empty
-    name, for a lone surrogate, and for more than 32,767 bytes. Empty values are left out: RocketMQ's parser drops them.
+    Raises `MessageRefused` for what is no text, for a separator inside a name or a value (it could not be read back),
+    for an empty name, for a lone surrogate, and for more than 32,767 bytes. Empty values are left out: RocketMQ's
+    parser drops them.
     """
     for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise MessageRefused(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"property {name!r}={value!r}: names and values must be texts; write {str(value)!r}, or leave it out",
+            )
         both = name + value
         if not name or _NAME_VALUE in both or _PROPERTY in both:
             raise MessageRefused(

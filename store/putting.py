@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -17,9 +17,10 @@ from store.config import StoreConfig
 from store.errors import PutStatus
 from store.filters import java_hash, java_hash_code
 from store.layout import PROPERTY_UNIQ_KEY
-from store.message import Message, encode_messages, offset_msg_id
+from store.message import Message, encode_messages, illegal, offset_msg_id, whole_number
+from store.message_columns import MessageColumns, as_table, split
 from store.records import Records
-from store.tables import MessageColumns, encode_columns, split
+from store.tables import encode_columns
 from store.topics import Topics
 
 ROWS_A_TURN = 16  # more are read no faster
@@ -50,6 +51,19 @@ class Putting:
         self._ever_put = ever_put
         self._round_robin: dict[str, Iterator[int]] = {}
 
+    @staticmethod
+    def listed(messages: Iterable[Message]) -> list[Message]:
+        """What was put, as a list. Raises `MessageRefused` for what is no message."""
+        if not isinstance(messages, Iterable):
+            raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
+        listed = list(messages)
+        for message in listed:
+            if not isinstance(message, Message):
+                raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
+            if not isinstance(message.topic, str):
+                raise illegal(f"topic {message.topic!r}: must be a text")
+        return listed
+
     def of_messages(self, messages: Sequence[Message]) -> Records:
         """Records of messages of any topics. Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`."""
         return encode_messages(
@@ -61,12 +75,12 @@ class Putting:
             with_keys=self._config.messageIndexEnable,
         )
 
-    def of_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> Generator[Records]:
+    def of_table(self, topic: str, table: object) -> Generator[Records]:
         """Records of many messages of one topic, in pieces, each made while the caller appends the one before.
 
         Raises `InvalidColumns`, and as `of_messages`.
         """
-        pieces = split(table)
+        pieces = split(as_table(table))
         made = [self._of_piece(topic, piece) for piece in pieces[:1]]
         with ThreadPoolExecutor(1) as beside:
             for piece in pieces[1:]:
@@ -102,9 +116,11 @@ class Putting:
 
     def _choose_queue(self, message: Message) -> int:
         if message.queue_id is not None:
-            return self._topics.check_queue(message.topic, message.queue_id)
+            return self._topics.check_queue(message.topic, whole_number("queue_id", message.queue_id))
         queues = self._topics.known(message.topic)
         if message.sharding_key:
+            if not isinstance(message.sharding_key, str):
+                raise illegal(f"sharding_key={message.sharding_key!r}: must be a text")
             return abs(java_hash_code(message.sharding_key)) % queues
         return next(self._turns(message.topic)) % queues
 

@@ -1,9 +1,8 @@
-"""Arrow tables to records, vectorised: the writing counterpart of `columns`."""
+"""Columns of messages to records, vectorised: the writing counterpart of `columns`."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.crc import body_crcs
-from store.errors import InvalidColumns, MessageRefused, PutStatus
-from store.filters import java_hash
+from store.filters import NO_TAG, java_hash
 from store.key_hashes import key_hashes
 from store.layout import (
-    KEY_SEPARATOR,
     MAX_PROPERTIES_BYTES,
     NAME_VALUE_SEPARATOR,
     PROPERTIES_LENGTH_BYTES,
@@ -27,103 +24,20 @@ from store.layout import (
     RECORD_HEADER,
     TOPIC_LENGTH_BYTES,
 )
-from store.message import check_body_size, check_fits, topic_magic
+from store.message import check_body_size, check_fits, check_tag, illegal, topic_magic
+from store.message_columns import MessageColumns
 from store.properties import properties_too_large
 from store.property_columns import PropertyColumns
 from store.records import Records, rows_as_binary
 from store.strings import flat
 
-_TABLE_COLUMNS = {
-    "body": "binary or string, no nulls",
-    "tags": "string",
-    "keys": "string (keys separated by blanks) or list<string>",
-    "properties": "map<string, string>",
-    "queueId": "integer",
-    "shardingKey": "string",
-    "flag": "integer",
-    "bornTimestamp": "timestamp, or integer ms since the epoch",
-}
 _EMPTY = pa.scalar("", pa.string())
-# Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
-_PIECE_BYTES = 16 << 20
-_PIECE_ROWS = 24 << 10
 _CRC_BYTES = 2 << 20  # checksums of as much as takes half a millisecond
 _CRC_ROWS = 4 << 10
 
+_SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
+
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class MessageColumns:
-    """The columns of n messages of one topic, checked and in the types that records need.
-
-    body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
-    queue_ids, flags: int64, shape (n,), or None. born_timestamps: int64 ms, shape (n,), or None.
-    """
-
-    body: pa.BinaryArray
-    tags: pa.StringArray | None
-    keys: pa.StringArray | None
-    properties: pa.MapArray | None
-    queue_ids: Ints | None
-    sharding_keys: pa.StringArray | None
-    flags: Ints | None
-    born_timestamps: Ints | None
-
-    def __len__(self) -> int:
-        return len(self.body)
-
-    @staticmethod
-    def of(piece: pa.Table) -> MessageColumns:
-        """The columns of a piece (see `split`). Raises `InvalidColumns` for a type that does not fit."""
-        columns = {name: _in_one(piece[name]) for name in piece.column_names}
-
-        def text(name: str) -> pa.StringArray | None:
-            return _cast(name, columns[name], pa.string()) if name in columns else None
-
-        def integers(name: str) -> Ints | None:
-            if name not in columns:
-                return None
-            column = columns[name]
-            if pa.types.is_timestamp(column.type):
-                column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-            values: Ints = _no_nulls(name, _cast(name, column, pa.int64())).to_numpy()
-            return values
-
-        keys = columns.get("keys")
-        if keys is not None and (pa.types.is_list(keys.type) or pa.types.is_large_list(keys.type)):
-            keys = pc.binary_join(keys.cast(pa.list_(pa.string())), KEY_SEPARATOR)
-        properties = columns.get("properties")
-        return MessageColumns(
-            body=_no_nulls("body", _cast("body", columns["body"], pa.binary())),
-            tags=text("tags"),
-            keys=None if keys is None else _cast("keys", keys, pa.string()),
-            properties=None
-            if properties is None
-            else _cast("properties", properties, pa.map_(pa.string(), pa.string())),
-            queue_ids=integers("queueId"),
-            sharding_keys=text("shardingKey"),
-            flags=integers("flag"),
-            born_timestamps=integers("bornTimestamp"),
-        )
-
-
-def split(
-    table: pa.Table | pa.RecordBatch, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
-) -> list[pa.Table]:
-    """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
-
-    Raises `InvalidColumns` for an unknown column or a missing body.
-    """
-    unknown = [name for name in table.column_names if name not in _TABLE_COLUMNS]
-    if unknown or "body" not in table.column_names:
-        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
-        known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
-        raise InvalidColumns(f"{wrong}. A table of messages has {known}")
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    rows = max(1, min(max_rows, table.num_rows * max_bytes // max(1, table.nbytes)))
-    return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
 
 
 def encode_columns(
@@ -157,6 +71,7 @@ def encode_columns(
     if messages.properties is not None:  # they may have the same under RocketMQ's names
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
+    _check_tags(tags)
     hashes, rows = key_hashes(topic, unique_keys, keys) if with_keys else key_hashes(topic, None, None)
     distinct = np.flatnonzero(np.bincount(queue_ids))
     return Records(
@@ -195,7 +110,7 @@ def _headers(
         headers["born_timestamp"] = messages.born_timestamps
     if messages.flags is not None:
         for flag in (messages.flags.min(initial=0), messages.flags.max(initial=0)):
-            check_fits("flag", int(flag), 32)
+            check_fits("flag", flag, 32)
         headers["flag"] = messages.flags
     return headers
 
@@ -264,7 +179,7 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     _refuse_separators("properties", names)
     _refuse_separators("properties", values)
     if pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
-        raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "properties: a name must not be empty")
+        raise illegal("properties: a name must not be empty")
     entry = pc.binary_join_element_wise(names, chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
     kept = pc.if_else(pc.fill_null(pc.equal(pc.binary_length(values), 0), True), _EMPTY, entry)
     lists = pa.ListArray.from_arrays(
@@ -277,29 +192,19 @@ def _refuse_separators(name: str, values: pa.StringArray) -> None:
     data, _ = flat(values)
     suspicious = (data == NAME_VALUE_SEPARATOR) | (data == PROPERTY_SEPARATOR)
     if suspicious.any() and pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
-        raise MessageRefused(
-            PutStatus.MESSAGE_ILLEGAL, f"{name}: no name or value may contain the separators \\x01 or \\x02"
-        )
+        raise illegal(f"{name}: no name or value may contain the separators \\x01 or \\x02")
 
 
-def _in_one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+def _check_tags(tags: pa.StringArray | None) -> None:
+    """Raises `MessageRefused` for a tag that no subscription can name."""
+    if tags is None or not _SUSPICIOUS_IN_TAGS[flat(tags)[0]].any():
+        return
+    wrong = pc.fill_null(pc.match_substring_regex(tags, NO_TAG), False)
+    for tag in tags.filter(wrong)[:1].to_pylist():
+        check_tag(tag)
 
 
 def _lengths(values: pa.StringArray | pa.BinaryArray) -> Ints:
     """Bytes of each value, int64, shape (n,)."""
     bounds = flat(values)[1]
     return bounds[1:] - bounds[:-1]
-
-
-def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return column if column.type == kind else column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidColumns(f"column {name!r} is {column.type}, expected {_TABLE_COLUMNS[name]}: {error}") from error
-
-
-def _no_nulls(name: str, column: pa.Array) -> pa.Array:
-    if column.null_count:
-        raise InvalidColumns(f"column {name!r} has {column.null_count} nulls in this table; fill or drop them first")
-    return column

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -74,6 +76,42 @@ def test_tags_between_bars(expression: str, tags: tuple[str, ...]) -> None:
 def test_an_expression_without_a_tag() -> None:
     with pytest.raises(FilterError, match=r"'\|\|' names no tag; write tags as"):
         TagFilter.parse("||")
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("a,b", "',' stands in 'a,b'; tags are separated by '||'"),
+        ("a;b", "';' stands in 'a;b'"),
+        ("a|b", r"'\|' stands in 'a\|b'; tags are separated by '\|\|'"),
+        ("a ||| b", r"'\|' stands in '\| b'"),
+        ("a > 5", "'a > 5' looks like a condition; SQL92 is not supported"),
+        ("a=5", "looks like a condition"),
+        ("paid OR shipped", "looks like a condition"),
+        ("a and b", "looks like a condition"),
+        ("a && b", "looks like a condition"),
+        ("not paid", "looks like a condition"),
+        ("region is null", "looks like a condition"),
+        ("region in ('a')", "looks like a condition"),
+        ("'paid'", "looks like a condition"),
+        ("paid || *", r"'\*' means all messages, and stands alone"),
+        (5, "5 is no text"),
+    ],
+)
+def test_expressions_that_can_only_be_a_mistake(expression: Any, message: str) -> None:
+    with pytest.raises(FilterError, match=message):
+        TagFilter.parse(expression)
+
+
+@pytest.mark.parametrize(
+    "tag", ["order", "android", "notpaid", "v1.0", "a/b", "größe", "1 2", "C++", "men's", "\u3000a"]
+)
+def test_tags_that_look_a_little_like_a_mistake(tag: str) -> None:
+    assert TagFilter.parse(f"x || {tag} || ").tags == ("x", tag)
+
+
+def test_a_filter_of_any_tag_can_be_made() -> None:
+    assert TagFilter(("a,b",)).match("a,b")
 
 
 def test_equal_hashes_pass_the_codes_but_not_the_tags() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from contextlib import suppress
 from typing import Any
@@ -16,14 +17,17 @@ from store import CorruptRecord, Message, MessageRefused, PutStatus, StoredMessa
 from store.filters import java_hash_code
 from store.layout import RECORD_HEADER, field_offset
 from store.message import decode_record, decompress, encode_messages, host_text, offset_msg_id, topic_magic
+from store.message_columns import MessageColumns, split
 from store.records import Records
-from store.tables import MessageColumns, encode_columns, split
+from store.tables import encode_columns
 from tests.store.golden_bytes import BODY, LZ4_BODY, PROPERTY_CRC, V1, V1_BORN_V6, ZLIB_BODY, ZSTD_BODY
 
 HOST = (bytes([127, 0, 0, 1]), 10911)
 NOW = 1_700_000_000_000
 TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=6)
 NAME = TEXT.filter(lambda text: text and text not in ("TAGS", "KEYS", "__SHARDINGKEY"))
+TAG = TEXT.filter(lambda tag: not re.search(r"[|\x00-\x20\x7f-\xa0]", tag))
+KEY = TEXT.filter(lambda key: key and " " not in key)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 
 
@@ -32,8 +36,8 @@ def messages(draw: st.DrawFn) -> Message:
     return Message(
         draw(st.sampled_from(["orders", "%RETRY%" + "g" * 140])),
         draw(st.binary(max_size=30)),
-        tags=draw(st.none() | TEXT),
-        keys=tuple(draw(st.lists(TEXT.filter(lambda key: key and not any(map(str.isspace, key))), max_size=3))),
+        tags=draw(st.none() | TAG),
+        keys=tuple(draw(st.lists(KEY, max_size=3))),
         properties=draw(st.dictionaries(NAME, TEXT, max_size=3)),
         queue_id=draw(st.integers(0, 7)),
         sharding_key=draw(st.none() | TEXT),
@@ -202,9 +206,61 @@ def test_a_body_of_the_limit_fits_and_one_more_byte_does_not() -> None:
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"body": 5}, "a body of type int: must be bytes, or a text"),
+        ({"body": None}, "a body of type NoneType"),
+        ({"body": "\ud800"}, "a body that has no UTF-8 form"),
+        ({"tags": 5}, "'TAGS'=5: names and values must be texts; write '5'"),
+        ({"tags": "a || b"}, "tag 'a || b': a message has one tag"),
+        ({"tags": "a|b"}, "no subscription could name it"),
+        ({"tags": " a"}, "blanks around it"),
+        ({"tags": "a\n"}, "control characters"),
+        ({"tags": "\udcff"}, "no UTF-8 form"),
+        ({"properties": {"TAGS": "a "}}, "tag 'a '"),
+        ({"keys": ("a b",)}, "key 'a b': no blanks in a key, they separate keys; give several keys as a list"),
+        ({"keys": "a b"}, "key 'a b': no blanks"),
+        ({"keys": 17}, "keys=17: must be a text, or a sequence of texts"),
+        ({"keys": ["a", 17]}, r"keys=\['a', 17\]: must be a text"),
+        ({"keys": ["\ud800"]}, "no UTF-8 form"),
+        ({"properties": {"n": 5}}, "property 'n'=5: names and values must be texts; write '5', or leave it out"),
+        ({"properties": {"n": True}}, "must be texts"),
+        ({"properties": {"n": None}}, "must be texts"),
+        ({"properties": {5: "n"}}, "must be texts"),
+        ({"properties": {"n": "\udc00"}}, "no UTF-8 form"),
+        ({"properties": [("n", "v")]}, "must be a mapping"),
+        ({"sharding_key": 5}, "must be texts"),
+        ({"flag": 1.5}, "flag=1.5: must be a whole number"),
+        ({"flag": "1"}, "flag='1': must be a whole number"),
+        ({"born_timestamp": 1.0}, "born_timestamp=1.0: must be a whole number"),
+    ],
+)
+def test_what_is_refused_in_our_words(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MessageRefused, match=message) as refused:
+        encode(Message(**{"topic": "t", "body": b"", **changes}))
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize("body", ["grün", "grün".encode(), bytearray("grün".encode()), memoryview("grün".encode())])
+def test_kinds_of_bodies(body: Any) -> None:
+    (stored,) = decode(encode(Message("t", body)))
+    assert stored.body == "grün".encode()
+
+
+def test_one_text_is_one_key() -> None:
+    (stored,) = decode(encode(Message("t", b"", keys="o-17")))
+    assert stored.keys == ("o-17",)
+
+
+def test_only_blanks_separate_keys() -> None:
+    (stored,) = decode(encode(Message("t", b"", keys=("a\tb", "c\u3000d"))))
+    assert stored.keys == ("a\tb", "c\u3000d")
+
+
 @pytest.mark.parametrize("message", [Message("t", b"", flag=1 << 31), Message("t", b"", born_timestamp=1 << 63)])
 def test_a_number_that_its_field_cannot_hold_is_refused(message: Message) -> None:
-    with pytest.raises(MessageRefused, match=r"flag|born") as refused:
+    with pytest.raises(MessageRefused, match=r"flag|born_timestamp") as refused:
         encode(message)
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import Message, MessageStore
+from store import Message, MessageRefused, MessageStore
 from store.putting import ROWS_A_TURN
 
 
@@ -52,3 +54,39 @@ def test_turns_leave_sharded_rows_where_they_belong(tmp_path: Path) -> None:
         assert set(placed[np.array([k == key for k in keys])].tolist()) == {queue}
     others = Counter(placed[np.array([not k for k in keys])].tolist())
     assert set(others) == {0, 1, 2, 3}
+
+
+def test_a_generator_of_messages(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        results = store.put_many(Message("t", f"{n}") for n in range(3))
+        assert [result.queue_offset for result in results] == [0, 1, 2]
+        assert store.put_many(iter(())) == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (Message("t", b""), "put_many takes an iterable of Message, not Message"),
+        ([Message("t", b""), {"body": b""}], "{'body': b''} is a dict; put takes a store.Message"),
+        ("text", "'t' is a str; put takes"),
+        ([Message("t", b"", queue_id="0")], "queue_id='0': must be a whole number"),  # type: ignore[arg-type]
+        ([Message("t", b"", queue_id=0.0)], "queue_id=0.0: must be a whole number"),  # type: ignore[arg-type]
+        ([Message("t", b"", sharding_key=["a"])], r"sharding_key=\['a'\]: must be a text"),  # type: ignore[arg-type]
+        ([Message(["t"], b"")], r"topic \['t'\]: must be a text"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_message(tmp_path: Path, messages: Any, message: str) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        with pytest.raises(MessageRefused, match=message):
+            store.put_many(messages)
+        assert store.max_offset("t", 0) == 0
+
+
+@pytest.mark.parametrize("queue_id", [np.int64(1), np.uint8(1)])
+def test_integers_of_numpy(tmp_path: Path, queue_id: Any) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 2)
+        assert store.put(Message("t", b"", queue_id=queue_id, flag=queue_id)).queue_id == 1
+        assert [m.flag for m in store.get_message("g", "t", 1, 0).messages] == [1]

@@ -6,14 +6,23 @@ import zlib
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 
 from store import InvalidColumns, MessageRefused, PutStatus
 from store.filters import java_hash_code
 from store.message import decode_record
+from store.message_columns import MessageColumns, as_table, split
 from store.records import Records
-from store.tables import MessageColumns, encode_columns, split
+from store.tables import encode_columns
+
+NO_TEXT = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))
+
+
+def map_of(values: pa.Array) -> pa.MapArray:
+    return pa.MapArray.from_arrays([0, 1], pa.array(["n"]), values)
+
 
 HOST = (bytes([127, 0, 0, 1]), 10911)
 
@@ -44,6 +53,25 @@ def first_message(**columns: pa.Array) -> Any:
             pa.table({"body": ["x"], "properties": ["a=b"]}),
             "column 'properties' is string, expected map<string, string>",
         ),
+        (pa.table({"body": ["x"], "tags": [5]}), "column 'tags' is int64, expected string"),
+        (pa.table({"body": ["x"], "shardingKey": [True]}), "column 'shardingKey' is bool, expected string"),
+        (pa.table({"body": ["x"], "keys": [["a", None]]}), "column 'keys' has 1 nulls"),
+        (pa.table({"body": ["x"], "queueId": ["1"]}), "column 'queueId' is string, expected integer"),
+        (pa.table({"body": ["x"], "queueId": [0.5]}), "column 'queueId' is double, expected integer: .*truncated"),
+        (pa.table({"body": ["x"], "queueId": [True]}), "column 'queueId' is bool, expected integer"),
+        (pa.table({"body": ["x"], "flag": pa.array([0], pa.timestamp("ms"))}), "column 'flag' is timestamp"),
+        (pa.table({"body": ["x"], "bornTimestamp": pa.array([1], pa.date32())}), "column 'bornTimestamp' is date32"),
+        (
+            pa.table({"body": ["x"], "bornTimestamp": pa.array([1 << 62], pa.timestamp("s"))}),
+            "'bornTimestamp': .*out of",
+        ),
+        (pa.table({"body": ["x"], "tags": NO_TEXT}), "column 'tags': .*UTF8"),
+        (pa.table({"body": ["x"], "tags": pa.array([b"\xff"])}), "column 'tags' is binary, expected string: .*UTF8"),
+        (pa.table({"body": ["x"], "keys": NO_TEXT}), "column 'keys': .*UTF8"),
+        (pa.table({"body": ["x"], "shardingKey": NO_TEXT}), "column 'shardingKey': .*UTF8"),
+        (pa.table({"body": ["x"], "properties": map_of(NO_TEXT)}), "column 'properties': .*UTF8"),
+        (pa.table({"body": ["x"], "properties": map_of(pa.array([5]))}), "column 'properties' is map<string, int64>"),
+        (pa.table([["x"], ["a"], ["b"]], ["body", "tags", "tags"]), "columns that stand twice: tags"),
     ],
 )
 def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
@@ -58,6 +86,11 @@ def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
         ({"body": ["x"], "tags": ["t" * 32767]}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "32773 bytes of properties"),
         ({"body": ["x"], "tags": ["a\x01b"]}, PutStatus.MESSAGE_ILLEGAL, "TAGS: no name or value may contain"),
         ({"body": ["x"], "keys": [["a\x02"]]}, PutStatus.MESSAGE_ILLEGAL, "KEYS: no name or value may contain"),
+        ({"body": ["x"], "tags": ["a || b"]}, PutStatus.MESSAGE_ILLEGAL, r"tag 'a \|\| b': a message has one tag"),
+        ({"body": ["x", "y"], "tags": [None, "a "]}, PutStatus.MESSAGE_ILLEGAL, "tag 'a ': a message has one tag"),
+        ({"body": ["x"], "tags": ["\x7f"]}, PutStatus.MESSAGE_ILLEGAL, "control characters"),
+        ({"body": ["x"], "tags": ["\x9f"]}, PutStatus.MESSAGE_ILLEGAL, "control characters"),
+        ({"body": ["x"], "keys": [["a", "b c"]]}, PutStatus.MESSAGE_ILLEGAL, "key 'b c': no blanks in a key"),
         ({"body": ["x"], "flag": [1 << 31]}, PutStatus.MESSAGE_ILLEGAL, "flag 2147483648: must fit a signed 32-bit"),
     ],
 )
@@ -97,6 +130,41 @@ def test_kinds_of_keys(keys: pa.Array) -> None:
 )
 def test_kinds_of_born_timestamps(born: pa.Array) -> None:
     assert first_message(bornTimestamp=born).born_timestamp == 1234
+
+
+def test_tags_with_odd_but_harmless_characters() -> None:
+    for tag in ("1 2", "\xa0", "\u3000a", "Â"):
+        assert first_message(tags=pa.array([tag])).tags == tag
+
+
+@pytest.mark.parametrize("queue", [pa.array([2.0]), pa.array([2], pa.uint8()), pa.array([2]).dictionary_encode()])
+def test_kinds_of_integers(queue: pa.Array) -> None:
+    assert first_message(flag=queue).flag == 2
+
+
+def test_a_pandas_frame() -> None:
+    frame = pandas.DataFrame({"body": ["a", "b"], "tags": ["x", None], "flag": [1, 2]}, index=[7, 8])
+    records = encode(as_table(frame))
+    stored = [decode_record(bytes(records.encoded(row, row + 1)), "here") for row in range(2)]
+    assert [(one.body, one.tags, one.flag) for one in stored] == [(b"a", "x", 1), (b"b", None, 2)]
+
+
+def test_a_stream_of_batches() -> None:
+    table = pa.table({"body": ["a", "b"]})
+    assert as_table(table.to_reader()) == table
+
+
+@pytest.mark.parametrize("rows", [[{"body": b"x"}], {"body": [b"x"]}, "x", None])
+def test_what_is_no_table(rows: Any) -> None:
+    with pytest.raises(
+        InvalidColumns, match=r"append_table takes a pyarrow Table .* not \w+; pyarrow.Table.from_pylist"
+    ):
+        as_table(rows)
+
+
+def test_a_frame_that_arrow_does_not_take() -> None:
+    with pytest.raises(InvalidColumns, match="this DataFrame has no form as an Arrow table"):
+        as_table(pandas.DataFrame({"body": ["a", 5]}))
 
 
 def test_now_is_the_default_born_timestamp() -> None:
