@@ -13,7 +13,7 @@ from store.commit_log import CommitLog
 from store.consume_queue import Entries
 from store.errors import OffsetLost
 from store.filters import java_hash
-from store.key_hashes import KeyHashes, key_hashes
+from store.key_hashes import KeyHashes, key_hashes, tag_hashes
 from store.layout import (
     BLANK,
     CQ_ENTRY,
@@ -198,9 +198,20 @@ def index_keys(chunk: LogChunk) -> tuple[KeyHashes, Ints, Ints]:
 
     Rolled-back records have none; prepared ones do.
     """
-    topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
-    hashes, rows = key_hashes(topics, unique_keys, keys)
+    return _filed(chunk, *key_hashes(_topic_names(chunk), unique_keys, keys))
+
+
+def index_tags(chunk: LogChunk) -> tuple[KeyHashes, Ints, Ints]:
+    """`index_keys` for what RocketMQ 5.4 and later file besides: tags."""
+    return _filed(chunk, *tag_hashes(_topic_names(chunk), chunk.properties.value(PROPERTY_TAGS)))
+
+
+def _topic_names(chunk: LogChunk) -> pa.StringArray:
+    return chunk.topics.cast(pa.binary()).cast(pa.string())
+
+
+def _filed(chunk: LogChunk, hashes: KeyHashes, rows: Ints) -> tuple[KeyHashes, Ints, Ints]:
     types = chunk.records.field("sys_flag") & SYS_TRANSACTION_MASK
     filed = types[rows] != SYS_TRANSACTION_ROLLBACK
     hashes, rows = hashes[filed], rows[filed]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.filters import java_hash, java_hash_code
-from store.layout import INDEX_KEY_SEPARATOR, KEY_SEPARATOR
+from store.layout import INDEX_KEY_SEPARATOR, INDEX_TAG_PREFIX, KEY_SEPARATOR
 from store.strings import flat
 
 Ints = npt.NDArray[np.int64]
@@ -48,6 +48,12 @@ def key_hashes(
         for start in range(0, len(owners), _KEYS_AT_ONCE)
     ]
     return np.concatenate([np.empty(0, np.int32), *hashes]), owners
+
+
+def tag_hashes(topics: pa.StringArray, tags: pa.StringArray) -> tuple[KeyHashes, Ints]:
+    """Hashes of the tags of n messages as RocketMQ 5.4 and later file them besides the keys; as `key_hashes`."""
+    found, owners = _whole(tags)
+    return _hash_names(topics, pc.binary_join_element_wise(INDEX_TAG_PREFIX, found, ""), owners), owners
 
 
 def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:

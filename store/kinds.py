@@ -97,10 +97,7 @@ KINDS = (
 
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
-    """Raises `UnsupportedStore` for a directory of a kind that cannot be read, or `writing`, written, naming it.
-
-    Warns (`UnsupportedWarning`) of topics that are read otherwise than RocketMQ's consumer would.
-    """
+    """Raises `UnsupportedStore` for a directory of a kind that cannot be read, or `writing`, written, naming it."""
     if not root.is_dir():
         return
     for kind in KINDS:
@@ -111,7 +108,14 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
                 f"{root}: {kind.name}, as {found.relative_to(root)} shows; such a directory cannot be {verb} here: "
                 f"{kind.remedy}"
             )
-    topics = read_json(root / TOPICS_FILE).get(_TABLE, {})
+
+
+def warn_of_topics(root: Path) -> None:
+    """Warns (`UnsupportedWarning`) of topics that are shown otherwise than by RocketMQ's consumer.
+
+    Raises `CorruptStore`.
+    """
+    topics = read_json(root / TOPICS_FILE)
     _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
     _warn(root, compacted, "compacted: shown with all messages, not only the newest of each key")
@@ -120,15 +124,16 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
 
 
 def batch_topics(topics: dict[str, Any]) -> set[str]:
-    """Those of a topic table (`topicConfigTable`) whose queues are in `batchconsumequeue/`."""
+    """Those of a `topics.json` whose queues are in `batchconsumequeue/`."""
     return _with_attribute(topics, TOPIC_QUEUE_TYPE, BATCH_QUEUE_TYPE)
 
 
 def _with_attribute(topics: dict[str, Any], name: str, value: str) -> set[str]:
-    return {topic for topic, config in topics.items() if (config.get("attributes") or {}).get(name) == value}
+    table = topics.get(_TABLE, {})
+    return {topic for topic, config in table.items() if (config.get("attributes") or {}).get(name) == value}
 
 
 def _warn(root: Path, topics: Iterable[str], what: str) -> None:
     names = ", ".join(sorted(topics))
     if names:
-        warnings.warn(f"{root}: topics {names}: {what}", UnsupportedWarning, stacklevel=5)
+        warnings.warn(f"{root}: topics {names}: {what}", UnsupportedWarning, stacklevel=4)

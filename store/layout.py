@@ -132,6 +132,8 @@ SYSTEM_TOPICS: Final = frozenset(
         "BenchmarkTest",
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
         "RMQ_SYS_TRACE_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
@@ -201,6 +203,7 @@ INDEX_ENTRY: Final = np.dtype(
 )
 INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
 INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
+INDEX_TAG_PREFIX: Final = "T#"  # of a tag as RocketMQ 5.4 and later file it, where the key stands
 
 # --- checkpoint (StoreCheckpoint) ------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from store.filters import TagFilter
 from store.getting import GetResult, get_message
 from store.groups import Groups
 from store.index import END_OF_TIME, Index
+from store.kinds import warn_of_topics
 from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage
@@ -94,6 +95,7 @@ class MessageStore:
                 directory.must_be_store(writing=not read_only)
             else:
                 directory.create()
+            warn_of_topics(directory.root)
             return MessageStore(directory, directory.configuration(config), read_only=read_only)
 
     # --- topics ----------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Topics:
         """Number of queues of one topic. Raises `UnknownTopic`."""
         queues = self.queue_count(topic)
         if not queues:
-            if topic in batch_topics(self._load().get(_TABLE, {})):
+            if topic in batch_topics(self._load()):
                 raise UnsupportedStore(
                     f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which are not read here; "
                     "read it with RocketMQ's own client"
@@ -90,8 +90,8 @@ class Topics:
 
         Topics with batch queues are left out.
         """
-        table = self._load().get(_TABLE, {})
-        batches = batch_topics(table)
+        content = self._load()
+        table, batches = content.get(_TABLE, {}), batch_topics(content)
         counts = {topic: int(config.get("readQueueNums", 0)) for topic, config in table.items() if topic not in batches}
         for topic, queue_ids in self.on_disk().items():
             counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)

@@ -131,6 +131,17 @@ def test_damage_is_found_and_repaired(path: Path, case: str) -> None:
     assert not (path / REPAIR_DIR).exists()
 
 
+def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
+    """As RocketMQ did before 4.7."""
+    for file in files(path):
+        at = field_offset(INDEX_HEADER, "next_entry")
+        data = bytearray(file.read_bytes())
+        entries = int.from_bytes(data[at : at + 4], "big") - 1
+        data[field_offset(INDEX_HEADER, "slots_used") : at] = entries.to_bytes(4, "big")
+        file.write_bytes(data)
+    assert verify(path).findings == []
+
+
 def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:
     path, config = tmp_path / "mq", replace(SMALL, messageIndexEnable=False)
     with MessageStore.open(path, config=config) as store:

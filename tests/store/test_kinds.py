@@ -141,7 +141,7 @@ def test_what_is_only_not_written_is_read(make: Make, tmp_path: Path) -> None:
 
 def test_batch_queues_are_left_out_and_named(tmp_path: Path) -> None:
     path = batch_queues(tmp_path)
-    with pytest.warns(UnsupportedWarning, match=r"topics Bcq: batch queues.*left out"):
+    with pytest.warns(UnsupportedWarning, match=r"topics Bcq: batch queues.*left out|Cmp"):
         store = MessageStore.open(path, read_only=True)
     with store:
         assert "Simple" in store.topics()
@@ -150,6 +150,12 @@ def test_batch_queues_are_left_out_and_named(tmp_path: Path) -> None:
             store.offsets("Bcq", 0)
         with pytest.raises(UnsupportedStore, match="topic 'Bcq' has batch queues"):
             list(store.scan("Bcq", 0, 0, 1))
+
+
+@pytest.mark.filterwarnings("ignore::store.UnsupportedWarning")
+def test_what_is_left_out_is_no_damage_and_tags_in_the_index_are_none(tmp_path: Path) -> None:
+    sizes = StoreConfig(maxHashSlotNum=1000, maxIndexNum=4000)
+    assert verify(batch_queues(tmp_path), config=sizes).findings == []
 
 
 def test_compacted_topics_are_warned_of(tmp_path: Path) -> None:
