@@ -37,7 +37,8 @@ class Placement:
 class CommitLog:
     """The log's segments, and the rule by which a record goes to the next one."""
 
-    def __init__(self, root: Path, file_size: int, *, writable: bool) -> None:
+    def __init__(self, root: Path, file_size: int | None, *, writable: bool) -> None:
+        """file_size: as `Segments` takes it."""
         self.segments = Segments(root, COMMIT_LOG_DIR, file_size, writable=writable)
 
     def min_offset(self) -> int:

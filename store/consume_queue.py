@@ -33,19 +33,26 @@ class ConsumeQueue:
         root: Path,
         topic: str,
         queue_id: int,
-        file_size: int,
+        file_size: int | None,
         *,
         writable: bool,
         is_message: IsMessage | None = None,
     ) -> None:
-        """`is_message`: asked too whether an entry counts, where the confirm offset alone cannot tell."""
+        """file_size: as `Segments` takes it.
+
+        is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
+        """
         self.topic = topic
         self.queue_id = queue_id
         self._is_message = is_message
         self._segments = Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable)
-        self.entries_per_file = file_size // CQ_ENTRY.itemsize
         self._seen = 0  # the tail found last: where the next search begins
         self._head = 0  # the head found last, likewise
+
+    @property
+    def entries_per_file(self) -> int:
+        """How many entries a file has."""
+        return self._segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
 
     def first(self) -> int:
         """Queue offset of the first entry of the first file, 0 without files."""

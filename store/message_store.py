@@ -59,7 +59,11 @@ class MessageStore:
         self._read_only = read_only
         self._topics = Topics(directory.root)
         self._groups = Groups(directory.root)
-        self._log = CommitLog(directory.root, config.mappedFileSizeCommitLog, writable=not read_only)
+        # What only the files can tell is learnt when there are any: a broker may be about to make the first.
+        learns = read_only and not directory.has_configuration
+        self._queue_file_size = None if learns else config.mappedFileSizeConsumeQueue
+        log_file_size = None if learns else config.mappedFileSizeCommitLog
+        self._log = CommitLog(directory.root, log_file_size, writable=not read_only)
         self._index = Index.of(directory.root, config, writable=not read_only)
         self._queue = lru_cache(maxsize=_MAX_OPEN_QUEUES)(self._open_queue)
         self._putting = Putting(self._topics, config, self._ever_put)
@@ -388,7 +392,7 @@ class MessageStore:
         return self._writer
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        size = self.config.mappedFileSizeConsumeQueue
+        size = self._queue_file_size
         if not self._read_only:
             return ConsumeQueue(self.path, topic, queue_id, size, writable=True)
         is_message = self._watermark.is_message if isinstance(self._watermark, LogEnd) else None

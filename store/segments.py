@@ -130,7 +130,7 @@ class SegmentFile:
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
 
 
-def _open(directory: Path, size: int, writable: bool, start: int) -> SegmentFile:
+def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile:
     """The segment that begins at `start`. Raises `OffsetLost`."""
     path = directory / segment_name(start)
     try:
@@ -146,14 +146,15 @@ def _open(directory: Path, size: int, writable: bool, start: int) -> SegmentFile
 class Segments:
     """The segments of one directory as one sequence of bytes, addressed by logical offset."""
 
-    def __init__(self, root: Path, directory: str, size: int, *, writable: bool) -> None:
+    def __init__(self, root: Path, directory: str, size: int | None, *, writable: bool) -> None:
+        """size: bytes of each file; None, for a reader, is what the files have, once there are any: 0 until then."""
         self.directory = root / directory
-        self.size = size
+        self.size = size or 0
         self._root = root
         self._writable = writable
         self._first: tuple[int, Path] | None = None
         # Without a reference to this object: files shall close when it goes, not when garbage is collected.
-        self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, size, writable))
+        self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, writable))
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
@@ -165,6 +166,8 @@ class Segments:
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
             listed.pop()
+        if not self.size and listed:
+            self.size = listed[0][1]
         starts = [self._checked_start(name, length) for name, length in listed]
         first = (starts[0], self.path(starts[0])) if starts else None
         if first != self._first:
@@ -219,7 +222,7 @@ class Segments:
         """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
         start = self._start(offset)
         position = offset - start
-        return self._opened(start).mapped[position : position + length]
+        return self._opened(self.size, start).mapped[position : position + length]
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
         """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone.
@@ -227,7 +230,7 @@ class Segments:
         current: do not read on in an open file that was deleted meanwhile.
         """
         start = self._start(offset)
-        file = self._current(start) if current else self._opened(start)
+        file = self._current(start) if current else self._opened(self.size, start)
         return file.read(offset - start, length)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -237,7 +240,7 @@ class Segments:
             file = self._current(start)
         except OffsetLost:
             self._create(start)
-            file = self._opened(start)
+            file = self._opened(self.size, start)
         file.write(offset - start, memoryview(data))
 
     def zero(self, begin: int, end: int) -> None:
@@ -263,7 +266,9 @@ class Segments:
             file.flush()
 
     def _start(self, offset: int) -> int:
-        return offset - offset % self.size
+        if not self.size:
+            self.starts()
+        return offset - offset % self.size if self.size else offset
 
     def path(self, start: int) -> Path:
         """The file of the segment that begins at `start`."""
@@ -271,9 +276,9 @@ class Segments:
 
     def _current(self, start: int) -> SegmentFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
-        if self._opened(start).is_deleted:
+        if self._opened(self.size, start).is_deleted:
             self._opened.cache_clear()
-        return self._opened(start)
+        return self._opened(self.size, start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
         """The segments of [begin, end) that there are, with their starts; one may go at any moment."""

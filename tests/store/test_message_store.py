@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ from store import (
 )
 from store.filters import java_hash_code
 from store.message import offset_msg_id
+from tests import seen
+from tests.store.test_golden import GOLDEN
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=5 * 20)
 TOPICS = {"a": 2, "b": 3}
@@ -271,6 +274,32 @@ def test_all_columns_of_what_was_put(orders: MessageStore) -> None:
     assert round(row["storeTimestamp"].timestamp() * 1000) == message.store_timestamp
     assert (row["keys"], message.keys) == ("k1 k2", ("k1", "k2"))
     assert row["flag"] == message.flag == -7
+
+
+def test_a_reader_that_was_there_before_the_first_file_learns_its_size(tmp_path: Path) -> None:
+    """RocketMQ makes the folders when it starts, and files of whatever size when the first message comes."""
+    path = tmp_path / "mq"
+    (path / "commitlog").mkdir(parents=True)
+    with MessageStore.open(path, read_only=True) as early:
+        assert early.topics() == {}
+        assert early.confirm_offset == early.dispatched_offset == 0
+        shutil.copytree(GOLDEN / "clean", path, dirs_exist_ok=True)
+        seen.assert_same(seen.by_scan(early), seen.golden(GOLDEN / "clean.jsonl"))
+        seen.assert_same(seen.by_get_message(early), seen.golden(GOLDEN / "clean.jsonl"))
+
+
+def test_a_reader_that_was_there_before_the_first_writer_learns_its_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    (path / "commitlog").mkdir(parents=True)
+    with MessageStore.open(path, read_only=True) as early:
+        assert early.confirm_offset == 0
+        with MessageStore.open(path, config=SMALL) as store:
+            store.create_topic("a", 1)
+            assert early.offsets("a", 0) == (0, 0)
+            store.put_many([Message("a", b"x" * n) for n in range(100)])
+            early.wait(0, timeout=60)
+            rows = [body for batch in early.scan("a", 0, 0, 100, ("body",)) for body in batch["body"].to_pylist()]
+            assert rows == [b"x" * n for n in range(100)]
 
 
 def test_sizes_are_those_of_the_records(orders: MessageStore) -> None:
