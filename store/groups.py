@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from store.admin_files import next_version, read_json, write_json
+from store.admin_files import next_version, offset_table, read_json, read_table, table, write_json
 from store.errors import InvalidGroup, OffsetOutOfRange
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
@@ -47,7 +47,12 @@ class Groups:
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
         """Queue id to the next queue offset that the group has to read; queues without one are absent."""
-        return _integers(_table(read_json(self._offsets), _OFFSETS).get(_key(topic, group)))
+        return self._committed(read_json(self._offsets), _key(topic, group))
+
+    def all_offsets(self) -> dict[str, dict[int, int]]:
+        """Topic and group, joined by "@", to what `offsets` gives."""
+        found = read_table(self._offsets, _OFFSETS)
+        return {key: offset_table(self._offsets, key, value) for key, value in found.items()}
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
@@ -61,56 +66,53 @@ class Groups:
                     f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; they begin at 0"
                 )
         content = read_json(self._offsets)
-        table = _table(content, _OFFSETS)
-        merged = _integers(table.get(_key(topic, group))) | dict(offsets)
-        table[_key(topic, group)] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
-        next_version(content)
+        key = _key(topic, group)
+        merged = self._committed(content, key) | dict(offsets)
+        content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
+        next_version(self._offsets, content)
         write_json(self._offsets, content)
 
     def names(self) -> list[str]:
         """Groups that have settings or offsets, sorted."""
-        committed = (key.partition(GROUP_SEPARATOR)[2] for key in _table(read_json(self._offsets), _OFFSETS))
-        return sorted({*_table(read_json(self._groups), _GROUPS), *filter(None, committed)})
+        committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
+        return sorted({*self.all_settings(), *filter(None, committed)})
 
     def settings(self, group: str) -> dict[str, Any] | None:
         """RocketMQ's SubscriptionGroupConfig of a group, None without."""
-        found: dict[str, Any] | None = _table(read_json(self._groups), _GROUPS).get(group)
-        return found
+        return self.all_settings().get(group)
+
+    def all_settings(self) -> dict[str, dict[str, Any]]:
+        """Group to its SubscriptionGroupConfig."""
+        return read_table(self._groups, _GROUPS)
 
     def create(self, group: str) -> None:
         """Add a group with RocketMQ's default settings, if it has none. Raises `InvalidGroup`."""
         check_group_name(group)
         content = read_json(self._groups)
-        table = _table(content, _GROUPS)
-        if group not in table:
-            table[group] = _new_group(group)
-            next_version(content)
+        groups = table(self._groups, content, _GROUPS)
+        if group not in groups:
+            groups[group] = _new_group(group)
+            next_version(self._groups, content)
             write_json(self._groups, content)
 
     def delay_offsets(self) -> dict[int, int]:
         """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""
-        return _integers(_table(read_json(self._delays), _OFFSETS))
+        return offset_table(self._delays, _OFFSETS, read_json(self._delays).get(_OFFSETS))
 
     def commit_delays(self, offsets: Mapping[int, int]) -> None:
         """Set the next offsets of some delay levels."""
         content = read_json(self._delays)
-        merged = _integers(_table(content, _OFFSETS)) | dict(offsets)
+        merged = offset_table(self._delays, _OFFSETS, content.get(_OFFSETS)) | dict(offsets)
         content[_OFFSETS] = {str(level): offset for level, offset in sorted(merged.items())}
-        next_version(content)
+        next_version(self._delays, content)
         write_json(self._delays, content)
+
+    def _committed(self, content: dict[str, Any], key: str) -> dict[int, int]:
+        return offset_table(self._offsets, key, table(self._offsets, content, _OFFSETS).get(key))
 
 
 def _key(topic: str, group: str) -> str:
     return f"{topic}{GROUP_SEPARATOR}{group}"
-
-
-def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
-    table: dict[str, Any] = content.setdefault(name, {})
-    return table
-
-
-def _integers(table: Mapping[str, Any] | None) -> dict[int, int]:
-    return {int(key): int(value) for key, value in (table or {}).items()}
 
 
 def _new_group(group: str) -> dict[str, Any]:

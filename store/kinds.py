@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from store.admin_files import read_json
+from store.admin_files import read_table
 from store.errors import UnsupportedStore
 from store.layout import (
     BATCH_CONSUME_QUEUE_DIR,
@@ -115,22 +115,22 @@ def warn_of_topics(root: Path) -> None:
 
     Raises `CorruptStore`.
     """
-    topics = read_json(root / TOPICS_FILE)
+    topics = read_table(root / TOPICS_FILE, _TABLE)
     _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
     _warn(root, compacted, "compacted: shown with all messages, not only the newest of each key")
-    static = read_json(root / TOPIC_MAPPINGS_FILE).get(_MAPPINGS, {})
+    static = read_table(root / TOPIC_MAPPINGS_FILE, _MAPPINGS)
     _warn(root, static, "static topics: offsets shown are those of this broker's queues, not the logical ones")
 
 
 def batch_topics(topics: dict[str, Any]) -> set[str]:
-    """Those of a `topics.json` whose queues are in `batchconsumequeue/`."""
+    """Those of a topic table (`topicConfigTable`) whose queues are in `batchconsumequeue/`."""
     return _with_attribute(topics, TOPIC_QUEUE_TYPE, BATCH_QUEUE_TYPE)
 
 
 def _with_attribute(topics: dict[str, Any], name: str, value: str) -> set[str]:
-    table = topics.get(_TABLE, {})
-    return {topic for topic, config in table.items() if (config.get("attributes") or {}).get(name) == value}
+    attributes = {topic: config.get("attributes") for topic, config in topics.items()}
+    return {topic for topic, found in attributes.items() if isinstance(found, dict) and found.get(name) == value}
 
 
 def _warn(root: Path, topics: Iterable[str], what: str) -> None:

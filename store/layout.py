@@ -117,6 +117,7 @@ BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
 END_FILE_MIN_BLANK_BYTES: Final = BLANK.itemsize
 
 MAX_PROPERTIES_BYTES: Final = 32_767
+MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux gives a process so many mappings
 MAX_TOPIC_BYTES: Final = 127
 MAX_RETRY_TOPIC_BYTES: Final = 255
 TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"

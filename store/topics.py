@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.admin_files import next_version, read_json, write_json
-from store.errors import InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.admin_files import next_version, number, read_json, read_table, table, write_json
+from store.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.integers import integer
 from store.kinds import batch_topics
 from store.layout import (
     CONSUME_QUEUE_DIR,
     DLQ_TOPIC_PREFIX,
     LIGHT_PREFIX,
+    MAX_QUEUES,
     MAX_RETRY_TOPIC_BYTES,
     MAX_TOPIC_BYTES,
     RETRY_TOPIC_PREFIX,
@@ -23,6 +27,7 @@ from store.layout import (
     TOPICS_FILE,
 )
 
+_QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"
 _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
@@ -69,7 +74,7 @@ class Topics:
         """Number of queues of one topic. Raises `UnknownTopic`."""
         queues = self.queue_count(topic)
         if not queues:
-            if topic in batch_topics(self._load()):
+            if topic in self.batches():
                 raise UnsupportedStore(
                     f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which are not read here; "
                     "read it with RocketMQ's own client"
@@ -90,17 +95,24 @@ class Topics:
 
         Topics with batch queues are left out.
         """
-        content = self._load()
-        table, batches = content.get(_TABLE, {}), batch_topics(content)
-        counts = {topic: int(config.get("readQueueNums", 0)) for topic, config in table.items() if topic not in batches}
+        configured = self._table()
+        batches = batch_topics(configured)
+        counts = {name: self._configured(name, config) for name, config in configured.items() if name not in batches}
         for topic, queue_ids in self.on_disk().items():
             counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)
         return dict(sorted(counts.items()))
 
+    def batches(self) -> set[str]:
+        """Topics with batch queues, which are not read here."""
+        return batch_topics(self._table())
+
     def on_disk(self) -> dict[str, list[int]]:
-        """Topic to the queue ids that have a ConsumeQueue folder; other names are passed over as RocketMQ does."""
+        """Topic to the queue ids that have a ConsumeQueue folder; other names are passed over as RocketMQ does.
+
+        Warns of a number that no queue has: with it a topic had millions of them.
+        """
         folder = self._root / CONSUME_QUEUE_DIR
-        return {topic: sorted(map(int, filter(str.isdecimal, _folders(folder / topic)))) for topic in _folders(folder)}
+        return {topic: sorted(_queue_ids(folder / topic)) for topic in _folders(folder)}
 
     def queues_on_disk(self) -> list[tuple[str, int]]:
         """(topic, queue id) of all that `on_disk` has."""
@@ -109,25 +121,31 @@ class Topics:
     def create(self, topic: str, queues: int) -> int:
         """Add a topic, or queues to one; the number it has now. Call under the store lock.
 
-        Raises `InvalidTopic` for a bad name or for fewer queues than there are: messages would be lost sight of.
+        Raises `InvalidTopic` for a bad name or for fewer queues than there are: messages would be lost sight of;
+        `InvalidArgument` for more than 65,536.
         """
         check_topic_name(topic)
+        queues = integer("queues", queues, maximum=MAX_QUEUES)
         present = self.queue_counts().get(topic, 0)
         if queues < max(present, 1):
             raise InvalidTopic(
                 f"topic {topic!r}: {queues} queues asked for, but it has {present}; queues can only be added"
             )
-        content = self._load()
-        table = content.setdefault(_TABLE, {})
-        config = table.setdefault(topic, _new_topic(topic))
+        content = read_json(self._path)
+        config = table(self._path, content, _TABLE).setdefault(topic, _new_topic(topic))
         if config.get("readQueueNums") != queues or config.get("writeQueueNums") != queues:
             config["readQueueNums"] = config["writeQueueNums"] = queues
-            next_version(content)
+            next_version(self._path, content)
             write_json(self._path, content)
         return queues
 
-    def _load(self) -> dict[str, Any]:
-        return read_json(self._path)
+    def _table(self) -> dict[str, dict[str, Any]]:
+        return read_table(self._path, _TABLE)
+
+    def _configured(self, topic: str, config: dict[str, Any]) -> int:
+        if "/" in topic or "\0" in topic or topic in ("", ".", "..") or not topic.isprintable():
+            raise CorruptStore(f"{self._path}: {topic!r} in {_TABLE} is no topic's name; correct the file")
+        return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
 
 
 def _folders(path: Path) -> list[str]:
@@ -136,6 +154,19 @@ def _folders(path: Path) -> list[str]:
         return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _queue_ids(path: Path) -> Iterator[int]:
+    """Queue ids of the folders in a topic's one."""
+    for name in _folders(path):
+        if re.fullmatch(_QUEUE_ID, name):
+            if int(name) < MAX_QUEUES:
+                yield int(name)
+            else:
+                warnings.warn(
+                    f"{path / name}: passed over: no topic has {name} queues; move the folder out of the store",
+                    stacklevel=2,
+                )
 
 
 def _new_topic(topic: str) -> dict[str, Any]:

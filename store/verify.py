@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.admin_files import read_json
 from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.config import StoreConfig
@@ -25,9 +24,9 @@ from store.consume_queue import ConsumeQueue, Entries, IsMessage
 from store.directory import Directory
 from store.dispatch import LogChunk, index_keys, index_tags, queue_entries, walk
 from store.errors import CorruptRecord, CorruptStore, OffsetLost
+from store.groups import Groups
 from store.index import Index
 from store.index_check import IndexCheck
-from store.kinds import batch_topics
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
     CQ_ENTRY,
@@ -169,13 +168,23 @@ class _Verifier:
                 self.add(where, what, _REPAIR)
 
     def _check_admin_files(self) -> None:
-        for name in (TOPICS_FILE, CONSUMER_OFFSETS_FILE, GROUPS_FILE, DELAY_OFFSETS_FILE):
+        groups = Groups(self._root)
+        looks: tuple[tuple[str, Callable[[], object]], ...] = (
+            (TOPICS_FILE, self._look_at_topics),
+            (CONSUMER_OFFSETS_FILE, groups.all_offsets),
+            (GROUPS_FILE, groups.all_settings),
+            (DELAY_OFFSETS_FILE, groups.delay_offsets),
+        )
+        for name, look in looks:
             try:
-                content = read_json(self._root / name)
-                if name == TOPICS_FILE:
-                    self._left_out = batch_topics(content)
+                look()
             except CorruptStore as error:
                 self.add(name, str(error), _COPY)
+
+    def _look_at_topics(self) -> None:
+        topics = Topics(self._root)
+        topics.queue_counts()
+        self._left_out = topics.batches()
 
     # --- the log ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store import InvalidTopic
+from store import CorruptStore, InvalidArgument, InvalidTopic
 from store.admin_files import read_json
 from store.topics import Topics, check_topic_name, is_internal_topic
 
@@ -96,6 +96,31 @@ def test_queues_on_disk_count_too(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
     assert topics.on_disk() == {"t": [0, 3], "empty": []}
     assert topics.queue_counts() == {"empty": 0, "t": 4}
+
+
+def test_a_folder_whose_number_no_queue_has(tmp_path: Path) -> None:
+    for name in ("0", "20261121", "65535", "65536", "007", "٣", "-1"):
+        (tmp_path / "consumequeue/t" / name).mkdir(parents=True)
+    topics = Topics(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"consumequeue/t/\d+: passed over: no topic has \d+ queues; move the folder out"
+    ):
+        assert topics.queues_on_disk() == [("t", 0), ("t", 65_535)]
+
+
+@pytest.mark.parametrize("queues", [65_537, 2**31, 2**70, 2.0, "4", True, None])
+def test_numbers_of_queues_that_are_refused(tmp_path: Path, queues: object) -> None:
+    with pytest.raises(InvalidArgument, match="queues="):
+        Topics(tmp_path).create("t", queues)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    for name in ("", "..", "a/b", "a\0", "\ud800"):
+        (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
+        with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
+            Topics(tmp_path).queue_counts()
 
 
 def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:

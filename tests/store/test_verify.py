@@ -201,12 +201,17 @@ def test_something_behind_the_log(path: Path) -> None:
         (f"{QUEUE}/{segment_name(0)}", b"short", "5 bytes, but segments of this store have 200"),
         ("config/topics.json", b"{nonsense", "not JSON"),
         ("config/consumerOffset.json", b"{nonsense", "not JSON"),
+        ("config/topics.json", b'{"topicConfigTable": []}', "topicConfigTable is a list, not an object"),
+        ("config/consumerOffset.json", b'{"offsetTable": {"t@g": {"0": true}}}', "t@g['0'] is true, not a number"),
+        ("config/subscriptionGroup.json", b'{"subscriptionGroupTable": 5}', "subscriptionGroupTable is 5"),
+        ("config/delayOffset.json", b'{"offsetTable": {"1": "x"}}', 'is "x", not a number'),
     ],
 )
 def test_files_that_are_not_what_their_names_say(path: Path, file: str, content: bytes, what: str) -> None:
     (path / file).write_bytes(content)
-    finding = verify(path).findings[0]
-    assert what in finding.what
+    findings = [finding.what for finding in verify(path).findings]
+    assert what in findings[0]
+    assert len(set(findings)) == len(findings)
 
 
 WRITER = """
