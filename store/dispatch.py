@@ -11,29 +11,20 @@ import pyarrow as pa
 
 from store.commit_log import CommitLog
 from store.consume_queue import Entries
+from store.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes
 from store.errors import OffsetLost
-from store.filters import java_hash
 from store.key_hashes import KeyHashes, key_hashes, tag_hashes
 from store.layout import (
     BLANK,
     CQ_ENTRY,
-    LIGHT_PREFIX,
-    LIGHT_SEPARATOR,
     MAGIC_BLANK,
     MIN_RECORD_BYTES,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
-    PROPERTY_LIGHT_OFFSETS,
-    PROPERTY_LIGHT_QUEUES,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
-    SCHEDULE_DELAYS_MS,
     SCHEDULE_TOPIC,
-    SYS_INNER_BATCH,
-    SYS_TRANSACTION_MASK,
-    SYS_TRANSACTION_PREPARED,
-    SYS_TRANSACTION_ROLLBACK,
 )
 from store.property_columns import PropertyColumns
 from store.record_view import Ints, Mask, RecordView
@@ -128,11 +119,8 @@ def _hop(data: bytes) -> tuple[list[int], list[int], int]:
 
 
 def _are_names(topics: pa.DictionaryArray) -> Mask:
-    """Where a topic can be the name of a folder: no CRC covers it, and it must not lead out of the store."""
-    names: list[bytes] = topics.dictionary.to_pylist()
-    good = [
-        name not in (b"", b".", b"..") and b"/" not in name and b"\0" not in name and _is_text(name) for name in names
-    ]
+    """Where a topic can be the name of a folder."""
+    good = [_is_text(name) and is_folder_name(name.decode()) for name in topics.dictionary.to_pylist()]
     mask: Mask = np.array(good, np.bool_)[topics.indices.to_numpy()]
     return mask
 
@@ -168,36 +156,32 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     """(topic, queue id, queue offsets int64 (k,), entries (k,)) for every queue in the chunk, in log order.
 
-    The queue offsets of one such piece are consecutive. Prepared, rolled-back and inner batch records have no entry. In
-    SCHEDULE_TOPIC_XXXX the tags code is the delivery time. A record may stand in light queues besides its own.
+    The queue offsets of one such piece are consecutive. What enters which queues is said in `entering`.
     """
     records = chunk.records
     if not len(records):
         return
-    properties = chunk.properties
     topics = [name.decode("utf-8", "replace") for name in chunk.topics.dictionary.to_pylist()]
     topic_ids = chunk.topics.indices.to_numpy().astype(np.int64)
     queue_ids, queue_offsets = records.field("queue_id"), records.field("queue_offset")
     entries = np.empty(len(records), CQ_ENTRY)
     entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
-    entries["tags_code"] = _tags_codes(records, properties, topic_ids, topics)
-    sys_flags = records.field("sys_flag")
-    outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
-    rows = np.flatnonzero(~outside & (sys_flags & SYS_INNER_BATCH == 0))
+    entries["tags_code"] = _tags_codes(chunk, topic_ids, topics)
+    queued = in_own_queue(records.field("sys_flag"))
+    rows = np.flatnonzero(queued)
     order = rows[np.lexsort((rows, queue_ids[rows], topic_ids[rows]))]
     same_queue = (np.diff(topic_ids[order]) == 0) & (np.diff(queue_ids[order]) == 0)
     cuts = np.flatnonzero(~same_queue | (np.diff(queue_offsets[order]) != 1)) + 1
     for part in np.split(order, cuts):
         if len(part):
             yield topics[topic_ids[part[0]]], int(queue_ids[part[0]]), queue_offsets[part], entries[part]
-    yield from _light_entries(properties, queue_ids, entries)
+    for row, topic, queue_id, offset in light_places(chunk.properties, topics, topic_ids, queue_ids):
+        if queued[row]:
+            yield topic, queue_id, np.array([offset]), entries[row : row + 1]
 
 
 def index_keys(chunk: LogChunk) -> tuple[KeyHashes, Ints, Ints]:
-    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them.
-
-    Rolled-back records have none; prepared ones do.
-    """
+    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them."""
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
     return _filed(chunk, *key_hashes(_topic_names(chunk), unique_keys, keys))
 
@@ -212,35 +196,16 @@ def _topic_names(chunk: LogChunk) -> pa.StringArray:
 
 
 def _filed(chunk: LogChunk, hashes: KeyHashes, rows: Ints) -> tuple[KeyHashes, Ints, Ints]:
-    types = chunk.records.field("sys_flag") & SYS_TRANSACTION_MASK
-    filed = types[rows] != SYS_TRANSACTION_ROLLBACK
+    filed = in_index(chunk.records.field("sys_flag"))[rows]
     hashes, rows = hashes[filed], rows[filed]
     return hashes, chunk.offsets[rows], chunk.records.field("store_timestamp")[rows]
 
 
-def _light_entries(
-    properties: PropertyColumns, queue_ids: Ints, entries: Entries
-) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """One piece for each record and light queue: `INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0."""
-    queues = properties.value(PROPERTY_LIGHT_QUEUES)
-    if queues.null_count == len(queues):
-        return
-    offsets = properties.value(PROPERTY_LIGHT_OFFSETS).to_pylist()
-    for row in np.flatnonzero(queues.is_valid().to_numpy(zero_copy_only=False)).tolist():
-        names = queues[row].as_py().split(LIGHT_SEPARATOR)
-        for name, offset in zip(names, (offsets[row] or "").split(LIGHT_SEPARATOR), strict=False):
-            if offset.isdecimal() and "/" not in name:
-                queue_id = 0 if name.startswith(LIGHT_PREFIX) else int(queue_ids[row])
-                yield name, queue_id, np.array([int(offset)], np.int64), entries[row : row + 1]
-
-
-def _tags_codes(records: RecordView, properties: PropertyColumns, topic_ids: Ints, topics: list[str]) -> Ints:
-    codes = java_hash(properties.value(PROPERTY_TAGS)).astype(np.int64)
+def _tags_codes(chunk: LogChunk, topic_ids: Ints, topics: list[str]) -> Ints:
+    codes = tags_codes(chunk.properties.value(PROPERTY_TAGS))
     if SCHEDULE_TOPIC in topics:
-        levels = properties.value(PROPERTY_DELAY).to_pylist()
-        times = records.field("store_timestamp")
-        for row in np.flatnonzero(topic_ids == topics.index(SCHEDULE_TOPIC)):
-            level = int(levels[row]) if levels[row] and levels[row].isdecimal() else 0
-            if level > 0:
-                codes[row] = times[row] + SCHEDULE_DELAYS_MS[min(level, len(SCHEDULE_DELAYS_MS)) - 1]
+        rows = np.flatnonzero(topic_ids == topics.index(SCHEDULE_TOPIC))
+        levels = chunk.properties.value(PROPERTY_DELAY).take(pa.array(rows))
+        times = delivery_times(levels, chunk.records.field("store_timestamp")[rows])
+        codes[rows] = np.where(times, times, codes[rows])
     return codes

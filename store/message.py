@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from store.crc import body_crc
+from store.entering import keys_of, tag_of
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import NO_TAG, java_hash_code
 from store.key_hashes import key_hash
@@ -131,8 +132,8 @@ def encode_messages(
 
     with_keys: hash their keys for the index.
 
-    Raises `MessageRefused` for a body or properties that are too large, for what is reserved (see `entering`) or
-    would not be found again, and for values of other kinds than their fields.
+    Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
+    values of other kinds than their fields.
     """
     destinations: dict[tuple[str, int], int] = {}
     headers, rests, queues, codes, hashes, rows = [], [], [], [], [], []
@@ -142,10 +143,9 @@ def encode_messages(
         headers.append(header)
         rests.append(rest)
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
-        codes.append(java_hash_code(properties.get(PROPERTY_TAGS, "")))
+        codes.append(java_hash_code(tag_of(properties)))
         if with_keys:
-            keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
-            own = [key_hash(message.topic, key) for key in keys if key]
+            own = [key_hash(message.topic, key) for key in keys_of(properties)]
             hashes += own
             rows += [row] * len(own)
     return Records(
@@ -188,7 +188,7 @@ def _encode(
     born = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
     check_fits("born_timestamp", born, 64)
-    check_tag(all_properties.get(PROPERTY_TAGS, ""))
+    check_tag(tag_of(all_properties))
     header = _HEADER.pack(
         _HEADER.size + len(body) + TOPIC_LENGTH_BYTES[magic] + len(topic) + PROPERTIES_LENGTH_BYTES + len(properties),
         magic,

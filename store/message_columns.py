@@ -188,9 +188,15 @@ def _keys(column: pa.Array) -> pa.StringArray:
 
 def _maps(column: pa.Array) -> pa.MapArray:
     maps = _cast("properties", column, pa.map_(pa.string(), pa.string()), _is_text_map)
-    _valid("properties", maps.keys)
-    _valid("properties", maps.items)
+    for texts in pairs(maps):
+        _valid("properties", texts)
     return maps
+
+
+def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
+    """The names and the values of all maps, which may be a slice of a longer array."""
+    first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 
 
 def _integers(name: str, column: pa.Array) -> Ints:

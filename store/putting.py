@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from store.appender import AppendResult
 from store.config import StoreConfig
+from store.entering import check_name_column, check_names, check_topic
 from store.errors import PutStatus
 from store.filters import java_hash, java_hash_code
 from store.layout import PROPERTY_UNIQ_KEY
 from store.message import Message, encode_messages, illegal, offset_msg_id, whole_number
-from store.message_columns import MessageColumns, as_table, split
+from store.message_columns import MessageColumns, as_table, pairs, split
 from store.records import Records
 from store.tables import encode_columns
 from store.topics import Topics
@@ -60,12 +61,13 @@ class Putting:
         for message in listed:
             if not isinstance(message, Message):
                 raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
-            if not isinstance(message.topic, str):
-                raise illegal(f"topic {message.topic!r}: must be a text")
         return listed
 
     def of_messages(self, messages: Sequence[Message]) -> Records:
-        """Records of messages of any topics. Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`."""
+        """Records of messages of any topics.
+
+        Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
+        """
         return encode_messages(
             messages,
             [self._choose_queue(message) for message in messages],
@@ -90,7 +92,11 @@ class Putting:
         yield from made
 
     def _of_piece(self, topic: str, piece: pa.Table) -> Records:
+        self._topics.known(_text("topic", topic))
+        check_topic(topic)
         messages = MessageColumns.of(piece)
+        if messages.properties is not None:
+            check_name_column(pairs(messages.properties)[0])
         return encode_columns(
             topic,
             messages,
@@ -115,13 +121,14 @@ class Putting:
         return own or offset_msg_id(*self._config.store_host, physical_offset)
 
     def _choose_queue(self, message: Message) -> int:
+        queues = self._topics.known(_text("topic", message.topic))
+        check_topic(message.topic)
+        check_names(message.properties)
         if message.queue_id is not None:
-            return self._topics.check_queue(message.topic, whole_number("queue_id", message.queue_id))
-        queues = self._topics.known(message.topic)
+            queue_id = whole_number("queue_id", message.queue_id)
+            return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
         if message.sharding_key:
-            if not isinstance(message.sharding_key, str):
-                raise illegal(f"sharding_key={message.sharding_key!r}: must be a text")
-            return abs(java_hash_code(message.sharding_key)) % queues
+            return abs(java_hash_code(_text("sharding_key", message.sharding_key))) % queues
         return next(self._turns(message.topic)) % queues
 
     def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
@@ -149,6 +156,12 @@ class Putting:
         if topic not in self._round_robin:
             self._round_robin[topic] = count(self._ever_put(topic))
         return self._round_robin[topic]
+
+
+def _text(name: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise illegal(f"{name}={value!r:.40}: must be a text")
+    return value
 
 
 def _now() -> int:

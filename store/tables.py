@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.crc import body_crcs
-from store.filters import NO_TAG, java_hash
+from store.entering import tags_codes
+from store.filters import NO_TAG
 from store.key_hashes import key_hashes
 from store.layout import (
     MAX_PROPERTIES_BYTES,
@@ -25,7 +26,7 @@ from store.layout import (
     TOPIC_LENGTH_BYTES,
 )
 from store.message import check_body_size, check_fits, check_tag, illegal, topic_magic
-from store.message_columns import MessageColumns
+from store.message_columns import MessageColumns, pairs
 from store.properties import properties_too_large
 from store.property_columns import PropertyColumns
 from store.records import Records, rows_as_binary
@@ -80,7 +81,7 @@ def encode_columns(
         sizes=sizes,
         queues=np.searchsorted(distinct, queue_ids).astype(np.int32),
         destinations=[(topic, int(queue_id)) for queue_id in distinct],
-        tags_codes=np.zeros(count, np.int64) if tags is None else java_hash(tags).astype(np.int64),
+        tags_codes=np.zeros(count, np.int64) if tags is None else tags_codes(tags),
         key_hashes=hashes,
         key_rows=rows,
     )
@@ -174,8 +175,7 @@ def _encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.Binar
 
 def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     offsets = properties.offsets
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    names, values = properties.keys.slice(first, last - first), properties.items.slice(first, last - first)
+    names, values = pairs(properties)
     _refuse_separators("properties", names)
     _refuse_separators("properties", values)
     if pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
@@ -183,7 +183,7 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     entry = pc.binary_join_element_wise(names, chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
     kept = pc.if_else(pc.fill_null(pc.equal(pc.binary_length(values), 0), True), _EMPTY, entry)
     lists = pa.ListArray.from_arrays(
-        pc.subtract(offsets, first), kept.combine_chunks() if isinstance(kept, pa.ChunkedArray) else kept
+        pc.subtract(offsets, offsets[0]), kept.combine_chunks() if isinstance(kept, pa.ChunkedArray) else kept
     )
     return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, ""))
 

@@ -73,7 +73,7 @@ def test_a_generator_of_messages(tmp_path: Path) -> None:
         ([Message("t", b"", queue_id="0")], "queue_id='0': must be a whole number"),  # type: ignore[arg-type]
         ([Message("t", b"", queue_id=0.0)], "queue_id=0.0: must be a whole number"),  # type: ignore[arg-type]
         ([Message("t", b"", sharding_key=["a"])], r"sharding_key=\['a'\]: must be a text"),  # type: ignore[arg-type]
-        ([Message(["t"], b"")], r"topic \['t'\]: must be a text"),  # type: ignore[arg-type]
+        ([Message(["t"], b"")], r"topic=\['t'\]: must be a text"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_message(tmp_path: Path, messages: Any, message: str) -> None:
