@@ -80,9 +80,14 @@ class Appender:
     def append(self, records: Records) -> AppendResult:
         """Append all records under one publication.
 
-        Raises `StoreFull` and `MessageRefused`; nothing of `records` is visible then.
+        Raises `StoreFull`, `MessageRefused` and `FlushFailed`; nothing of `records` is visible then.
         """
-        return self._lock.exclusively(lambda: self._append(records))
+
+        def append() -> AppendResult:
+            with self._watermark.noting_failure():  # under the lock: nobody goes on behind it
+                return self._append(records)
+
+        return self._lock.exclusively(append)
 
     def _append(self, records: Records) -> AppendResult:
         self.repair()
@@ -107,6 +112,7 @@ class Appender:
         if self._sync_flush:
             # Not only our own bytes: recovery walks up to them through everything before.
             self._log.segments.flush(self._watermark.flushed_offset, placement.end)
+            self._watermark.check_device()  # the system tells each failure to one of those who flush, or to some
         self._watermark.publish(placement.end)
         for name, rows in queues:
             tails[name] += len(rows)
@@ -117,10 +123,13 @@ class Appender:
     def repair(self) -> None:
         """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock.
 
+        Raises `FlushFailed` when there was one: nothing is undone then, nor appended.
+
         Nothing of it was published. Stale bytes must go all the same: later appends move the confirm offset
         over them, and then a stale entry would count and a stale record would parse. The log goes last: without its
         records RocketMQ takes the first entry of an empty queue file for a message, should this die on the way.
         """
+        self._watermark.check_device()
         confirm, announced = self._watermark.confirm_offset, self._watermark.announced_end
         if announced <= confirm:
             return

@@ -119,7 +119,7 @@ class Directory:
         except FileNotFoundError:
             return Evidence(False, False, queues, abort, checkpoint)
         with closing(watermark):
-            current = watermark.same_boot and not was_overtaken(log, watermark, abort=abort)
+            current = watermark.same_boot and not (watermark.has_failed or was_overtaken(log, watermark, abort=abort))
             return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:

@@ -7,6 +7,7 @@
     ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
     ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
     ├── StoreFull                no space left on the device
+    ├── FlushFailed              the device did not take what was to be flushed: appends are refused from then on
     ├── StoreUnavailable         the system refuses: no permission, no descriptor left, a read error, ...
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
@@ -67,6 +68,15 @@ class ReadOnlyStore(StoreError):
 
 class StoreFull(StoreError):
     """The device has no space left; nothing of the append is visible, and it may be repeated."""
+
+
+class FlushFailed(StoreError):
+    """The device did not take what was written: what lies behind the flushed offset may be lost with the machine.
+
+    A flush cannot be tried again, for the system forgets which bytes failed. So every store that is open on the
+    directory refuses to append, to flush and to close in good order, until all are closed and one is opened anew: that
+    writes everything behind the flushed offset again, and recovers.
+    """
 
 
 class StoreUnavailable(StoreError):

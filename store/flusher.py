@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
 from store.checkpoint import write_checkpoint
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
+from store.errors import FlushFailed
 from store.watermark import Watermark
+
+_logger = logging.getLogger("store")
 
 
 class Flusher:
@@ -16,6 +20,9 @@ class Flusher:
 
     The watermark's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
     a machine's crash costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
+
+    A flush that failed ends this for ever, see `FlushFailed`. Any other error, such as no descriptor being left for the
+    moment, is logged, and the next turn tries again.
     """
 
     def __init__(
@@ -35,21 +42,22 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Flush from now on in the background; does nothing the second time."""
-        if self._thread is None:
+        """Flush from now on in the background; does nothing while it does."""
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the background thread and flush what is left. Raises `OSError` when the device fails."""
+        """End the background thread and flush what is left. Raises `FlushFailed`."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         self.flush()
 
     def flush(self) -> None:
-        """Bring everything published so far to the device."""
-        with self._turn:
+        """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
+        self._watermark.check_device()
+        with self._turn, self._watermark.noting_failure():
             store_timestamp = self._watermark.store_timestamp
             begin, end = self._watermark.flushed_offset, self._watermark.confirm_offset
             if end <= begin:
@@ -66,5 +74,14 @@ class Flusher:
             write_checkpoint(self._watermark.path.parent, store_timestamp)
 
     def _run(self) -> None:
+        root, told = self._watermark.path.parent, ""
         while not self._stop.wait(self._interval):
-            self.flush()
+            try:
+                self.flush()
+                told = ""
+            except FlushFailed:
+                _logger.exception("%s: nothing more is appended or flushed", root)
+                return
+            except Exception as error:
+                if told != (told := repr(error)):  # once, not at every turn
+                    _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)

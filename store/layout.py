@@ -232,6 +232,8 @@ WATERMARK: Final = np.dtype(
         ("store_timestamp", ">u8"),  # newest ever announced: store timestamps never step back
         ("announced_end", ">u8"),  # > confirm_offset: an append is under way, or its writer died
         ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
+        ("failed_from", ">u8"),  # 0 without its check: no flush failed; else the flushed offset when one did
+        ("failure", "S1024"),  # what that was, UTF-8
     ]
 )
 WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it

@@ -122,7 +122,7 @@ class MessageStore:
     def put(self, message: Message) -> PutResult:
         """Append one message; when this returns, every reader sees it (with SYNC_FLUSH it is on the device).
 
-        Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`, `StoreFull`.
+        Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`, `StoreFull`, `FlushFailed`.
         """
         return self.put_many([message])[0]
 
@@ -150,7 +150,7 @@ class MessageStore:
             return AppendResult.concatenate([writer.append(records) for records in pieces])
 
     def flush(self) -> None:
-        """Bring everything published so far to the device."""
+        """Bring everything published so far to the device. Raises `FlushFailed`, then and ever after."""
         self._writing().flush()
 
     def _ever_put(self, topic: str) -> int:
@@ -363,18 +363,22 @@ class MessageStore:
     def close(self) -> None:
         """Flush, leave the directory, close its files; the last writer to leave marks it as closed cleanly.
 
+        Raises `FlushFailed`: everything is closed then, but the directory is not marked.
+
         A file whose bytes are still in use, in a batch that was handed out, closes with their last use.
         """
         if self._closed:
             return
         self._closed = True
         self._watches.close()
-        if self._writer is not None:
-            self._writer.close()
-        self._watermark.close()
-        self._log.segments.forget()
-        self._queue.cache_clear()
-        self._index.file.cache_clear()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            self._watermark.close()
+            self._log.segments.forget()
+            self._queue.cache_clear()
+            self._index.file.cache_clear()
 
     def __enter__(self) -> MessageStore:
         return self

@@ -16,7 +16,8 @@ import errno
 import itertools
 import mmap
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.atomic import sync_directory
-from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore, StoreFull
+from store.errors import CorruptSegment, FlushFailed, OffsetLost, ReadOnlyStore, StoreFull
 from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,8 +38,28 @@ _LOOK_BLOCK = 1 << 20
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
-# Data and length, without the times, where the system knows the difference.
-sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+@contextmanager
+def flushing(path: Path) -> Iterator[None]:
+    """Turns every error of the system while `path` goes to the device into `FlushFailed`."""
+    try:
+        yield
+    except OSError as error:
+        now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        raise FlushFailed(
+            f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
+            "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
+            "recovers from what can still be read"
+        ) from error
+
+
+def sync(fd: int, path: Path) -> None:
+    """Bring a file's bytes to the device, without its times where the system knows the difference.
+
+    Raises `FlushFailed`.
+    """
+    with flushing(path):
+        os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
 
 
 @contextmanager
@@ -106,7 +127,8 @@ class SegmentFile:
         return self._mapping
 
     def flush(self) -> None:
-        sync(self._fd)
+        """Raises `FlushFailed`."""
+        sync(self._fd, self.path)
 
     @property
     def is_deleted(self) -> bool:
@@ -248,6 +270,18 @@ class Segments:
         for start, file in self._files(begin, end):
             self._zero_within(file, max(0, begin - start), min(end - start, self.size))
 
+    def write_again(self, begin: int, end: int) -> None:
+        """Write what [begin, end) has, so that the next flush brings it to the device; holes stay holes.
+
+        After a flush that failed the system takes pages for clean that the device does not have.
+        """
+        for start, file in self._files(begin, end):
+            position, stop = file.next_data(max(0, begin - start)), min(end - start, self.size)
+            while position < stop:
+                data = file.read(position, min(_ZERO_BLOCK, stop - position))
+                file.write(position, memoryview(data))
+                position = file.next_data(position + len(data))
+
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
         for start, file in self._files(begin, end):
@@ -261,7 +295,7 @@ class Segments:
         self._opened.cache_clear()
 
     def flush(self, begin: int, end: int) -> None:
-        """Bring [begin, end) to the device."""
+        """Bring [begin, end) to the device. Raises `FlushFailed`."""
         for _, file in self._files(begin, end):
             file.flush()
 
@@ -294,10 +328,11 @@ class Segments:
             self.directory.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 file.truncate(self.size)
-                os.fsync(file.fileno())
+                sync(file.fileno(), temporary)
             temporary.rename(self.path(start))
         for directory in (self.directory, *self.directory.parents):
-            sync_directory(directory)
+            with flushing(directory):
+                sync_directory(directory)
             if directory == self._root:
                 break
 

@@ -19,13 +19,15 @@ import math
 import mmap
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from store.atomic import write_file
-from store.errors import CorruptStore
+from store.errors import CorruptStore, FlushFailed
 from store.layout import (
     WATERMARK,
     WATERMARK_FILE,
@@ -97,7 +99,7 @@ class Watermark:
             return
         try:
             os.pwrite(fd, data, 0)
-            os.fsync(fd)
+            sync(fd, path)
         finally:
             os.close(fd)
 
@@ -113,8 +115,35 @@ class Watermark:
 
     @property
     def flushed_offset(self) -> int:
-        """Commit log offset (bytes) known to be on the device."""
-        return self._number("flushed_offset")
+        """Commit log offset (bytes) known to be on the device; where a flush failed, it stays what it was then."""
+        flushed = self._number("flushed_offset")
+        return min(flushed, self._number("failed_from")) if self.has_failed else flushed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a flush failed, in any process, since the last recovery."""
+        return bool(self._fields["failed_from"][0])
+
+    def check_device(self) -> None:
+        """Raises `FlushFailed` when a flush failed, in any process, since the last recovery."""
+        if self.has_failed:
+            raise FlushFailed(bytes(self._fields["failure"][0]).decode("utf-8", "replace"))
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Tell all who have the directory open when a flush fails in here."""
+        begin = self.flushed_offset  # whoever flushes beside this may not hear of the error, and go on
+        try:
+            yield
+        except FlushFailed as failure:
+            self.mark_failed(begin, str(failure))
+            raise
+
+    def mark_failed(self, begin: int, failure: str) -> None:
+        """Record that what lies behind `begin` may not be on the device, and why; the first failure counts."""
+        if not self.has_failed:
+            self._fields["failure"] = failure.encode()[: WATERMARK["failure"].itemsize]
+            self._fields["failed_from"] = checked(begin)
 
     @property
     def store_timestamp(self) -> int:
@@ -150,13 +179,14 @@ class Watermark:
         os.pwrite(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
 
     def mark_flushed(self, offset: int) -> None:
-        """Record that the log is on the device up to `offset`, never stepping back."""
+        """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""
+        self.check_device()
         if offset > self.flushed_offset:
             self._fields["flushed_offset"] = checked(offset)
 
     def flush(self) -> None:
-        """Bring the file itself to the device."""
-        sync(self._fd)
+        """Bring the file itself to the device. Raises `FlushFailed`."""
+        sync(self._fd, self.path)
 
     def close(self) -> None:
         """Drop the descriptor; the mapping goes with the last reference to it."""

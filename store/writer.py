@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from store.appender import Appender, AppendResult
 from store.commit_log import CommitLog
@@ -14,7 +15,7 @@ from store.flusher import Flusher
 from store.index import Index
 from store.locks import Result, StoreLock
 from store.records import Records
-from store.recovery import Evidence, plan_for, recover
+from store.recovery import Evidence, Plan, plan_for, recover
 from store.retention import refuse_when_full
 from store.watermark import Watermark
 
@@ -66,39 +67,58 @@ class Writer:
         if plan is None:
             return
         root = self._directory.root
+        if evidence.watermark and not alone:
+            with closing(Watermark(root, writable=False)) as watermark:
+                watermark.check_device()
         if not alone:
             raise StoreLocked(
                 f"{root}: its watermark or its queues were deleted while other processes write here; close those"
             )
         try:
-            size = self._config.mappedFileSizeConsumeQueue
-            recover(root, self._log, self._index, size, self._existing_queues(), plan)
+            if not evidence.watermark:
+                self._carry_out(plan)
+                return
+            with closing(Watermark(root, writable=True)) as watermark, watermark.noting_failure():
+                if watermark.has_failed:
+                    self._log.segments.write_again(
+                        watermark.flushed_offset, max(watermark.confirm_offset, watermark.announced_end)
+                    )
+                self._carry_out(plan)
         except (CorruptStore, ConfigError):
             if not evidence.abort:
                 self._directory.mark_closed()
             raise
+
+    def _carry_out(self, plan: Plan) -> None:
+        size = self._config.mappedFileSizeConsumeQueue
+        recover(self._directory.root, self._log, self._index, size, self._existing_queues(), plan)
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""
         return self._lock.exclusively(work)
 
     def append(self, records: Records) -> AppendResult:
-        """Append under one publication; the device gets it soon. Raises `StoreFull`, `MessageRefused`."""
+        """Append under one publication; the device gets it soon.
+
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`.
+        """
         refuse_when_full(self._directory.root, self._config)
-        placed = self._appender.append(records)
         self._flusher.start()
-        return placed
+        return self._appender.append(records)
 
     def repair(self) -> None:
         """Undo an append that died. Call inside `exclusively`."""
         self._appender.repair()
 
     def flush(self) -> None:
-        """Bring everything published so far to the device."""
+        """Bring everything published so far to the device. Raises `FlushFailed`."""
         self._flusher.flush()
 
     def close(self) -> None:
-        """Flush and leave; the last one marks the directory as closed cleanly."""
+        """Flush and leave; the last one marks the directory as closed cleanly.
+
+        Raises `FlushFailed`: it has left then, but the directory is not closed cleanly.
+        """
         try:
             self._flusher.stop()
             self._lock.exclusively(self._leave)
@@ -108,5 +128,6 @@ class Writer:
     def _leave(self) -> None:
         self._appender.repair()
         if self._lock.is_last():
-            self._index.flush()
+            with self.watermark.noting_failure():
+                self._index.flush()
             self._directory.mark_closed()
