@@ -73,7 +73,7 @@ class HeldReader:
         """
         if task.seconds > 0:
             require_pipelined_workers()
-        record = self._ledger.find(task.name)
+        record = self._ledger.find(task.name, task.begin)
         with task_store(self._options.path) as store:
             if record is None:
                 reached = dict(task.begin)

@@ -5,24 +5,36 @@ its iterator does: one file, which appears complete and is never replaced. The f
 any other attempt at the task reads exactly the recorded ranges.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false}
-    <ledger>/<reader>/before                 the reader whose last batch this one goes on from
+    <ledger>/<reader>/passed                 empty; its time says when another reader went on from this one last
+
+A reader is one run of a query. While it runs it deletes its records of batches that are passed. Those of its last
+batch are what the next run goes on from, and nobody can tell a checkpoint from its copy: so they stay until
+`RETENTION_SECONDS` after a run went on from them, and for ever where none did.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.offsets import Positions, positions_from_json, to_json
-from store.atomic import create_file, write_file
+from pyspark_mq.offsets import READER_ID, Positions, Queue, positions_from_json, to_json
+from store.atomic import create_file, open_file
+
+RETENTION_SECONDS = 7 * 24 * 3600.0
 
 _NEXT = "next"
 _STARVED = "starved"
-_BEFORE = "before"  # a file that names the reader before
+_PASSED = "passed"
+_RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
+# What may be deleted: records, this or an earlier version's marks, and what a killed process left of one.
+_OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|before)(\.[0-9a-f]{{32}}(\.tmp)?)?")
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,10 @@ class TaskRecord:
 
 
 class Ledger:
-    """The records of one directory, which the driver and all executors must see."""
+    """The records of one directory, which the driver and all executors must see.
+
+    Every method raises `LedgerError` for the id of a reader that is none: it becomes the name of a folder.
+    """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
@@ -54,28 +69,28 @@ class Ledger:
     def __str__(self) -> str:
         return str(self._directory)
 
-    def prepare(self, reader: str, before: str | None = None) -> None:
-        """Make room for the records of a reader that goes on from the last batch of reader `before`.
-
-        Raises `LedgerError` where this cannot be written.
-        """
-        folder = self._directory / reader
+    def prepare(self, reader: str) -> None:
+        """Make room for the records of a reader. Raises `LedgerError` where this cannot be written."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if before is not None:
-                write_file(folder / _BEFORE, before.encode("ascii"))
+            self._folder(reader).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def find(self, name: TaskName) -> TaskRecord | None:
-        """What an attempt at this task recorded, None without one. Raises `LedgerError` if it cannot be read."""
+    def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
+        """What an attempt at this task, which has `queues`, recorded; None without a record.
+
+        Raises `LedgerError` if it cannot be read, or is about other queues.
+        """
         path = self._path(name)
         try:
             json_ = json.loads(path.read_bytes())
-            return TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]))
+            record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]))
+            if record.next.keys() != set(queues):
+                raise ValueError(f"it has {_names(record.next)}, and the task {_names(queues)}")
+            return record
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise LedgerError(
                 f"{path}: not a record of what a real-time task read ({error}); restore the file from a copy, "
                 "or go on without it: delete it if its batch was not committed, else use a new checkpoint"
@@ -93,31 +108,81 @@ class Ledger:
             create_file(path, json.dumps(content).encode("ascii"))
         except OSError as error:
             raise self._unwritable(error) from error
-        return self.find(name) or record
+        return self.find(name, record.next) or record
 
     def any_ended(self, name: TaskName) -> bool:
         """Whether any task of the same batch has a record."""
-        return any((self._directory / name.reader).glob(f"{name.epoch}-*.json"))
+        return any(epoch == name.epoch for epoch, _ in _records(self._folder(name.reader)))
 
     def forget_before(self, reader: str, epoch: int) -> None:
-        """Delete a reader's records of epochs below `epoch`."""
-        for path in (self._directory / reader).glob("[0-9]*-*.json"):
-            if int(path.name.partition("-")[0]) < epoch:
+        """Delete a reader's records of epochs below `epoch`. For the reader itself, while it runs."""
+        for number, path in _records(self._folder(reader)):
+            if number < epoch:
                 path.unlink(missing_ok=True)
 
-    def forget(self, reader: str) -> None:
-        """Delete all records of a reader, and of those before it that were killed before they could do this."""
-        folder = self._directory / reader
-        before = folder / _BEFORE
-        if before.exists():
-            self.forget(before.read_text("ascii"))
-        shutil.rmtree(folder, ignore_errors=True)
+    def mark_passed(self, reader: str) -> None:
+        """Note that another reader went on from `reader`: Spark has logged a batch behind its last one."""
+        path = self._folder(reader) / _PASSED
+        with suppress(OSError):  # where a query without realTime may not write, this folder stays
+            os.close(open_file(path))
+            os.utime(path)
+
+    def prune(self) -> None:
+        """Delete the readers that nobody needs any more: passed long ago, or planned long ago and never begun."""
+        oldest = time.time() - RETENTION_SECONDS
+        for folder in _entries(self._directory):
+            if READER_ID.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
+                with suppress(OSError):  # another process does the same, or it is another user's
+                    if _is_over(Path(folder), oldest):
+                        _delete(Path(folder))
 
     def _path(self, name: TaskName) -> Path:
-        return self._directory / name.reader / f"{name.epoch}-{name.task}.json"
+        return self._folder(name.reader) / f"{name.epoch}-{name.task}.json"
+
+    def _folder(self, reader: str) -> Path:
+        if not READER_ID.fullmatch(reader):
+            raise LedgerError(
+                f"{self._directory}: {reader!r} is no id of a reader (32 hexadecimal digits); the checkpoint that has "
+                "it is damaged: restore it from a copy, or use a new one"
+            )
+        return self._directory / reader
 
     def _unwritable(self, error: OSError) -> LedgerError:
         return LedgerError(
             f"{self._directory}: cannot record what a real-time task read ({error}); set the option ledgerPath "
             "to a directory that the driver and every executor can write"
         )
+
+
+def _is_over(folder: Path, oldest: float) -> bool:
+    """Whether a reader was passed before `oldest` (seconds since 1970), or left nothing since then."""
+    try:
+        return (folder / _PASSED).lstat().st_mtime < oldest
+    except FileNotFoundError:
+        return not any(_records(folder)) and folder.lstat().st_mtime < oldest
+
+
+def _delete(folder: Path) -> None:
+    """Our own files in `folder`, then the folder if nothing else is in it. The mark goes last, so that this goes on."""
+    ours = [entry.name for entry in _entries(folder) if _OURS.fullmatch(entry.name)]
+    for name in sorted(ours, key=_PASSED.__eq__):
+        (folder / name).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def _records(folder: Path) -> Iterator[tuple[int, Path]]:
+    """The epoch of each record in `folder`, and its file."""
+    for entry in _entries(folder):
+        if match := _RECORD.fullmatch(entry.name):
+            yield int(match[1]), Path(entry)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _names(queues: Collection[Queue]) -> str:
+    return ", ".join(map(str, sorted(queues))) or "no queue"

@@ -14,12 +14,15 @@ a newer version.
 The end of a real-time batch is not known when it is planned. Its offset says where each of its tasks begins, and
 whose record in the ledger tells where it ended:
 
-    {"$epoch": 7, "$reader": "5f0c2b9e", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
+    {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
+
+What a checkpoint holds may be damaged: all of it is checked here, before anything is read or named by it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,6 +38,11 @@ _START = "$start"
 _EPOCH = "$epoch"
 _READER = "$reader"
 _FROM = "$from"
+
+READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
+_QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
+_MAX_OFFSET = (1 << 63) - 1
 
 
 class Queue(NamedTuple):
@@ -94,10 +102,10 @@ class StreamOffset:
         return {**to_json(self.next), **pinned}
 
     @classmethod
-    def from_json(cls, json_: Mapping[str, Any]) -> StreamOffset:
+    def from_json(cls, json_: Any) -> StreamOffset:
         """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
-        _refuse_newer(json_, (_START,))
         try:
+            _refuse_newer(_object(json_, "the top level"), (_START,))
             queues = {topic: by_queue for topic, by_queue in json_.items() if topic != _START}
             return cls(_positions(queues, lowest=0), _positions(json_.get(_START, {}), lowest=0))
         except ValueError as error:
@@ -111,8 +119,8 @@ class StreamOffset:
 class EpochOffset:
     """The end of one real-time batch.
 
-    epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it.
-    tasks: for each task, the offset at which it begins in each of its queues.
+    epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it, 32 hexadecimal
+    digits. tasks: for each task, the offset at which it begins in each of its queues.
     """
 
     epoch: int
@@ -129,17 +137,18 @@ class EpochOffset:
         return {_EPOCH: self.epoch, _READER: self.reader, _FROM: [to_json(task) for task in self.tasks]}
 
     @classmethod
-    def from_json(cls, json_: Mapping[str, Any]) -> EpochOffset | None:
+    def from_json(cls, json_: Any) -> EpochOffset | None:
         """None for the offset of a micro-batch. Raises `CheckpointError` as `StreamOffset.from_json` does."""
-        if _EPOCH not in json_:
+        if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
         _refuse_newer(json_, (_EPOCH, _READER, _FROM))
         try:
-            tasks = tuple(positions_from_json(task) for task in json_[_FROM])
-            return cls(int(json_[_EPOCH]), str(json_[_READER]), tasks)
-        except (ValueError, TypeError, KeyError) as error:
+            if json_.keys() != {_EPOCH, _READER, _FROM}:
+                raise ValueError(f"it has {', '.join(sorted(json_))}")
+            return cls(_number(json_[_EPOCH], _EPOCH), _reader_id(json_[_READER]), _tasks(json_[_FROM]))
+        except ValueError as error:
             raise CheckpointError(
-                f"The checkpoint has a real-time offset that is damaged ({error!r}); restore it from a copy, "
+                f"The checkpoint has a real-time offset that is damaged ({error}); restore it from a copy, "
                 "or use a new checkpoint location"
             ) from error
 
@@ -233,7 +242,7 @@ def parse_limit(option: str, text: str) -> int | Positions:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise OptionError(f"{expected}; at {where} of {text!r}: {error.msg}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{expected}: {error}") from error
 
 
@@ -283,15 +292,47 @@ def _positions(json_: Any, lowest: int) -> Positions:
     positions: Positions = {}
     for topic, by_queue in _object(json_, "the top level").items():
         for queue_id, offset in _object(by_queue, repr(topic)).items():
-            if not (queue_id.isascii() and queue_id.isdigit()):
+            if not _QUEUE_ID.fullmatch(queue_id) or int(queue_id) > _MAX_QUEUE_ID:
                 raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
-            if type(offset) is not int or offset < lowest:
-                raise ValueError(f"{topic}/{queue_id} has {json.dumps(offset)} where an offset belongs")
+            if type(offset) is not int or not lowest <= offset <= _MAX_OFFSET:
+                raise ValueError(f"{topic}/{queue_id} has {_shown(offset)} where an offset belongs")
             positions[Queue(topic, int(queue_id))] = offset
     return positions
 
 
+def _tasks(json_: Any) -> tuple[Positions, ...]:
+    """Raises `ValueError` where `json_` is no list of positions, or one queue is in two."""
+    if not isinstance(json_, list):
+        raise ValueError(f"{_FROM} is {_shown(json_)} where a list belongs")
+    tasks = tuple(positions_from_json(task) for task in json_)
+    seen: set[Queue] = set()
+    for queue in (queue for task in tasks for queue in task):
+        if queue in seen:
+            raise ValueError(f"{_FROM} names {queue} twice")
+        seen.add(queue)
+    return tasks
+
+
+def _reader_id(json_: Any) -> str:
+    if not isinstance(json_, str) or not READER_ID.fullmatch(json_):
+        raise ValueError(f"{_READER} is {_shown(json_)} where 32 hexadecimal digits belong")
+    return json_
+
+
+def _number(json_: Any, where: str) -> int:
+    if type(json_) is not int or not 0 <= json_ <= _MAX_OFFSET:
+        raise ValueError(f"{where} is {_shown(json_)} where a number belongs")
+    return json_
+
+
 def _object(json_: Any, where: str) -> dict[str, Any]:
     if not isinstance(json_, dict):
-        raise ValueError(f"{where} is {json.dumps(json_)} where an object belongs")
+        raise ValueError(f"{where} is {_shown(json_)} where an object belongs")
     return json_
+
+
+def _shown(json_: Any) -> str:
+    """A value for an error text: short, and JSON may be nested deeper than Python can write it."""
+    if isinstance(json_, list | dict):
+        return "a list" if isinstance(json_, list) else "an object"
+    return json.dumps(json_)[:50]

@@ -40,7 +40,6 @@ class RealTimeStreamReader(MqStreamReader):
         self._reader_id = uuid4().hex
         self._ledger = Ledger(options.ledger_path or os.path.join(options.path, LEDGER_DIR))
         self._held_reader = HeldReader(options, self._range_reader, self._ledger)
-        self._before: str | None = None  # the reader whose last batch this one went on from
         self._warned = False
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -58,10 +57,14 @@ class RealTimeStreamReader(MqStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Of a real-time batch, by its end alone: what its tasks read is up to the ledger."""
-        epoch = EpochOffset.from_json(end)
+        before, epoch = EpochOffset.from_json(start), EpochOffset.from_json(end)
+        if before is not None and (epoch is None or epoch.reader != before.reader):
+            # Not when `end` was planned: Spark might not have logged it.
+            self._ledger.mark_passed(before.reader)
+            self._ledger.prune()
         if epoch is None:
             # After a real-time batch every queue is pinned.
-            return super().partitions({} if EpochOffset.from_json(start) else start, end)
+            return super().partitions({} if before else start, end)
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
         return [
@@ -75,13 +78,10 @@ class RealTimeStreamReader(MqStreamReader):
         return super().read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Drop the records that no batch can start from any more: Spark has logged the batch after `end`."""
+        """Drop this run's records that no batch can start from any more: Spark has logged the batch after `end`."""
         epoch = EpochOffset.from_json(end)
         if epoch is not None and epoch.reader == self._reader_id:
             self._ledger.forget_before(epoch.reader, epoch.epoch)
-        if self._before is not None and (epoch is None or epoch.reader != self._before):
-            self._ledger.forget(self._before)
-            self._before = None
 
     def _next_epoch(self, offset: StreamOffset, before: EpochOffset | None) -> dict[str, Any] | None:
         """The batch after `offset`; None while no queue is subscribed."""
@@ -96,19 +96,17 @@ class RealTimeStreamReader(MqStreamReader):
         if not batch.begin:
             return None
         if before is None or before.reader != self._reader_id:
-            self._ledger.prepare(self._reader_id, self._before)
+            self._ledger.prepare(self._reader_id)
         number = before.epoch + 1 if before is not None else 0
         tasks = pack(batch.begin, self._options.real_time_partitions or os.cpu_count() or 1)
         return EpochOffset(number, self._reader_id, tasks).to_json()
 
     def _resolve(self, epoch: EpochOffset) -> StreamOffset:
         """Where a committed batch ended. Raises `LedgerError` when one of its tasks left no record."""
-        if epoch.reader != self._reader_id:
-            self._before = epoch.reader
         reached: Positions = {}
         starved = 0
-        for number in range(len(epoch.tasks)):
-            record = self._ledger.find(TaskName(epoch.reader, epoch.epoch, number))
+        for number, begin in enumerate(epoch.tasks):
+            record = self._ledger.find(TaskName(epoch.reader, epoch.epoch, number), begin)
             if record is None:
                 raise self._lost(epoch, number)
             reached.update(record.next)

@@ -12,26 +12,35 @@ from pyspark_mq.errors import LedgerError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.offsets import Queue
 
-TASK = TaskName("reader", 3, 0)
+A, B, C, D = (digit * 32 for digit in "abcd")
+TASK = TaskName(A, 3, 0)
+QUEUES = (Queue("orders", 0), Queue("orders", 1))
 
 
 def record(offset: int, *, starved: bool = False) -> TaskRecord:
     return TaskRecord({Queue("orders", 0): offset, Queue("orders", 1): 2 * offset}, starved)
 
 
+def age(ledger: Path, days: float) -> None:
+    """Make everything in the ledger older."""
+    for path in (*ledger.rglob("*"), ledger):
+        times = path.lstat()
+        os.utime(path, (times.st_atime, times.st_mtime - days * 86400), follow_symlinks=False)
+
+
 def test_what_is_recorded_is_found(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "new" / "ledger")
-    assert ledger.find(TASK) is None
+    assert ledger.find(TASK, QUEUES) is None
     assert ledger.record(TASK, record(7, starved=True)) == record(7, starved=True)
-    assert Ledger(tmp_path / "new" / "ledger").find(TASK) == record(7, starved=True)
-    assert [path.name for path in (tmp_path / "new" / "ledger" / "reader").iterdir()] == ["3-0.json"]
+    assert Ledger(tmp_path / "new" / "ledger").find(TASK, QUEUES) == record(7, starved=True)
+    assert [path.name for path in (tmp_path / "new" / "ledger" / A).iterdir()] == ["3-0.json"]
 
 
 def test_the_first_record_wins(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.record(TASK, record(7))
     assert ledger.record(TASK, record(8)) == record(7)
-    assert ledger.find(TASK) == record(7)
+    assert ledger.find(TASK, QUEUES) == record(7)
 
 
 def test_one_of_many_at_once_wins_and_all_agree(tmp_path: Path) -> None:
@@ -47,59 +56,121 @@ def test_one_of_many_at_once_wins_and_all_agree(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [Ledger(tmp_path).find(TASK)] * 8
+    assert answers == [Ledger(tmp_path).find(TASK, QUEUES)] * 8
 
 
 def test_tasks_epochs_and_readers_are_apart(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    names = [TaskName(reader, epoch, task) for reader in ("a", "b") for epoch in (1, 11) for task in (0, 1)]
+    names = [TaskName(reader, epoch, task) for reader in (A, B) for epoch in (1, 11) for task in (0, 1)]
     for offset, name in enumerate(names):
         ledger.record(name, record(offset))
-    assert [ledger.find(name) for name in names] == [record(offset) for offset in range(8)]
-    assert ledger.any_ended(TaskName("a", 1, 9))
-    assert not ledger.any_ended(TaskName("a", 2, 0))
+    assert [ledger.find(name, QUEUES) for name in names] == [record(offset) for offset in range(8)]
+    assert ledger.any_ended(TaskName(A, 1, 9))
+    assert not ledger.any_ended(TaskName(A, 2, 0))
 
 
 def test_old_records_are_forgotten(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for epoch in (8, 9, 10):
-        ledger.record(TaskName("a", epoch, 0), record(epoch))
-        ledger.record(TaskName("b", epoch, 0), record(epoch))
-    ledger.forget_before("a", 10)
-    assert ledger.find(TaskName("a", 9, 0)) is None
-    assert ledger.find(TaskName("a", 10, 0)) == record(10)
-    ledger.forget("a")
-    ledger.forget("never there")
-    assert ledger.find(TaskName("a", 10, 0)) is None
-    assert ledger.find(TaskName("b", 8, 0)) == record(8)
+        ledger.record(TaskName(A, epoch, 0), record(epoch))
+        ledger.record(TaskName(B, epoch, 0), record(epoch))
+    ledger.forget_before(A, 10)
+    assert ledger.find(TaskName(A, 9, 0), QUEUES) is None
+    assert ledger.find(TaskName(A, 10, 0), QUEUES) == record(10)
+    assert ledger.find(TaskName(B, 8, 0), QUEUES) == record(8)
 
 
-def test_readers_killed_before_they_could_forget_are_forgotten_too(tmp_path: Path) -> None:
+def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    before: str | None = None
-    for reader in ("a", "b", "c"):
-        ledger.prepare(reader, before)
+    for reader in (A, B, C):
+        ledger.prepare(reader)
         ledger.record(TaskName(reader, 1, 0), record(1))
-        before = reader
-    ledger.prepare("other")
-    ledger.forget("c")
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    ledger.prepare(D)  # it was killed before it had a record
+    ledger.mark_passed(A)
+    age(tmp_path, 6.9)
+    ledger.mark_passed(B)
+    ledger.prune()
+    assert {path.name for path in tmp_path.iterdir()} == {A, B, C, D}
+    age(tmp_path, 0.2)
+    (tmp_path / A / f"9-0.json.{A}.tmp").write_bytes(b"of a killed task")
+    (tmp_path / A / "before").write_text("of an earlier version")
+    ledger.prune()
+    assert {path.name for path in tmp_path.iterdir()} == {B, C}
+    age(tmp_path, 6.9)
+    ledger.mark_passed(B)  # by a copy of the checkpoint
+    age(tmp_path, 6.9)
+    ledger.prune()
+    assert {path.name for path in tmp_path.iterdir()} == {B, C}
+    age(tmp_path, 1000)
+    ledger.prune()
+    assert {path.name for path in tmp_path.iterdir()} == {C}  # a stopped query may go on from it at any time
+
+
+def test_nothing_is_deleted_that_is_not_the_ledgers(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("passed", "1-0.json"):
+        (other / name).touch()
+    for reader in (A, B):
+        ledger.prepare(reader)
+        ledger.mark_passed(reader)
+    (tmp_path / "ledger" / A / "notes.txt").touch()
+    (tmp_path / "ledger" / A / "sub").mkdir()
+    (tmp_path / "ledger" / A / "1-0.json").symlink_to(other / "1-0.json")
+    (tmp_path / "ledger" / "notes").mkdir()
+    (tmp_path / "ledger" / "notes" / "passed").touch()
+    (tmp_path / "ledger" / C).symlink_to(other)
+    age(tmp_path, 100)
+    ledger.prune()
+    assert {path.name for path in (tmp_path / "ledger").iterdir()} == {A, "notes", C}
+    assert {path.name for path in (tmp_path / "ledger" / A).iterdir()} == {"notes.txt", "sub"}
+    assert {path.name for path in other.iterdir()} == {"passed", "1-0.json"}
+
+
+@pytest.mark.parametrize("reader", ["", ".", "..", "../other", "/other", "reader", A.upper(), A + "\n", A[1:]])
+def test_an_id_that_is_none_names_no_folder(tmp_path: Path, reader: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "1-0.json").touch()
+    ledger = Ledger(tmp_path / "ledger")
+    name = TaskName(reader, 3, 0)
+    for verb in (
+        lambda: ledger.prepare(reader),
+        lambda: ledger.find(name, QUEUES),
+        lambda: ledger.record(name, record(1)),
+        lambda: ledger.any_ended(name),
+        lambda: ledger.forget_before(reader, 9),
+        lambda: ledger.mark_passed(reader),
+    ):
+        with pytest.raises(LedgerError, match="is no id of a reader"):
+            verb()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["1-0.json", "other"]
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"next": 1, "starved": false}', b'{"next": {"orders": {"0": -1}}}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"next": 1, "starved": false}',
+        b'{"next": {"orders": {"0": -1}}}',
+        b'{"next": {"orders": {"0": 1}}, "starved": false}',
+        b'{"next": {"orders": {"0": 1, "1": 1, "2": 1}}, "starved": false}',
+    ],
 )
 def test_a_damaged_record_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:
     ledger = Ledger(tmp_path)
-    ledger.prepare("reader")
-    (tmp_path / "reader" / "3-0.json").write_bytes(content)
+    ledger.prepare(A)
+    (tmp_path / A / "3-0.json").write_bytes(content)
     with pytest.raises(LedgerError, match=r"3-0\.json: not a record .* restore the file"):
-        ledger.find(TASK)
+        ledger.find(TASK, QUEUES)
 
 
 def test_a_directory_that_cannot_be_written_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for attempt in (lambda it: it.prepare("reader"), lambda it: it.record(TASK, record(1))):
+    for attempt in (lambda it: it.prepare(A), lambda it: it.record(TASK, record(1))):
         with pytest.raises(LedgerError, match="set the option ledgerPath to a directory"):
             attempt(Ledger(tmp_path / "file"))
 
@@ -108,4 +179,4 @@ def test_a_directory_that_cannot_be_written_says_what_to_set(tmp_path: Path) -> 
 def test_a_read_only_store_says_what_to_set(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(LedgerError, match="ledgerPath"):
-        Ledger(tmp_path / "ledger").prepare("reader")
+        Ledger(tmp_path / "ledger").prepare(A)

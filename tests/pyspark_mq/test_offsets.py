@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.errors import CheckpointError, OptionError
 from pyspark_mq.offsets import (
     EARLIEST,
     LATEST,
+    READER_ID,
     Bounds,
     EpochOffset,
     Queue,
@@ -27,10 +29,22 @@ from pyspark_mq.offsets import (
 )
 
 RESOURCES = Path(__file__).parent.parent / "resources" / "offsets"
+READER = "5f0c2b9e4d7a41b8a0c3e6f1927d5b84"
 A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
 
 queues = st.builds(Queue, st.from_regex(r"[%|a-zA-Z0-9_-]{1,20}", fullmatch=True), st.integers(0, 100))
 positions = st.dictionaries(queues, st.integers(0, 2**63 - 1), max_size=10)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.just(READER)
+keys = st.sampled_from(["$start", "$last", "$epoch", "$reader", "$from", "a", "0", "1"]) | st.text(max_size=5)
+any_json = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5), max_leaves=12
+)
+nearly = st.fixed_dictionaries(
+    {"$epoch": st.integers(-1, 5) | any_json, "$reader": st.just(READER) | any_json},
+    optional={"$from": st.lists(st.dictionaries(keys, any_json, max_size=2), max_size=2) | any_json, "$last": any_json},
+)
 
 
 def load(name: str) -> Any:
@@ -87,11 +101,20 @@ def test_a_future_checkpoint_is_refused_with_what_to_do() -> None:
         {"orders": {"0": -1}},
         {"orders": {"x": 1}},
         {"orders": {"²": 1}},
+        {"orders": {"00": 1}},
+        {"orders": {"2147483648": 1}},
+        {"orders": {"9" * 5000: 1}},
+        {"orders": {"0": 1 << 63}},
+        {"orders": {"0": float("inf")}},
         {"logOffset": 17},
         {"$start": 1},
+        17,
+        None,
+        [],
+        "earliest",
     ],
 )
-def test_a_foreign_checkpoint_is_refused(json_: dict[str, Any]) -> None:
+def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
     with pytest.raises(CheckpointError, match="not one of this source"):
         StreamOffset.from_json(json_)
 
@@ -118,6 +141,7 @@ def test_limits(text: str, limit: Any) -> None:
         ('{"a": {"0": -3}}', "a/0 has -3 where an offset belongs"),
         ('{"a": {"0": 1.5}}', "a/0 has 1.5 where an offset belongs"),
         ('{"a": {"-1": 1}}', "'a' has '-1' where a queue number belongs"),
+        ("[" * 100_000, "recursion"),
     ],
 )
 def test_a_wrong_limit_says_where(text: str, message: str) -> None:
@@ -207,15 +231,26 @@ def test_a_batch_without_a_begin_is_refused() -> None:
 
 
 def test_a_real_time_offset_survives_the_checkpoint() -> None:
-    offset = EpochOffset(7, "5f0c", ({Queue("orders", 0): 23, Queue("orders", 10): 1}, {Queue("orders", 2): 0}))
+    offset = EpochOffset(7, READER, ({Queue("orders", 0): 23, Queue("orders", 10): 1}, {Queue("orders", 2): 0}))
     json_ = json.loads(json.dumps(offset.to_json()))
     assert json_ == {
         "$epoch": 7,
-        "$reader": "5f0c",
+        "$reader": READER,
         "$from": [{"orders": {"0": 23, "10": 1}}, {"orders": {"2": 0}}],
     }
     assert EpochOffset.from_json(json_) == offset
     assert offset.begin == {Queue("orders", 0): 23, Queue("orders", 10): 1, Queue("orders", 2): 0}
+
+
+@settings(max_examples=500)
+@given(any_json | nearly)
+def test_whatever_a_checkpoint_holds_is_an_offset_or_refused(json_: Any) -> None:
+    with suppress(CheckpointError):
+        offset = EpochOffset.from_json(json_) or StreamOffset.from_json(json_)
+        if isinstance(offset, EpochOffset):
+            assert READER_ID.fullmatch(offset.reader)
+            assert 0 <= offset.epoch < 1 << 63
+        assert type(offset).from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
 def test_a_micro_batch_offset_is_no_real_time_offset() -> None:
@@ -226,11 +261,19 @@ def test_a_micro_batch_offset_is_no_real_time_offset() -> None:
 @pytest.mark.parametrize(
     ("json_", "message"),
     [
-        ({"$epoch": 7, "$reader": "5f0c"}, "is damaged"),
-        ({"$epoch": 7, "$reader": "5f0c", "$from": 1}, "is damaged"),
-        ({"$epoch": "x", "$reader": "5f0c", "$from": []}, "is damaged"),
-        ({"$epoch": 7, "$reader": "5f0c", "$from": [{"orders": {"0": -1}}]}, "is damaged"),
-        ({"$epoch": 7, "$reader": "5f0c", "$from": [], "$later": 1}, "written by a newer pyspark-mq"),
+        ({"$epoch": 7, "$reader": READER}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER, "$from": 1}, "is damaged"),
+        ({"$epoch": "x", "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER, "$from": [{"orders": {"0": -1}}]}, "is damaged"),
+        ({"$epoch": float("inf"), "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": True, "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": 1 << 63, "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": 7, "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER.upper(), "$from": []}, "32 hexadecimal digits"),
+        ({"$epoch": 7, "$reader": "../../elsewhere", "$from": []}, "32 hexadecimal digits"),
+        ({"$epoch": 7, "$reader": READER, "$from": [{"a": {"0": 1}}, {"a": {"0": 2}}]}, "names a/0 twice"),
+        ({"$epoch": 7, "$reader": READER, "$from": [], "orders": {"0": 1}}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER, "$from": [], "$later": 1}, "written by a newer pyspark-mq"),
     ],
 )
 def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str) -> None:
@@ -240,6 +283,6 @@ def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str
 
 def test_the_real_time_checkpoint_fixture() -> None:
     tasks = ({Queue("orders", 0): 23, Queue("orders", 2): 0}, {Queue("orders", 1): 345})
-    offset = EpochOffset(7, "5f0c2b9e", tasks)
+    offset = EpochOffset(7, READER, tasks)
     assert EpochOffset.from_json(load("real_time.json")) == offset
     assert offset.to_json() == load("real_time.json")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mq import held_reading
-from pyspark_mq.errors import DataLossError, LedgerError, OptionError
+from pyspark_mq.errors import CheckpointError, DataLossError, LedgerError, OptionError
 from pyspark_mq.held_reading import HeldTask
 from pyspark_mq.ledger import Ledger, TaskRecord
 from pyspark_mq.offsets import Queue
@@ -22,8 +28,11 @@ from pyspark_mq.options import SourceOptions
 from pyspark_mq.realtime_reader import RealTimeStreamReader, pack
 from pyspark_mq.schema import default_schema
 from store import MessageStore, log_end
+from tests.driven import DrivenQuery
 from tests.filled import Filled
 from tests.takeover import broker
+
+ROUNDS = int(os.environ.get("ROUNDS", "10"))
 
 Json = dict[str, Any]
 Row = tuple[Any, ...]
@@ -317,14 +326,95 @@ def test_records_are_kept_as_long_as_a_batch_may_start_from_them(filled: Filled)
     (folder,) = (Path(filled.path) / "ledger").iterdir()
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["1-0.json", "1-1.json", "2-0.json", "2-1.json"]
-    # The next run goes on from the last record, then drops all of this one's.
+    # The next run goes on from the last record, and a copy of the checkpoint may do so later.
     following = reader(filled)
     end = latest(following, offset)
     run(following, following.partitions(offset, end))
     following.commit(offset)
-    assert folder.exists()
     following.commit(end)
-    assert not folder.exists()
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["1-0.json", "1-1.json", "2-0.json", "2-1.json", "passed"]
+
+
+def quick(filled: Filled, *, real_time: bool) -> RealTimeStreamReader:
+    """With batches of a hundredth of a second."""
+    options = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "holdTimeoutMs": "0"}
+    parsed = SourceOptions.parse(options)
+    return RealTimeStreamReader(
+        replace(parsed, real_time=real_time, batch_duration_seconds=0.01, real_time_partitions=2),
+        default_schema(False),
+    )
+
+
+runs = st.tuples(
+    st.integers(0, 3),  # which of the queries
+    st.booleans(),  # whether a copy of its checkpoint goes on beside it, and runs first
+    st.booleans(),  # realTime
+    st.integers(0, 3),  # batches
+    st.integers(0, 40),  # the step at which the driver is killed
+    st.integers(0, 3),  # messages put before
+)
+
+
+@settings(max_examples=ROUNDS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(runs, max_size=12))
+def test_killed_drivers_and_copied_checkpoints_go_on_exactly(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[int, bool, bool, int, int, int]]
+) -> None:
+    filled = Filled(tmp_path_factory.mktemp("run") / "mq", {"orders": 2})
+    ledger = Path(filled.path) / "ledger"
+    queries = [DrivenQuery()]
+    with filled.store:
+        for which, copied, real_time, batches, killed_at, count in plan:
+            filled.put("orders", count % 2, count)
+            query = queries[which % len(queries)]
+            if copied:
+                query = query.copy()
+                queries.append(query)
+            query.run(lambda real_time=real_time: quick(filled, real_time=real_time), batches, killed_at)
+        filled.put("orders", 0, 1)
+        for query in queries:
+            query.run(lambda: quick(filled, real_time=False))
+            assert query.rows == sorted(filled.rows)
+        # However many drivers were killed, what they left goes when its time is over.
+        for _ in range(2):
+            for path in ledger.rglob("*"):
+                os.utime(path, (0, 0))
+            for query in queries:
+                query.run(lambda: quick(filled, real_time=True), 2)
+        assert len(list(ledger.iterdir())) <= 2 * len(queries)
+        for query in queries:
+            query.run(lambda: quick(filled, real_time=False))
+            assert query.rows == sorted(filled.rows)
+
+
+DAMAGED = [
+    {"$epoch": 0, "$reader": "../../outside", "$from": [{"orders": {"0": 0}}]},
+    {"$epoch": 0, "$reader": "/outside", "$from": [{"orders": {"0": 0}}]},
+    {"$epoch": float("inf"), "$reader": "0" * 32, "$from": [{"orders": {"0": 0}}]},
+    {"orders": {"0": float("nan")}},
+    [],
+]
+
+
+@pytest.mark.parametrize("json_", DAMAGED)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_deleted(filled: Filled, tmp_path: Path, json_: Any) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "0-0.json").write_text('{"next": {"orders": {"0": 1}}, "starved": false}')
+    good = reader(filled).initialOffset()
+    for real_time in (True, False):
+        it = reader(filled, real_time=real_time)
+        for call in (
+            lambda it=it: latest(it, json_),
+            lambda it=it: it.partitions(json_, good),
+            lambda it=it: it.partitions(good, json_),
+        ):
+            with pytest.raises(CheckpointError):
+                call()
+        with suppress(CheckpointError):
+            it.commit(json_)
+    assert (outside / "0-0.json").exists()
 
 
 def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
@@ -332,7 +422,7 @@ def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
     start = it.initialOffset()
     end = latest(it, start)
     run(it, it.partitions(start, end))
-    Ledger(f"{filled.path}/ledger").forget(end["$reader"])
+    shutil.rmtree(Path(filled.path) / "ledger" / end["$reader"])
     for real_time in (True, False):
         with pytest.raises(LedgerError, match=r'use a new checkpoint and startingOffsets {"orders": {"0": 0, "1": 0}}'):
             latest(reader(filled, real_time=real_time), end)

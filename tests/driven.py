@@ -1,0 +1,87 @@
+"""A query as Spark runs one over a streaming reader: its checkpoint, its sink, and a driver that may be killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_mq.realtime_reader import RealTimeStreamReader
+
+Json = dict[str, Any]
+Row = tuple[Any, ...]
+
+
+class DrivenQuery:
+    """The order of calls is MicroBatchExecution's. Tasks run one after the other.
+
+    sink: rows of each batch that was complete there. A batch that comes again has to be the same.
+    """
+
+    def __init__(self) -> None:
+        self.offsets: list[str] = []  # Spark's log of them
+        self.committed = 0
+        self.sink: dict[int, list[Row]] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        return sorted(row for rows in self.sink.values() for row in rows)
+
+    def copy(self) -> DrivenQuery:
+        """Checkpoint and sink, copied."""
+        return copy.deepcopy(self)
+
+    def run(
+        self,
+        new_reader: Callable[[], RealTimeStreamReader],
+        batches: int = 1_000_000,
+        killed_at: int = -1,
+    ) -> None:
+        """One run: what is left to do, then `batches` more or until nothing is new; dies at step `killed_at`."""
+        steps = self._steps(new_reader(), batches)
+        for number, _ in enumerate(steps):
+            if number == killed_at:
+                return
+
+    def _steps(self, it: RealTimeStreamReader, batches: int) -> Iterator[None]:
+        start = it.initialOffset() if self.committed == 0 else self._offset(self.committed - 1)
+        if len(self.offsets) > self.committed:
+            yield from self._batch(it, start)
+            start = self._offset(-1)
+        for _ in range(batches):
+            end = it.latestOffset(start, it.getDefaultReadLimit())
+            yield
+            if json.dumps(end) == json.dumps(start):
+                return
+            self.offsets.append(json.dumps(end))
+            yield
+            if self.committed > 0:
+                it.commit(self._offset(self.committed - 1))
+                yield
+            yield from self._batch(it, start)
+            start = self._offset(-1)
+
+    def _batch(self, it: RealTimeStreamReader, start: Json) -> Iterator[None]:
+        partitions = it.partitions(start, self._offset(-1))
+        yield
+        rows: list[Row] = []
+        for partition in partitions:
+            rows += self._task(it, partition)
+            yield
+        assert self.sink.setdefault(self.committed, sorted(rows)) == sorted(rows)
+        yield
+        self.committed += 1
+        yield
+
+    def _offset(self, number: int) -> Json:
+        json_: Json = json.loads(self.offsets[number])
+        return json_
+
+    @staticmethod
+    def _task(it: RealTimeStreamReader, partition: InputPartition) -> Iterator[Row]:
+        for batch in it.read(partition):
+            for row in batch.to_pylist():
+                yield tuple(row[name] for name in ("topic", "queueId", "queueOffset", "body"))
