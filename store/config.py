@@ -1,15 +1,19 @@
-"""`store.conf`: RocketMQ's own key names, `key=value` lines."""
+"""`store.conf`: RocketMQ's own key names, in a Java properties file as RocketMQ's own `broker.conf` is one."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import javaproperties
 
 from store.errors import ConfigError
 from store.layout import CQ_ENTRY
@@ -50,6 +54,10 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for a value that cannot work."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if type(value) is not kind:
+                raise ConfigError(f"{field.name}={value!r}: must be {_KINDS[kind][1]}")
         for name, minimum in _MINIMA.items():
             value, maximum = getattr(self, name), _MAXIMA.get(name, _MAX_INT)
             if value < minimum or value > maximum:
@@ -81,11 +89,6 @@ class StoreConfig:
         """Whether an append reaches the device before it is acknowledged."""
         return self.flushDiskType == "SYNC_FLUSH"
 
-    def with_sizes_of(self, made: StoreConfig) -> StoreConfig:
-        """This configuration with the file sizes of the one that the files were made with."""
-        index = replace(self, maxHashSlotNum=made.maxHashSlotNum, maxIndexNum=made.maxIndexNum)
-        return index.with_file_sizes(made.mappedFileSizeCommitLog, made.mappedFileSizeConsumeQueue)
-
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
         """This configuration with the sizes that existing files have; None keeps one."""
         return replace(
@@ -94,35 +97,72 @@ class StoreConfig:
             mappedFileSizeConsumeQueue=consume_queue or self.mappedFileSizeConsumeQueue,
         )
 
-    def text(self) -> str:
-        """The configuration as a `store.conf`."""
-        return "".join(f"{field.name}={_text(getattr(self, field.name))}\n" for field in fields(self))
+    def text(self, names: Iterable[str] | None = None) -> str:
+        """The configuration, or only these `names` of it, as a `store.conf`."""
+        listed = (field.name for field in fields(self)) if names is None else names
+        return "".join(f"{name}={_text(getattr(self, name))}\n" for name in listed)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> StoreConfig:
-        """Read a `store.conf`. Raises `ConfigError` naming file, line and the nearest known key."""
-        values: dict[str, Any] = {}
+        """The settings in a properties file, the defaults for the rest. Raises `ConfigError` (see `read_settings`)."""
+        values = read_settings(path)
         try:
-            lines = Path(path).read_text("utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: not UTF-8 text ({error}); write it anew, or delete it") from error
-        for number, line in enumerate(lines, 1):
-            text = line.partition("#")[0].strip()
-            if not text:
-                continue
-            key, separator, value = (part.strip() for part in text.partition("="))
-            where = f"{path}, line {number}"
-            if not separator:
-                raise ConfigError(f"{where}: {text!r} is not key=value")
-            if key not in _PARSERS:
-                near = get_close_matches(key, _PARSERS, 1)
-                raise ConfigError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-            parse, kind = _PARSERS[key]
-            try:
-                values[key] = parse(value)
-            except ValueError as error:
-                raise ConfigError(f"{where}: {key}={value!r} is not {kind}") from error
-        return StoreConfig(**values)
+            return StoreConfig(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings that a `store.conf`, or a RocketMQ broker's `broker.conf`, names: a Java properties file.
+
+    What only a broker uses is passed over, with one warning. Raises `ConfigError` naming file, line and what is wrong:
+    a value, or a key that is nearly one of these.
+    """
+    values: dict[str, Any] = {}
+    passed_over: list[str] = []
+    for where, key, text in _entries(Path(path)):
+        name = _OLD_SPELLINGS.get(key, key)
+        if name not in _PARSERS:
+            _refuse_misspelt(where, name)
+            passed_over.append(name)
+            continue
+        parse, kind = _PARSERS[name]
+        try:
+            values[name] = parse(text.strip())
+        except ValueError as error:
+            hint = "; a comment needs a line of its own" if "#" in text else ""
+            raise ConfigError(f"{where}: {key}={text!r} is not {kind}{hint}") from error
+    if passed_over:
+        warnings.warn(f"{path}: passed over, for they mean nothing here: {', '.join(passed_over)}", stacklevel=3)
+    return values
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Where each entry of a properties file stands, its key and its value."""
+    line = 1
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{path}: more than {_MAX_BYTES:,} bytes; name a file of settings")
+    try:
+        for element in javaproperties.parse(data):
+            where = f"{path}, line {line}"
+            line += len(re.findall(_LINE_END, element.source))
+            if isinstance(element, javaproperties.KeyValue):
+                if not (element.key.isascii() and element.key.isprintable()):
+                    raise ConfigError(
+                        f"{where}: {element.key[:20]!r} is no key; save the file as plain text, one key=value a line"
+                    )
+                yield where, element.key, element.value
+    except javaproperties.InvalidUEscapeError as error:
+        raise ConfigError(f"{path}, line {line}: {error}; write a backslash as two") from error
+
+
+def _refuse_misspelt(where: str, key: str) -> None:
+    ours = {name.lower(): name for name in _PARSERS}
+    near = get_close_matches(key.lower(), ours, 1, _NEAR)
+    if near and key not in _ROCKETMQS_NEIGHBOURS:
+        raise ConfigError(f"{where}: unknown key {key!r}; did you mean {ours[near[0]]!r}?")
 
 
 def _text(value: object) -> str:
@@ -130,11 +170,26 @@ def _text(value: object) -> str:
 
 
 def _boolean(text: str) -> bool:
-    if text not in ("true", "false"):
+    if text.lower() not in ("true", "false"):
         raise ValueError(text)
-    return text == "true"
+    return text.lower() == "true"
 
 
+def _integer(text: str) -> int:
+    if not re.fullmatch("[+-]?[0-9]+", text):
+        raise ValueError(text)
+    return int(text)
+
+
+# The settings that the files of a store are made with: they stay what they are.
+SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
+_OLD_SPELLINGS = {name.replace("mapped", "maped"): name for name in SIZES[:2]}  # RocketMQ's before 4.9
+# How alike a key must be to one of ours to be taken for a slip, of 1. RocketMQ has some 500 others: all but these
+# are less alike.
+_NEAR = 0.9
+_ROCKETMQS_NEIGHBOURS = {"haListenPort", "mappedFileSizeConsumeQueueExt"}
+_MAX_BYTES = 1 << 20
+_LINE_END = r"\r\n|\r|\n"
 _HOURS = 24
 _MAX_INT = (1 << 31) - 1  # RocketMQ's file sizes and positions are Java ints
 _MINIMA = {
@@ -158,7 +213,7 @@ _MINIMA = {
 _MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")}
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_boolean, "true or false"),
-    int: (int, "a number"),
+    int: (_integer, "a number"),
     str: (str, "text"),
 }
 _PARSERS = {field.name: _KINDS[type(field.default)] for field in fields(StoreConfig)}

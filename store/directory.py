@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
@@ -12,7 +15,7 @@ from fsspec.utils import get_protocol
 from store.atomic import write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
-from store.config import StoreConfig
+from store.config import SIZES, StoreConfig, read_settings
 from store.errors import NotAStore
 from store.kinds import refuse_kinds
 from store.layout import (
@@ -38,6 +41,7 @@ class Directory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._conf = root / CONF_FILE
 
     @staticmethod
     def at(path: str | os.PathLike[str]) -> Directory:
@@ -77,26 +81,51 @@ class Directory:
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
         """The settings to use: those given, else the directory's own; file sizes as the files have them."""
-        own = self.root / CONF_FILE
+        own = self._own_settings()
         if given is None:
-            config = StoreConfig.load(own) if own.exists() else StoreConfig()
+            config = StoreConfig.load(self._conf) if own else StoreConfig()
         else:
             config = given if isinstance(given, StoreConfig) else StoreConfig.load(given)
-        if own.exists():  # ours: the sizes it was made with, so that a file cut short is noticed
-            return config.with_sizes_of(StoreConfig.load(own))
-        return config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
+        if not own.keys() >= set(SIZES):
+            config = config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
+        # Sizes that it was made with come first, so that a file cut short is noticed.
+        return replace(config, **{name: own[name] for name in SIZES if name in own})
 
     @property
     def has_configuration(self) -> bool:
         """Whether its own `config/store.conf` says what sizes its files have."""
-        return (self.root / CONF_FILE).exists()
+        return self._own_settings().keys() >= set(SIZES)
 
     def save_configuration(self, config: StoreConfig) -> None:
-        """Keep the settings of a new store in its own `config/store.conf`. Call under the store lock."""
-        own = self.root / CONF_FILE
-        if not own.exists():
-            own.parent.mkdir(exist_ok=True)
-            write_file(own, config.text().encode("utf-8"))
+        """Keep the settings of a new store, or the sizes of one, in its own `config/store.conf`, if that lacks them.
+
+        Call under the store lock.
+        """
+        missing = [name for name in SIZES if name not in self._own_settings()]
+        if missing:
+            self._conf.parent.mkdir(exist_ok=True)
+            text = self._own_text()
+            added = config.text(missing if text else None)
+            write_file(self._conf, (text.rstrip(b"\r\n") + b"\n" if text else b"") + added.encode("ascii"))
+
+    def _own_text(self) -> bytes:
+        """What the directory's own `store.conf` holds; b"" without one, or where a crash left it empty or zeros."""
+        try:
+            text = self._conf.read_bytes()
+        except FileNotFoundError:
+            return b""
+        return text if text.strip(b"\0 \t\r\n") else b""
+
+    def _own_settings(self) -> dict[str, Any]:
+        if self._own_text():
+            return read_settings(self._conf)
+        if self._conf.exists():
+            warnings.warn(
+                f"{self._conf}: empty, as after a crash; sizes are learnt from the files, other settings are the "
+                "defaults. It is written anew when the store is opened for writing",
+                stacklevel=2,
+            )
+        return {}
 
     def mark_open(self) -> None:
         """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""

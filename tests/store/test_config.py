@@ -23,10 +23,71 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert StoreConfig.load(path) == StoreConfig.load(str(path)) == config
 
 
-def test_comments_blanks_and_spaces(tmp_path: Path) -> None:
+def test_a_java_properties_file(tmp_path: Path) -> None:
     path = tmp_path / "store.conf"
-    path.write_text("# a comment\n\n  listenPort = 7 # inline\nflushDiskType=SYNC_FLUSH\n")
-    assert StoreConfig.load(path) == StoreConfig(listenPort=7, flushDiskType="SYNC_FLUSH")
+    path.write_bytes(
+        b"# a comment: \xe4\xb8\xad\xe6\x96\x87\r\n\n! another = one\r  listenPort : 7 \nflushDiskType SYNC_FLUSH\n"
+        b"delete\\u0057hen=04;\\\n  16\nfileReservedTime=1\nfileReservedTime=+2\ncleanFileForciblyEnable=FALSE"
+    )
+    assert StoreConfig.load(path) == StoreConfig(
+        listenPort=7,
+        flushDiskType="SYNC_FLUSH",
+        deleteWhen="04;16",
+        fileReservedTime=2,
+        cleanFileForciblyEnable=False,
+    )
+
+
+# What RocketMQ distributes, and what its users add; those of the last lines are almost ours.
+BROKER_CONF = """
+brokerClusterName = DefaultCluster
+brokerName = broker-a
+brokerId = 0
+deleteWhen = 04
+fileReservedTime = 48
+brokerRole = ASYNC_MASTER
+flushDiskType = SYNC_FLUSH
+namesrvAddr=127.0.0.1:9876;127.0.0.2:9876
+autoCreateTopicEnable=true
+storePathRootDir=/app/data/store
+mapedFileSizeCommitLog=8192
+mapedFileSizeConsumeQueue=300000
+brokerIP2=10.0.0.1
+haListenPort=10912
+mappedFileSizeConsumeQueueExt=50331648
+maxTransferBytesOnMessageInDisk=65536
+messageIndexSafe=false
+flushIntervalConsumeQueue=1000
+diskSpaceCleanForciblyRatio=0
+"""
+
+
+def test_a_brokers_settings(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(BROKER_CONF.replace("diskSpaceCleanForciblyRatio=0\n", ""))
+    with pytest.warns(UserWarning, match="passed over") as caught:
+        config = StoreConfig.load(path)
+    assert config == StoreConfig(
+        fileReservedTime=48,
+        flushDiskType="SYNC_FLUSH",
+        mappedFileSizeCommitLog=8192,
+        mappedFileSizeConsumeQueue=300_000,
+    )
+    (warning,) = caught
+    assert str(warning.message) == (
+        f"{path}: passed over, for they mean nothing here: brokerClusterName, brokerName, brokerId, brokerRole, "
+        "namesrvAddr, autoCreateTopicEnable, storePathRootDir, brokerIP2, haListenPort, mappedFileSizeConsumeQueueExt, "
+        "maxTransferBytesOnMessageInDisk, messageIndexSafe, flushIntervalConsumeQueue"
+    )
+    path.write_text(BROKER_CONF)
+    with pytest.raises(ConfigError, match=r"broker\.conf: diskSpaceCleanForciblyRatio=0: must lie between 30 and 100"):
+        StoreConfig.load(path)
+
+
+def test_values_of_other_types() -> None:
+    for name, value in (("listenPort", "7"), ("listenPort", True), ("deleteWhen", 4), ("messageIndexEnable", 1)):
+        with pytest.raises(ConfigError, match=f"{name}={value!r}: must be"):
+            StoreConfig(**{name: value})
 
 
 def test_the_queue_file_size_is_rounded_up_to_whole_entries() -> None:
@@ -37,8 +98,16 @@ def test_the_queue_file_size_is_rounded_up_to_whole_entries() -> None:
     ("line", "message"),
     [
         ("mappedFileSizeComitLog=1", r"conf, line 2: unknown key 'mappedFileSizeComitLog'; did you mean 'mapped.*Log'"),
-        ("zzz=1", r"line 2: unknown key 'zzz'$"),
-        ("listenPort", r"line 2: 'listenPort' is not key=value"),
+        ("maxMesageSize=1", r"line 2: unknown key 'maxMesageSize'; did you mean 'maxMessageSize'"),
+        ("brokerIp1=127.0.0.2", r"line 2: unknown key 'brokerIp1'; did you mean 'brokerIP1'"),
+        ("mapedFileSizeComitLog=1", r"line 2: unknown key 'mapedFileSizeComitLog'; did you mean 'mapped.*Log'"),
+        ("listenPort", r"line 2: listenPort='' is not a number"),
+        ("listenPort = 7 # inline", r"line 2: listenPort='7 # inline' is not a number; a comment needs a line of its"),
+        ("listenPort=1_000", r"line 2: listenPort='1_000' is not a number"),
+        ("\n\r\r\nlistenPort=x", r"line 5: listenPort='x' is not a number"),
+        (r"brokerIP1=C:\users", r"line 2: .*; write a backslash as two"),
+        ("\ufefflistenPort=1", r"line 2: .* is no key; save the file as plain text, one key=value a line"),
+        ("\0\0", r"line 2: .* is no key; save the file as plain text"),
         ("listenPort=abc", r"line 2: listenPort='abc' is not a number"),
         ("listenPort=-1", r"listenPort=-1: must lie between 0 and 2147483647"),
         ("mappedFileSizeCommitLog=2147483648", r"mappedFileSizeCommitLog=2147483648: must lie between"),
@@ -69,8 +138,9 @@ def test_the_hours_at_which_segments_go() -> None:
     assert StoreConfig(deleteWhen="04;16;23").delete_hours == {4, 16, 23}
 
 
-def test_what_is_no_text(tmp_path: Path) -> None:
+def test_a_file_of_anything_else(tmp_path: Path) -> None:
     path = tmp_path / "store.conf"
-    path.write_bytes(b"listenPort=\xff")
-    with pytest.raises(ConfigError, match=r"store.conf: not UTF-8 text .*; write it anew, or delete it"):
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"store\.conf: more than 1,048,576 bytes; name a file of settings"):
         StoreConfig.load(path)

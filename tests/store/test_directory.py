@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,54 @@ def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
             assert store.config.mappedFileSizeConsumeQueue == 200
     with MessageStore.open(tmp_path, config=StoreConfig(maxMessageSize=10)) as store:
         assert store.config.maxMessageSize == 10
+
+
+def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    conf = tmp_path / "config/store.conf"
+    conf.write_text("# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7")
+    with MessageStore.open(tmp_path, config=replace(SMALL, maxIndexNum=50)) as store:
+        assert store.config.mappedFileSizeCommitLog == 8192  # the directory's own counts
+    assert conf.read_text() == (
+        "# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7\n"
+        "mappedFileSizeConsumeQueue=200\nmaxHashSlotNum=5000000\nmaxIndexNum=50\n"
+    )
+    with MessageStore.open(tmp_path) as store:
+        assert store.config == StoreConfig(
+            mappedFileSizeCommitLog=8192, mappedFileSizeConsumeQueue=200, maxIndexNum=50, listenPort=7
+        )
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 700, b"\n"])
+def test_settings_that_a_crash_left_empty(three_segments: Path, left: bytes) -> None:
+    conf = three_segments / "config/store.conf"
+    conf.write_bytes(left)
+    warning = r"store.conf: empty, as after a crash; sizes are learnt from the files, other settings are the defaults"
+    with pytest.warns(UserWarning, match=warning):
+        reader = MessageStore.open(three_segments, read_only=True)
+    with reader:
+        assert reader.offsets("t", 0) == (0, 9)
+        assert (reader.config.mappedFileSizeCommitLog, reader.config.mappedFileSizeConsumeQueue) == (4096, 200)
+    assert conf.read_bytes() == left
+    with pytest.warns(UserWarning, match=warning):
+        store = MessageStore.open(three_segments)
+    with store:
+        assert store.put(Message("t", b"x")).queue_offset == 9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert StoreConfig.load(conf) == replace(
+            StoreConfig(), mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200
+        )
+        MessageStore.open(three_segments).close()
+
+
+def test_a_later_versions_settings(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path, config=SMALL).close()
+    conf = tmp_path / "config/store.conf"
+    conf.write_text(conf.read_text() + "invented=later\n")
+    with pytest.warns(UserWarning, match=r"store\.conf: passed over, for they mean nothing here: invented"):
+        MessageStore.open(tmp_path).close()
+    assert conf.read_text().endswith("invented=later\n")
 
 
 def test_abort_is_there_while_a_writer_is(tmp_path: Path) -> None:
