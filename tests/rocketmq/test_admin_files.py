@@ -10,6 +10,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.groups import Groups
 from store.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
+from store.message import encode_messages
 from store.topics import is_internal_topic
 from tests.rocketmq.harness import Broker, Json, RocketMQ
 from tests.rocketmq.mixes import INDEX
@@ -32,7 +33,9 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         placed = store.put_many(messages)
         delayed = {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": f"{DELAYED_TO}"}
         later = [Message(SCHEDULE_TOPIC, f"late {n}".encode(), queue_id=0, properties=delayed) for n in range(3)]
-        store.put_many(later)
+        host, limit = SMALL.store_host, SMALL.maxMessageSize
+        # past the door: nobody but a broker puts there
+        store._writing().append(encode_messages(later, [0] * 3, store_host=host, max_message_size=limit, now=0))
         store.commit_offsets("readers", "orders", COMMITTED)
     groups = Groups(path)
     groups.create("readers")
