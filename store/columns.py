@@ -21,7 +21,7 @@ from store.layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_V6,
 )
-from store.message import decompress, host_text
+from store.message import host_text
 from store.property_columns import PropertyColumns
 from store.record_view import Ints, Mask, RecordView
 from store.records import gather_rows
@@ -120,7 +120,7 @@ class Block:
         return len(self._queue_offsets)
 
     def column(self, name: str) -> pa.Array:
-        """One column of COLUMNS, length n."""
+        """One column of COLUMNS, length n; bodies as they are stored."""
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
@@ -130,9 +130,10 @@ class Block:
     def _need(self, holds: Mask, what: str) -> None:
         if not holds.all():
             row = int(np.argmin(holds))
-            raise CorruptRecord(f"{self._where(row)}: {what}; restore the segment from a copy")
+            raise CorruptRecord(f"{self.where(row)}: {what}; restore the segment from a copy")
 
-    def _where(self, row: int) -> str:
+    def where(self, row: int) -> str:
+        """The message of one row, for errors."""
         return (
             f"topic {self._topic}, queue {self._queue_id}, offset {self._queue_offsets[row]} "
             f"(commit log offset {self._physical_offsets[row]})"
@@ -140,18 +141,9 @@ class Block:
 
     # --- columns ---------------------------------------------------------------------------------------
 
-    def _bodies(self) -> pa.BinaryArray:
-        stored = self._records.stored_bodies
-        compressed = np.flatnonzero(self._sys_flags & SYS_COMPRESSED)
-        if not len(compressed):
-            return stored
-        bodies = stored.to_pylist()
-        for row in compressed.tolist():
-            bodies[row] = decompress(bodies[row], int(self._sys_flags[row]), self._where(row))
-        return pa.array(bodies, pa.binary())
-
     @cached_property
-    def _sys_flags(self) -> Ints:
+    def sys_flags(self) -> Ints:
+        """As they are stored, shape (n,)."""
         return self._records.field("sys_flag")
 
     @cached_property
@@ -199,7 +191,7 @@ class Block:
         """`texts` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
         if self._records.hosts_are_v4:
             return texts(self._records.v4_hosts(which), np.arange(len(self)))
-        v6 = (self._sys_flags & bit) != 0
+        v6 = (self.sys_flags & bit) != 0
         starts = self._records.field_positions(f"{which}_ip")
         port = RECORD_HEADER[f"{which}_port"].itemsize
         parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
@@ -241,7 +233,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "msgId": Block._msg_ids,
     "tags": lambda block: block._properties.value(PROPERTY_TAGS),
     "keys": lambda block: block._properties.value(PROPERTY_KEYS),
-    "body": Block._bodies,
+    "body": lambda block: block._records.stored_bodies,
     "bornTimestamp": lambda block: block._timestamps("born_timestamp"),
     "storeTimestamp": lambda block: block._timestamps("store_timestamp"),
     "properties": lambda block: block._properties.maps(),
@@ -251,7 +243,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "reconsumeTimes": lambda block: block._ints("reconsume_times", pa.int32()),
     "flag": lambda block: block._ints("flag", pa.int32()),
     # RocketMQ's decoder clears the bit once the body is inflated
-    "sysFlag": lambda block: pa.array((block._sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
+    "sysFlag": lambda block: pa.array((block.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: block._ints("body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: block._ints("prepared_transaction_offset", pa.int64()),
 }

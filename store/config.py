@@ -27,13 +27,15 @@ class StoreConfig:
 
     Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
     `maxIndexNum` count for a new directory only; an existing one says them itself, but for those of an index that a
-    broker wrote. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
+    broker wrote. `maxDecompressedMessageSize` is this project's: no body that a producer compressed becomes larger when
+    it is read. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
     with it message ids.
     """
 
     mappedFileSizeCommitLog: int = 1 << 30
     mappedFileSizeConsumeQueue: int = 300_000 * CQ_ENTRY.itemsize
     maxMessageSize: int = 4 << 20
+    maxDecompressedMessageSize: int = 64 << 20
     flushDiskType: str = "ASYNC_FLUSH"
     flushIntervalCommitLog: int = 500
     maxTransferCountOnMessageInMemory: int = 32
@@ -196,6 +198,7 @@ _MINIMA = {
     "mappedFileSizeCommitLog": 256,
     "mappedFileSizeConsumeQueue": CQ_ENTRY.itemsize,
     "maxMessageSize": 1,
+    "maxDecompressedMessageSize": 1,
     "flushIntervalCommitLog": 1,
     "maxTransferCountOnMessageInMemory": 1,
     "maxTransferBytesOnMessageInMemory": 1,

@@ -18,6 +18,7 @@
     ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
     ├── FilterError              an expression of tags that cannot be parsed
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
+    ├── MessageTooLarge          a compressed body that becomes larger than maxDecompressedMessageSize
     ├── OffsetOutOfRange
     │   ├── OffsetLost           older than what the store still has
     │   └── OffsetNotYet         newer than what the store has published
@@ -124,6 +125,10 @@ class MessageRefused(StoreError):
     def __init__(self, status: PutStatus, reason: str) -> None:
         super().__init__(f"{status.name}: {reason}")
         self.status = status
+
+
+class MessageTooLarge(StoreError):
+    """A compressed body that becomes larger than `maxDecompressedMessageSize`."""
 
 
 class OffsetOutOfRange(StoreError):

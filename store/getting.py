@@ -11,10 +11,10 @@ import numpy as np
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue, Entries
-from store.errors import CorruptRecord, OffsetLost
+from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.filters import TagFilter
 from store.layout import CQ_ENTRY, LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.message import StoredMessage, decode_record
+from store.message import StoredMessage, decode_record, inflated
 
 
 class GetStatus(Enum):
@@ -57,6 +57,7 @@ def get_message(
     `max(maxFilterMessageSize / 20, max_messages)` entries, and returns no more than
     `maxTransferCountOnMessageInMemory` messages or `maxTransferBytesOnMessageInMemory` bytes (the first message
     always). RocketMQ's lower limits for messages that left memory are not applied: there is no network behind.
+    Bodies that producers compressed become no larger than `maxDecompressedMessageSize`, all of them together.
     """
 
     def answer(status: GetStatus, next_begin: int) -> GetResult:
@@ -82,6 +83,7 @@ def get_message(
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
     messages: list[StoredMessage] = []
     taken_bytes, next_begin, removed = 0, end, False
+    left = config.maxDecompressedMessageSize
     for row in _candidates(entries, message_filter):
         physical, size, _ = entries[row].item()
         too_large = taken_bytes + size > config.maxTransferBytesOnMessageInMemory
@@ -100,9 +102,17 @@ def get_message(
         found = (message.topic, message.queue_id, message.queue_offset)
         if found != (queue.topic, queue.queue_id, offset + row) and not queue.topic.startswith(LIGHT_PREFIX):
             raise CorruptRecord(f"{where}: the log holds another message there; restore the segment from a copy")
-        if message_filter.match(message.tags):
-            messages.append(message)
-            taken_bytes += size
+        if not message_filter.match(message.tags):
+            continue
+        try:
+            messages.append(inflated(message, where, left))
+        except MessageTooLarge:
+            if not messages:
+                raise
+            next_begin = offset + row  # for the next call to say, or to have room for
+            break
+        taken_bytes += size
+        left -= len(messages[-1].body)
     missing = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
     return GetResult(GetStatus.FOUND if messages else missing, next_begin, minimum, maximum, messages)
 

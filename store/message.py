@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import ipaddress
 import operator
 import re
 import struct
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-import pyarrow as pa
 
 from store.crc import body_crc
 from store.entering import keys_of, tag_of
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import NO_TAG, java_hash_code
+from store.inflating import decompress
 from store.key_hashes import key_hash
 from store.layout import (
     KEY_SEPARATOR,
@@ -35,8 +33,6 @@ from store.layout import (
     RECORD_HEADERS,
     SYS_BORN_HOST_V6,
     SYS_COMPRESSED,
-    SYS_COMPRESSION,
-    SYS_COMPRESSION_MASK,
     SYS_STORE_HOST_V6,
     TOPIC_LENGTH_BYTES,
 )
@@ -275,8 +271,16 @@ def check_body_size(length: int, max_message_size: int) -> None:
         )
 
 
+def inflated(message: StoredMessage, where: str, max_bytes: int) -> StoredMessage:
+    """The message with its body as it was before its producer compressed it. Raises as `decompress`."""
+    if not message.sys_flag & SYS_COMPRESSED:
+        return message
+    body = decompress(message.body, message.sys_flag, where, max_bytes)
+    return replace(message, body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
+
+
 def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> StoredMessage:
-    """The message of one whole record; `where` names it in errors.
+    """The message of one whole record, its body as it is stored; `where` names it in errors.
 
     Raises `CorruptRecord` when lengths, magic or body CRC do not hold together.
     """
@@ -318,7 +322,7 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
         queue_offset=header["queue_offset"],
         physical_offset=header["physical_offset"],
         msg_id=properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, header["physical_offset"]),
-        body=decompress(body, sys_flag, where) if sys_flag & SYS_COMPRESSED else body,
+        body=body,
         properties=properties,
         born_timestamp=header["born_timestamp"],
         store_timestamp=header["store_timestamp"],
@@ -326,7 +330,7 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
         store_host=host_text(store_ip, store_port),
         reconsume_times=header["reconsume_times"],
         flag=header["flag"],
-        sys_flag=sys_flag & ~SYS_COMPRESSED,
+        sys_flag=sys_flag,
         body_crc=stored_crc,
         prepared_transaction_offset=header["prepared_transaction_offset"],
     )
@@ -342,29 +346,3 @@ def host_text(ip: bytes, port: int) -> str:
     """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
     address = ipaddress.ip_address(ip)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
-
-
-def _stream(codec: str) -> Callable[[bytes], bytes]:
-    # RocketMQ's frames do not all carry the decompressed size, so one-shot decoders will not do.
-    return lambda body: bytes(pa.CompressedInputStream(io.BytesIO(body), codec).read())
-
-
-_DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "zlib": zlib.decompress,
-    "lz4": _stream("lz4"),
-    "zstd": _stream("zstd"),
-}
-
-
-def decompress(body: bytes, sys_flag: int, where: str) -> bytes:
-    """A body that a client compressed (sysFlag bit 0x1); the type is in bits 0x700.
-
-    Raises `CorruptRecord` that begins with `where`.
-    """
-    name = SYS_COMPRESSION.get(sys_flag & SYS_COMPRESSION_MASK)
-    if name is None:
-        raise CorruptRecord(f"{where}: sysFlag {sys_flag:#x}: a compression type that RocketMQ 5.3 does not know")
-    try:
-        return _DECOMPRESSORS[name](body)
-    except (zlib.error, OSError, ValueError) as error:
-        raise CorruptRecord(f"{where}: a {name} body of {len(body)} bytes does not decompress: {error}") from error

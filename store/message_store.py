@@ -26,10 +26,11 @@ from store.filters import TagFilter
 from store.getting import GetResult, get_message
 from store.groups import Groups
 from store.index import END_OF_TIME, Index
+from store.inflating import Bounds, Oversized
 from store.kinds import warn_of_topics
 from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 from store.log_end import LogEnd
-from store.message import Message, StoredMessage
+from store.message import Message, StoredMessage, inflated
 from store.putting import PutResult, Putting
 from store.query import Boundary, message_at, messages_with_key, must_be_queued, offset_by_time, offset_of_id
 from store.retention import Cleaned, Decision, Retention
@@ -200,7 +201,8 @@ class MessageStore:
         """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
 
         `group` names the consumer group, for the day's statistics only. An unknown topic or queue answers
-        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`.
+        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, and `MessageTooLarge` for a first message whose body
+        becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         """
         try:
             minimum, maximum = self.offsets(topic, queue_id)
@@ -233,16 +235,20 @@ class MessageStore:
         check_crc: bool = True,
         max_rows: int = _SCAN_ROWS,
         max_bytes: int = _SCAN_BYTES,
+        max_body_bytes: int | None = None,
+        oversized: Oversized = "error",
     ) -> Iterator[pa.RecordBatch]:
         """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
 
         tags: an expression such as "paid || shipped". check_crc: compare bodies with their checksums; without it
         a record's header is checked still, but what stands behind its body only where a column or tags need it.
-        A batch has at most `max_rows` rows and `max_bytes` bytes of records (one row at least).
+        A batch has at most `max_rows` rows and `max_bytes` bytes of records, and of bodies as they become where
+        producers compressed them (one row at least). max_body_bytes: how large one body may become, by default
+        `maxDecompressedMessageSize`; a larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, `ValueError` (no limit below 1); while iterating `CorruptRecord`, and `OffsetLost` when
-        retention overtakes the reader.
+        `FilterError`, `ValueError` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`, and
+        `OffsetLost` when retention overtakes the reader.
         """
         if min(max_rows, max_bytes) < 1:
             raise ValueError(f"max_rows={max_rows}, max_bytes={max_bytes}: both must be 1 or more")
@@ -257,7 +263,7 @@ class MessageStore:
             TagFilter.parse(tags),
             check_crc=check_crc,
             max_rows=max_rows,
-            max_bytes=max_bytes,
+            bounds=Bounds(max_body_bytes or self.config.maxDecompressedMessageSize, max_bytes, oversized),
         )
 
     # --- finding ---------------------------------------------------------------------------------------
@@ -268,20 +274,26 @@ class MessageStore:
         """The newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
-        found. Raises `UnknownTopic`, `CorruptRecord`, and `ConfigError` for an index of other sizes than configured.
+        found. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, and `ConfigError` for an index of other sizes
+        than configured.
         """
         self._topics.known(topic)
         confirm = self.confirm_offset
         found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end)
-        return [must_be_queued(self._log, self._checked_queue, message) for message in found]
+        return [self._whole(message) for message in found]
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
         """The message with this offsetMsgId; a producer's own id is a key (see `query`).
 
-        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`.
+        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
         """
-        message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
-        return must_be_queued(self._log, self._checked_queue, message)
+        return self._whole(message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset))
+
+    def _whole(self, message: StoredMessage) -> StoredMessage:
+        """A message that was found in the log, when its queue has it, and with its body as its producer had it."""
+        must_be_queued(self._log, self._checked_queue, message)
+        where = f"topic {message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
+        return inflated(message, where, self.config.maxDecompressedMessageSize)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
         """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.

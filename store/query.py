@@ -62,27 +62,26 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
     return message
 
 
-def must_be_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message: StoredMessage) -> StoredMessage:
-    """The message, which was found otherwise than by its queue, when the queue has it where its record says.
+def must_be_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message: StoredMessage) -> None:
+    """Raises `CorruptRecord` for a message found otherwise than by its queue which that has not where its record says.
 
-    No CRC covers what a record says of queue and offset. Raises `CorruptRecord`, and what `queue` raises.
+    No CRC need cover what a record says of queue and offset. Raises what `queue` raises, too.
     """
     is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
     if is_half or message.sys_flag & SYS_INNER_BATCH:  # those stand in none
-        return message
+        return
     try:
         own = queue(message.topic, message.queue_id)
         entries = own.entries(message.queue_offset, message.queue_offset + 1)
     except OffsetLost:
         if not log.segments.exists(message.physical_offset):  # retention took both
-            return message
+            return
         entries = np.empty(0, CQ_ENTRY)
     if message.physical_offset not in entries["physical_offset"]:
         raise CorruptRecord(
             f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
             f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
         )
-    return message
 
 
 def offset_of_id(offset_msg_id: str) -> int:

@@ -14,6 +14,7 @@ from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue, Entries
 from store.errors import CorruptRecord
 from store.filters import TagFilter
+from store.inflating import Bounds, inflated
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.segments import Bytes
 
@@ -33,12 +34,12 @@ def scan_queue(
     *,
     check_crc: bool,
     max_rows: int,
-    max_bytes: int,
+    bounds: Bounds,
 ) -> Iterator[pa.RecordBatch]:
     """Messages [start, end) that pass the filter, in order, decoded to `columns`.
 
-    The range must be published. A batch has at most `max_rows` rows and `max_bytes` bytes of records, one row
-    at least, and does not cross a commit log segment. Raises `CorruptRecord`.
+    The range must be published. A batch has at most `max_rows` rows and `bounds.batch` bytes of records, one row
+    at least, and does not cross a commit log segment. Raises `CorruptRecord`, `MessageTooLarge`.
     """
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
@@ -50,17 +51,23 @@ def scan_queue(
         stop = min(end, start + at_once)
         queue_offsets, entries = _entries(queue, start, stop, tag_filter)
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
-        for first, last in _batches(physical, sizes, log.segments.size, max_rows, max_bytes):
+        for first, last in _batches(physical, sizes, log.segments.size, max_rows, bounds.batch):
             rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
             block = block_of(_view(log, queue, *rows), int(physical[first]), *rows)
             if check_crc:
                 block.check_crc()
             batch = pa.RecordBatch.from_arrays([block.column(name) for name in columns], schema=schema)
+            kept = np.arange(len(block))
             if tag_filter.tags is not None:
-                batch = batch.filter(tag_filter.match_tags(block.column("tags")))
-            if batch.num_rows:
-                yield batch
+                matches = tag_filter.match_tags(block.column("tags"))
+                batch, kept = batch.filter(matches), np.flatnonzero(matches.to_numpy(zero_copy_only=False))
+            if len(kept):
+                yield from inflated(batch, block.sys_flags[kept], partial(_where, block, kept), bounds)
         start = stop
+
+
+def _where(block: Block, rows: Ints, row: int) -> str:
+    return block.where(int(rows[row]))
 
 
 def _entries(queue: ConsumeQueue, start: int, stop: int, tag_filter: TagFilter) -> tuple[Ints, Entries]:
