@@ -20,6 +20,7 @@ from store.consume_queue import ConsumeQueue
 from store.index import Index
 from store.locks import StoreLock
 from store.records import Records
+from store.unflushed import Unflushed, ranges_of
 from store.watermark import Watermark
 
 
@@ -65,6 +66,7 @@ class Appender:
         index: Index,
         queue: Callable[[str, int], ConsumeQueue],
         existing_queues: Callable[[], list[tuple[str, int]]],
+        unflushed: Unflushed,
         *,
         sync_flush: bool,
     ) -> None:
@@ -74,6 +76,7 @@ class Appender:
         self._index = index
         self._queue = queue
         self._existing_queues = existing_queues
+        self._unflushed = unflushed
         self._sync_flush = sync_flush
         self._tails = Tails(-1, {})
 
@@ -114,8 +117,9 @@ class Appender:
             self._log.segments.flush(self._watermark.flushed_offset, placement.end)
             self._watermark.check_device()  # the system tells each failure to one of those who flush, or to some
         self._watermark.publish(placement.end)
-        for name, rows in queues:
-            tails[name] += len(rows)
+        ranges = {name: (tails[name], tails[name] + len(rows)) for name, rows in queues}
+        self._unflushed.note(begin, placement.end, ranges)
+        tails.update({name: end for name, (_, end) in ranges.items()})
         self._tails = Tails(placement.end, tails)
         ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
         return AppendResult(ids[records.queues], queue_offsets, placement.physical_offsets)
@@ -133,7 +137,9 @@ class Appender:
         confirm, announced = self._watermark.confirm_offset, self._watermark.announced_end
         if announced <= confirm:
             return
-        for name in self._existing_queues():
+        # Entries follow the records: where a record is not whole there are none of this append.
+        names = ranges_of(self._log, confirm, announced) or self._existing_queues()
+        for name in names:
             self._queue(*name).truncate(self._queue(*name).tail(confirm))
         self._index.truncate(confirm)
         self._log.segments.zero(confirm, announced)

@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from store.errors import OffsetLost
 from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
-from store.segments import Segments
+from store.segments import OpenFiles, Segments
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
+OPEN_QUEUE_FILES = 256  # of all queues of a store
 _REMEDY = "move this folder away, and 'pyspark-mq verify --repair' makes it anew from the log"
 _EMPTY = bytes(CQ_ENTRY.itemsize)
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
@@ -37,15 +38,17 @@ class ConsumeQueue:
         *,
         writable: bool,
         is_message: IsMessage | None = None,
+        files: OpenFiles | None = None,
     ) -> None:
-        """file_size: as `Segments` takes it.
+        """file_size, files: as `Segments` takes them.
 
         is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
         """
         self.topic = topic
         self.queue_id = queue_id
         self._is_message = is_message
-        self._segments = Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable)
+        folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
+        self._segments = Segments(root, folder, file_size, writable=writable, files=files)
         self._seen = 0  # the tail found last: where the next search begins
         self._head = 0  # the head found last, likewise
 

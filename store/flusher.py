@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from store.checkpoint import write_checkpoint
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.errors import FlushFailed
+from store.unflushed import QueueName, Ranges, Unflushed
 from store.watermark import Watermark
 
 _logger = logging.getLogger("store")
@@ -29,15 +30,17 @@ class Flusher:
         self,
         watermark: Watermark,
         log: CommitLog,
-        queues: Callable[[], Iterable[ConsumeQueue]],
+        queue: Callable[[str, int], ConsumeQueue],
+        existing_queues: Callable[[], list[QueueName]],
+        unflushed: Unflushed,
         interval: float,
     ) -> None:
         self._watermark = watermark
         self._log = log
-        self._queues = queues
+        self._queue = queue
+        self._existing_queues = existing_queues
+        self._unflushed = unflushed
         self._interval = interval
-        self._tails: dict[tuple[str, int], int] = {}
-        self._turn = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,21 +60,25 @@ class Flusher:
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
         self._watermark.check_device()
-        with self._turn, self._watermark.noting_failure():
+        with self._watermark.noting_failure():
             store_timestamp = self._watermark.store_timestamp
             begin, end = self._watermark.flushed_offset, self._watermark.confirm_offset
             if end <= begin:
                 return
             self._log.segments.flush(begin, end)
-            for queue in self._queues():
-                name = (queue.topic, queue.queue_id)
-                flushed = self._tails.get(name) or queue.first()
-                self._tails[name] = tail = queue.tail(end)
-                queue.flush(flushed, tail)
+            for name, entries in self._entries(begin, end).items():
+                self._queue(*name).flush(*entries)
             self._watermark.mark_flushed(end)
             self._watermark.flush()
             # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
             write_checkpoint(self._watermark.path.parent, store_timestamp)
+
+    def _entries(self, begin: int, end: int) -> Ranges:
+        ranges = self._unflushed.take(begin, end)
+        if ranges is None:  # damage, which others report
+            queues = {name: self._queue(*name) for name in self._existing_queues()}
+            ranges = {name: (queue.first(), queue.tail(end)) for name, queue in queues.items()}
+        return ranges
 
     def _run(self) -> None:
         root, told = self._watermark.path.parent, ""

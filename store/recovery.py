@@ -17,12 +17,13 @@ from typing import NamedTuple
 from store.checkpoint import read_checkpoint, read_index_checkpoint
 from store.columns import LAST_MS
 from store.commit_log import CommitLog
-from store.consume_queue import ConsumeQueue
+from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
 from store.dispatch import index_keys, queue_entries, walk
 from store.errors import CorruptRecord
 from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS
 from store.log_end import is_message, last_segment
+from store.segments import OpenFiles
 from store.watermark import Watermark
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
@@ -105,11 +106,12 @@ def recover(
     begin, trusted = (_offset(point, root, log) for point in plan[:2])
     if plan.filed is not Filed.ALL:
         _file_keys(index, log, max(first_byte, _distrust(index, plan.filed, root)), begin)
+    files = OpenFiles(OPEN_QUEUE_FILES)
     counts = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
 
     @cache
     def queue(topic: str, queue_id: int) -> ConsumeQueue:
-        return ConsumeQueue(root, topic, queue_id, queue_file_size, writable=True, is_message=counts)
+        return ConsumeQueue(root, topic, queue_id, queue_file_size, writable=True, is_message=counts, files=files)
 
     tails = {name: queue(*name).tail(begin) for name in existing_queues}
     written = dict(tails)

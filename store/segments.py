@@ -17,9 +17,10 @@ import itertools
 import mmap
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
@@ -152,8 +153,43 @@ class SegmentFile:
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
 
 
+class OpenFiles:
+    """At most `limit` open segments: a process has no more than about a thousand descriptors, for whatever many queues.
+
+    The one that was not used for the longest time is closed first; when somebody still uses it, with the last use. Any
+    thread may call: each step is one of the dictionary.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
+
+    def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
+        """The segment of `directory` that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
+        key = str(directory), start
+        file = self._files.get(key)
+        if file is None:
+            file = self._files[key] = _open(directory, writable, size, start)
+            while len(self._files) > self._limit:
+                self._files.popitem(last=False)
+        else:
+            with suppress(KeyError):  # another thread closed it just now
+                self._files.move_to_end(key)
+        return file
+
+    def forget(self, directory: Path) -> None:
+        """Close the segments of one directory; the next look at one opens it by its name."""
+        name = str(directory)
+        for key in list(self._files):
+            if key[0] == name:
+                self._files.pop(key, None)
+
+    def clear(self) -> None:
+        """Close all."""
+        self._files.clear()
+
+
 def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile:
-    """The segment that begins at `start`. Raises `OffsetLost`."""
     path = directory / segment_name(start)
     try:
         file = SegmentFile(path, size, writable=writable)
@@ -168,15 +204,19 @@ def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile
 class Segments:
     """The segments of one directory as one sequence of bytes, addressed by logical offset."""
 
-    def __init__(self, root: Path, directory: str, size: int | None, *, writable: bool) -> None:
-        """size: bytes of each file; None, for a reader, is what the files have, once there are any: 0 until then."""
+    def __init__(
+        self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
+    ) -> None:
+        """size: bytes of each file; None, for a reader, is what the files have, once there are any: 0 until then.
+
+        files: those that are open, shared with others; default: some of its own.
+        """
         self.directory = root / directory
         self.size = size or 0
         self._root = root
         self._writable = writable
         self._first: tuple[int, Path] | None = None
-        # Without a reference to this object: files shall close when it goes, not when garbage is collected.
-        self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, writable))
+        self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
@@ -194,7 +234,7 @@ class Segments:
         first = (starts[0], self.path(starts[0])) if starts else None
         if first != self._first:
             self._first = first
-            self._opened.cache_clear()
+            self._files_open.forget(self.directory)
         return starts
 
     def first(self) -> int:
@@ -244,7 +284,7 @@ class Segments:
         """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
         start = self._start(offset)
         position = offset - start
-        return self._opened(self.size, start).mapped[position : position + length]
+        return self._opened(start).mapped[position : position + length]
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
         """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone.
@@ -252,7 +292,7 @@ class Segments:
         current: do not read on in an open file that was deleted meanwhile.
         """
         start = self._start(offset)
-        file = self._current(start) if current else self._opened(self.size, start)
+        file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -262,7 +302,7 @@ class Segments:
             file = self._current(start)
         except OffsetLost:
             self._create(start)
-            file = self._opened(self.size, start)
+            file = self._opened(start)
         file.write(offset - start, memoryview(data))
 
     def zero(self, begin: int, end: int) -> None:
@@ -292,7 +332,7 @@ class Segments:
 
     def forget(self) -> None:
         """Close all files; the next look at one opens it by its name."""
-        self._opened.cache_clear()
+        self._files_open.forget(self.directory)
 
     def flush(self, begin: int, end: int) -> None:
         """Bring [begin, end) to the device. Raises `FlushFailed`."""
@@ -308,11 +348,14 @@ class Segments:
         """The file of the segment that begins at `start`."""
         return self.directory / segment_name(start)
 
+    def _opened(self, start: int) -> SegmentFile:
+        return self._files_open.get(self.directory, start, self.size, writable=self._writable)
+
     def _current(self, start: int) -> SegmentFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
-        if self._opened(self.size, start).is_deleted:
-            self._opened.cache_clear()
-        return self._opened(self.size, start)
+        if self._opened(start).is_deleted:
+            self._files_open.forget(self.directory)
+        return self._opened(start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
         """The segments of [begin, end) that there are, with their starts; one may go at any moment."""

@@ -20,7 +20,7 @@ import numpy as np
 from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.config import StoreConfig
-from store.consume_queue import ConsumeQueue, Entries, IsMessage
+from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries, IsMessage
 from store.directory import Directory
 from store.dispatch import LogChunk, index_keys, index_tags, queue_entries, walk
 from store.errors import CorruptRecord, CorruptStore, OffsetLost
@@ -40,6 +40,7 @@ from store.layout import (
 from store.log_end import LogEnd
 from store.message import decode_record
 from store.record_view import Ints
+from store.segments import OpenFiles
 from store.topics import Topics
 from store.watch import POLL_SECONDS
 
@@ -121,6 +122,7 @@ class _Verifier:
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
         self._is_message: IsMessage | None = None
+        self._files = OpenFiles(OPEN_QUEUE_FILES)
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._left_out: set[str] = set()  # topics with batch queues
         self._is_damaged = False  # the log is
@@ -268,7 +270,7 @@ class _Verifier:
 
     def _open_queue(self, name: QueueName) -> ConsumeQueue:
         size = self._config.mappedFileSizeConsumeQueue
-        return ConsumeQueue(self._root, *name, size, writable=False, is_message=self._is_message)
+        return ConsumeQueue(self._root, *name, size, writable=False, is_message=self._is_message, files=self._files)
 
     def _open_queues(self) -> None:
         """Those whose files have wrong names or lengths, or holes, are a finding, and not compared."""

@@ -17,6 +17,7 @@ from store.locks import Result, StoreLock
 from store.records import Records
 from store.recovery import Evidence, Plan, plan_for, recover
 from store.retention import refuse_when_full
+from store.unflushed import Unflushed
 from store.watermark import Watermark
 
 
@@ -44,15 +45,12 @@ class Writer:
         except BaseException:
             lock.close()
             raise
+        unflushed = Unflushed(log)
         self._appender = Appender(
-            lock, self.watermark, log, index, queue, existing_queues, sync_flush=config.sync_flush
+            lock, self.watermark, log, index, queue, existing_queues, unflushed, sync_flush=config.sync_flush
         )
-        self._flusher = Flusher(
-            self.watermark,
-            log,
-            lambda: (queue(*name) for name in existing_queues()),
-            config.flushIntervalCommitLog / 1000,
-        )
+        interval = config.flushIntervalCommitLog / 1000
+        self._flusher = Flusher(self.watermark, log, queue, existing_queues, unflushed, interval)
 
     def _join(self) -> Watermark:
         alone = self._lock.join()
