@@ -18,6 +18,7 @@ from store.layout import (
     BLANK,
     CQ_ENTRY,
     MAGIC_BLANK,
+    MAX_RETRY_TOPIC_BYTES,
     MIN_RECORD_BYTES,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
@@ -33,6 +34,7 @@ from store.segments import Bytes
 # Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.
 _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
+_NO_END = 1 << 63
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
@@ -56,17 +58,18 @@ class LogChunk:
         return PropertyColumns(self.records.properties)
 
 
-def walk(log: CommitLog, begin: int, *, check_crc: bool = True) -> Iterator[LogChunk]:
+def walk(log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True) -> Iterator[LogChunk]:
     """Walk the log from record boundary `begin` to the first thing that is no record, as RocketMQ's recovery does.
 
     Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
-    carry a blank.
+    carry a blank. until: the record boundary where the walk ends at the latest.
     """
     at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
-    while log.segments.exists(at):
+    stop = _NO_END if until is None else until
+    while at < stop and log.segments.exists(at):
         try:
             length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
-            wanted = max(length, chunk_bytes)
+            wanted = min(max(length, chunk_bytes), stop - at)
             chunk = _chunk(log, at, wanted, check_crc=check_crc) if length > 0 else None  # 0 at an idle log's end
         except OffsetLost:  # retention was faster
             return
@@ -127,7 +130,7 @@ def _are_names(topics: pa.DictionaryArray) -> Mask:
 
 def _is_text(name: bytes) -> bool:
     try:
-        return bool(name.decode())
+        return len(name) <= MAX_RETRY_TOPIC_BYTES and bool(name.decode())
     except UnicodeDecodeError:
         return False
 

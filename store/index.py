@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.config import StoreConfig
-from store.errors import ConfigError, ReadOnlyStore, StoreFull
+from store.errors import ReadOnlyStore, StoreFull
 from store.index_file import IndexFile, file_bytes
 from store.key_hashes import key_hash
 from store.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
@@ -101,30 +101,33 @@ class Index:
                 return
             self._delete(name)
 
-    def delete_misfits(self) -> None:
-        """Delete files of another length than this index's: nothing in them can be read."""
+    def check(self) -> None:
+        """Raises `ConfigError` for a file of another length than this index's."""
         for name in self.names():
-            try:
-                self.file(name)
-            except ConfigError:
-                self._delete(name)
+            self.file(name)
 
-    def distrust(self, safe_timestamp: int | None = None) -> int:
-        """After a machine crash: delete what may not have reached the device; returns the commit log offset from
-        which on keys must be filed again, 0 when nothing is left.
+    def trusted(self, safe_timestamp: int | None = None) -> list[str]:
+        """The files that are known to be on the device after a machine crash, by name. Raises `ConfigError`.
 
-        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint: files that end later go. None: the last
-        file goes, because this store starts a file only when the one before is on the device.
+        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint: those that end up to then. None: all but the
+        last, because this store starts a file only when the one before is on the device.
         """
-        names, listed = self.names(), self.names(empty=True)
+        names = self.names()
+        headers = {name: self.file(name).header() for name in names}
         if safe_timestamp is None:
-            kept = [name for name in names if name != listed[-1]]
-        else:
-            kept = [name for name in names if self.file(name).header()["end_timestamp"] <= safe_timestamp]
-        for name in listed:
-            if name not in kept:
+            return [name for name in names if name != self.names(empty=True)[-1]]
+        return [name for name in names if headers[name]["end_timestamp"] <= safe_timestamp]
+
+    def spans(self, names: list[str]) -> list[tuple[int, int]]:
+        """Commit log offsets of the first and the last record that each of these files names; none of an empty one."""
+        headers = (self.file(name).header() for name in names)
+        return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
+
+    def keep(self, names: list[str]) -> None:
+        """Delete all files but these, those without a length too."""
+        for name in self.names(empty=True):
+            if name not in names:
                 self._delete(name)
-        return max(0, self.end_offset())
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
         """Delete files, never the last, of which no record is left in the log.

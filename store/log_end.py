@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 from store.commit_log import CommitLog
+from store.consume_queue import ConsumeQueue
 from store.dispatch import SIZE_BYTES, walk
 from store.errors import CorruptRecord, OffsetLost
-from store.layout import ABORT_FILE, LIGHT_PREFIX, WATERMARK_FILE
+from store.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, WATERMARK_FILE
 from store.message import decode_record
 from store.watch import POLL_SECONDS
 from store.watermark import Watermark
@@ -123,6 +124,20 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
     except CorruptRecord:
         return False
     return (record.topic, record.queue_id, record.queue_offset) == (topic, queue_id, queue_offset)
+
+
+def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
+    """Log offset of the first record that a queue has, 0 without a sound entry.
+
+    Records before it that name the queue are of a topic that was deleted: it was created again.
+    """
+    try:
+        first = queue.first()
+        offset, size, _ = queue.entries(first, first + 1)[0].item()
+    except OffsetLost:
+        return 0
+    is_entry = offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE
+    return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
 
 
 def _watermark_of(root: Path) -> Watermark | None:

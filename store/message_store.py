@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +32,7 @@ from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage, inflated
 from store.putting import PutResult, Putting
-from store.query import Boundary, message_at, messages_with_key, must_be_queued, offset_by_time, offset_of_id
+from store.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.retention import Cleaned, Decision, Retention
 from store.scan import scan_queue
 from store.segments import OpenFiles, full_device
@@ -282,19 +282,22 @@ class MessageStore:
         """
         self._topics.known(topic)
         confirm = self.confirm_offset
-        found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end)
-        return [self._whole(message) for message in found]
+        has = partial(is_queued, self._log, self._checked_queue)
+        found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
+        return [self._inflated(message) for message in found]
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
-        """The message with this offsetMsgId; a producer's own id is a key (see `query`).
+        """The message with this offsetMsgId; a producer's own id is a key (see `query`). As in RocketMQ, also one of a
+        topic that was deleted and created again.
 
         Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
         """
-        return self._whole(message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset))
+        message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
+        is_queued(self._log, self._checked_queue, message)
+        return self._inflated(message)
 
-    def _whole(self, message: StoredMessage) -> StoredMessage:
-        """A message that was found in the log, when its queue has it, and with its body as its producer had it."""
-        must_be_queued(self._log, self._checked_queue, message)
+    def _inflated(self, message: StoredMessage) -> StoredMessage:
+        """A message with its body as its producer had it."""
         where = f"topic {message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
         return inflated(message, where, self.config.maxDecompressedMessageSize)
 

@@ -29,6 +29,7 @@ from store.layout import (
     SYS_TRANSACTION_ROLLBACK,
     field_offset,
 )
+from store.log_end import life_begin
 from store.message import StoredMessage, decode_record
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
@@ -62,26 +63,31 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
     return message
 
 
-def must_be_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message: StoredMessage) -> None:
-    """Raises `CorruptRecord` for a message found otherwise than by its queue which that has not where its record says.
+def is_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message: StoredMessage) -> bool:
+    """Whether its queue has a message, which was found otherwise than by it, where the message's record says.
 
-    No CRC need cover what a record says of queue and offset. Raises what `queue` raises, too.
+    Not so one of a topic that was deleted, and created again. No CRC need cover what a record says of queue and
+    offset:
+    raises `CorruptRecord` where the queue says otherwise, and what `queue` raises.
     """
     is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
     if is_half or message.sys_flag & SYS_INNER_BATCH:  # those stand in none
-        return
+        return True
+    own = queue(message.topic, message.queue_id)
     try:
-        own = queue(message.topic, message.queue_id)
         entries = own.entries(message.queue_offset, message.queue_offset + 1)
     except OffsetLost:
         if not log.segments.exists(message.physical_offset):  # retention took both
-            return
+            return True
         entries = np.empty(0, CQ_ENTRY)
-    if message.physical_offset not in entries["physical_offset"]:
-        raise CorruptRecord(
-            f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
-            f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
-        )
+    if message.physical_offset in entries["physical_offset"]:
+        return True
+    if message.physical_offset < life_begin(log, own):
+        return False
+    raise CorruptRecord(
+        f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
+        f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
+    )
 
 
 def offset_of_id(offset_msg_id: str) -> int:
@@ -108,15 +114,18 @@ def messages_with_key(
     max_messages: int,
     begin: int = 0,
     end: int = END_OF_TIME,
+    has: Callable[[StoredMessage], bool] = lambda message: True,
 ) -> list[StoredMessage]:
     """The newest `max_messages` messages of `topic` that have `key`, stored in [begin, end] (ms), oldest first.
 
-    A key is one of the message's keys or its UNIQ_KEY. Unlike RocketMQ's, this answer is exact: records of which
-    only the hash is equal are left out, and times count to the millisecond. Raises `CorruptRecord`.
+    has: whether the message is still in its queue. A key is one of the message's keys or its UNIQ_KEY. Unlike
+    RocketMQ's, this answer is exact: records of which only the hash is equal are left out, and times count to the
+    millisecond. Raises `CorruptRecord`.
     """
     found: dict[int, StoredMessage] = {}
     for message in _messages(log, index.candidates(topic, key, begin, end), confirm_offset):
-        if message.topic == topic and _has_key(message, key) and begin <= message.store_timestamp <= end:
+        is_in_time = begin <= message.store_timestamp <= end
+        if message.topic == topic and _has_key(message, key) and is_in_time and has(message):
             found[message.physical_offset] = message
             if len(found) == max_messages:
                 break

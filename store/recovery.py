@@ -1,8 +1,9 @@
 """What is true of a directory when no watermark of this boot says so: a decision table, and its execution.
 
-A recovery walks the log, checks every record as RocketMQ's does, and writes the queue entries that follow from it.
-The first bad record ends the log, unless everything up to some later point is known to be on the device: then it
-is damage, and an error, for what lies behind it must not be thrown away.
+A recovery walks the log, checks every record as RocketMQ's does, and decides what queue entries follow from it. The
+first bad record ends the log, unless everything up to some later point is known to be on the device: then it is
+damage, and an error, for what lies behind it must not be thrown away. Only when nothing is wrong is anything written,
+in a second walk: a directory that cannot be recovered stays as it is, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
 from store.dispatch import index_keys, queue_entries, walk
 from store.errors import CorruptRecord
 from store.index import Index
-from store.layout import CHECKPOINT_MARGIN_MS
+from store.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
+from store.lives import QueueInLog, QueueName, QueuesInLog
 from store.log_end import is_message, last_segment
 from store.segments import OpenFiles
 from store.watermark import Watermark
@@ -44,6 +46,7 @@ class Point(Enum):
 
     FIRST_BYTE = auto()
     FLUSHED = auto()  # the watermark's flushed offset
+    CONFIRMED = auto()  # its confirm offset, and nothing behind it counts
     LAST_SEGMENT = auto()  # the last one that begins with a record
     CHECKPOINT = auto()  # the last one whose first record is 3 s older than the checkpoint, as in RocketMQ
 
@@ -58,7 +61,7 @@ class Filed(Enum):
 
 
 class Plan(NamedTuple):
-    """Walk the log from `begin`; below `trusted` all is on the device. Keys that `filed` lacks are filed again."""
+    """Walk the log from `begin`; below `trusted` all is there. Keys that `filed` lacks are filed again."""
 
     begin: Point
     trusted: Point
@@ -71,8 +74,9 @@ CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
     ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL)),  # the machine came up, or a broker appended
     ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),  # the machine died
-    ((Y, X, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL)),  # somebody deleted the queues
-    ((Y, X, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
+    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # somebody deleted the queues
+    ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL)),
+    ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
     # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
     ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL)),
     ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT)),
@@ -88,99 +92,172 @@ def plan_for(evidence: Evidence) -> Plan | None:
     raise AssertionError(f"CASES has none for {evidence}")
 
 
-def recover(
-    root: Path,
-    log: CommitLog,
-    index: Index,
-    queue_file_size: int,
-    existing_queues: Sequence[tuple[str, int]],
-    plan: Plan,
-) -> None:
-    """Make log, queues and index agree, and write a clean watermark. Call as the only writer.
+class Decision(NamedTuple):
+    """What a recovery writes: nothing is changed yet, and nothing is wrong.
 
-    Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
-    end goes, in all three. Raises `ConfigError`, `CorruptSegment`, and `CorruptRecord` before anything went.
+    begin, end: log offsets of the records that were walked. queues: what they make of each queue; its entries from
+    there on go. index_files: those that stay. filed_from: keys of records from this log offset on are filed again.
     """
-    starts = log.segments.check()
-    first_byte, files_end = (starts[0], starts[-1] + log.segments.size) if starts else (0, 0)
-    begin, trusted = (_offset(point, root, log) for point in plan[:2])
-    if plan.filed is not Filed.ALL:
-        _file_keys(index, log, max(first_byte, _distrust(index, plan.filed, root)), begin)
-    files = OpenFiles(OPEN_QUEUE_FILES)
-    counts = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
 
-    @cache
-    def queue(topic: str, queue_id: int) -> ConsumeQueue:
-        return ConsumeQueue(root, topic, queue_id, queue_file_size, writable=True, is_message=counts, files=files)
+    begin: int
+    end: int
+    store_timestamp: int
+    queues: dict[QueueName, QueueInLog]
+    index_files: list[str]
+    filed_from: int
 
-    tails = {name: queue(*name).tail(begin) for name in existing_queues}
-    written = dict(tails)
-    end, store_timestamp = begin, _last_timestamp(root)
-    for chunk in walk(log, begin):
-        end = chunk.end
-        if len(chunk.records):
-            times = chunk.records.field("store_timestamp")
-            store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
-        index.append(*index_keys(chunk))
-        for topic, queue_id, queue_offsets, entries in queue_entries(chunk):
-            name, offset = (topic, queue_id), int(queue_offsets[0])
-            tail = tails.get(name, 0)
-            head_was_cut = first_byte > 0 and tail == queue(*name).first()
-            if offset != tail and not head_was_cut:
-                if begin > first_byte:  # entries before it are missing
-                    again = Plan(Point.FIRST_BYTE, plan.trusted, Filed.ALL)
-                    return recover(root, log, index, queue_file_size, existing_queues, again)
-                at = int(entries["physical_offset"][0])
-                raise CorruptRecord(
-                    f"{log.segments.directory}: the record at log offset {at} says topic {topic}, queue {queue_id}, "
-                    f"offset {offset}, but {tail} is the next there; {_REMEDY}"
-                )
-            if head_was_cut:
-                queue(*name).begin_at(offset, first_byte)
-            queue(*name).write(offset, entries)
-            written[name] = min(written.get(name, offset), offset)
-            tails[name] = offset + len(entries)
-    if end < trusted:
-        raise CorruptRecord(
-            f"{log.segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
-            f"{_REMEDY}"
+
+class Recovery:
+    """Makes log, queues and index of one directory agree: first decides, then writes. Use as the only writer."""
+
+    def __init__(
+        self,
+        root: Path,
+        log: CommitLog,
+        index: Index,
+        queue_file_size: int,
+        existing_queues: Sequence[QueueName],
+    ) -> None:
+        self._root = root
+        self._log = log
+        self._index = index
+        self._existing_queues = existing_queues
+        self._is_message = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
+        self._files = OpenFiles(OPEN_QUEUE_FILES)
+        self._queue = cache(partial(self._open_queue, queue_file_size))
+
+    def decide(self, plan: Plan) -> Decision:
+        """Look at everything that the plan names, and change nothing.
+
+        Raises `ConfigError` for an index of other sizes, `CorruptSegment`, and `CorruptRecord` for damage.
+        """
+        segments = self._log.segments
+        starts = segments.check()
+        first_byte = starts[0] if starts else 0
+        begin, trusted = (self._offset(point) for point in plan[:2])
+        queues = QueuesInLog(self._queue, self._is_message, first_byte)
+        for name in self._existing_queues:
+            self._queue(*name).check()
+            queues.begin(name, self._queue(*name).tail(begin))
+        end, store_timestamp = begin, _last_timestamp(self._root)
+        for chunk in walk(self._log, begin, until=trusted if plan.trusted is Point.CONFIRMED else None):
+            end = chunk.end
+            if len(chunk.records):
+                times = chunk.records.field("store_timestamp")
+                store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
+            for topic, queue_id, offsets, entries in queue_entries(chunk):
+                name, at = (topic, queue_id), int(entries["physical_offset"][0])
+                if not queues.add(name, offsets, entries):
+                    if begin > first_byte:  # entries before it are missing
+                        return self.decide(plan._replace(begin=Point.FIRST_BYTE))
+                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].tail, at)
+        if end < trusted:
+            raise CorruptRecord(
+                f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
+                f"{_REMEDY}"
+            )
+        return Decision(begin, end, store_timestamp, queues.found, *self._decide_index(plan, begin))
+
+    def carry_out(self, decision: Decision) -> None:
+        """Write what was decided, and a clean watermark at last. Raises `StoreFull`.
+
+        Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
+        end goes, in all three. Should this die on the way, the same decision is found again.
+        """
+        try:
+            watermark = Watermark(self._root, writable=True)
+        except FileNotFoundError:
+            self._write(decision)
+            return
+        with closing(watermark), watermark.noting_failure():
+            if watermark.has_failed:
+                end = max(watermark.confirm_offset, watermark.announced_end)
+                self._log.segments.write_again(watermark.flushed_offset, end)
+            self._write(decision)
+
+    def _write(self, decision: Decision) -> None:
+        segments, end, queues = self._log.segments, decision.end, decision.queues
+        self._index.keep(decision.index_files)
+        files_end = max(segments.starts(), default=0) + segments.size
+        for name, queue in queues.items():
+            if queue.is_cut and queue.lives:
+                self._queue(*name).begin_at(queue.begin, self._log.min_offset())
+        for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
+            self._index.append(*index_keys(chunk))
+        for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
+            self._index.append(*index_keys(chunk))
+            for topic, queue_id, offsets, entries in queue_entries(chunk):
+                rows = queues[topic, queue_id].counting(offsets, entries)
+                if rows.start < rows.stop:
+                    self._queue(topic, queue_id).write(int(offsets[rows.start]), entries[rows])
+        segments.zero(end, files_end)
+        segments.flush(decision.begin, files_end)
+        for name, queue in queues.items():
+            self._queue(*name).truncate(queue.tail)
+            self._queue(*name).flush(queue.begin, queue.tail)
+        self._index.truncate(end)
+        Watermark.create(self._root, end, decision.store_timestamp)
+
+    def _open_queue(self, file_size: int, topic: str, queue_id: int) -> ConsumeQueue:
+        known = self._is_message
+        return ConsumeQueue(self._root, topic, queue_id, file_size, writable=True, is_message=known, files=self._files)
+
+    def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
+        folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
+        anew = f"; or, if the topic was deleted and created again, move {folder} out of the store first"
+        return CorruptRecord(
+            f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
+            f"offset {offset}, but {tail} is the next there; {_REMEDY}{anew if 0 <= offset < tail else ''}"
         )
-    log.segments.zero(end, files_end)
-    log.segments.flush(begin, files_end)
-    for name, tail in tails.items():
-        queue(*name).truncate(tail)
-        queue(*name).flush(written[name], tail)
-    index.truncate(end)
-    Watermark.create(root, end, store_timestamp)
-    return None
 
+    def _offset(self, point: Point) -> int:
+        first_byte = self._log.min_offset()
+        if point in (Point.FLUSHED, Point.CONFIRMED):
+            with closing(Watermark(self._root, writable=False)) as watermark:
+                confirmed = point is Point.CONFIRMED
+                return max(watermark.confirm_offset if confirmed else watermark.flushed_offset, first_byte)
+        if point is Point.LAST_SEGMENT:
+            return last_segment(self._log)
+        if point is Point.CHECKPOINT:
+            return last_segment(self._log, stored_by=(read_checkpoint(self._root) or 0) - CHECKPOINT_MARGIN_MS)
+        return first_byte
 
-def _distrust(index: Index, filed: Filed, root: Path) -> int:
-    """Delete index files that may not be whole; the log offset from which on keys are to be filed again."""
-    if filed is Filed.FULL:
-        return index.distrust()
-    return index.distrust(read_index_checkpoint(root) if filed is Filed.CHECKPOINT else -1)
+    # --- the index -------------------------------------------------------------------------------------
 
+    def _decide_index(self, plan: Plan, begin: int) -> tuple[list[str], int]:
+        """The files that stay, and the log offset from which on keys are filed again.
 
-def _file_keys(index: Index, log: CommitLog, begin: int, end: int) -> None:
-    """File the keys of records in [begin, end), and maybe of a few behind: they are passed over the second time."""
-    if index.is_enabled and begin < end:
-        for chunk in walk(log, begin, check_crc=False):
-            index.append(*index_keys(chunk))
-            if chunk.end >= end:
-                return
+        None stay where keys are missing before the first or between two: files are only ever added behind the last. A
+        broker leaves that behind, which makes the index anew after a crash, from where it recovers.
+        """
+        names = self._trusted_index_files(plan.filed)
+        spans, first_byte = self._index.spans(names), self._log.min_offset()
+        if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
+            return names, begin
+        if begin == first_byte and not self._are_filed(spans):
+            names, spans = [], []
+        return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
 
+    def _trusted_index_files(self, filed: Filed) -> list[str]:
+        if filed is Filed.ALL:
+            return self._index.names()
+        if filed is Filed.FULL:
+            return self._index.trusted()
+        return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
 
-def _offset(point: Point, root: Path, log: CommitLog) -> int:
-    first_byte = log.min_offset()
-    if point is Point.FLUSHED:
-        with closing(Watermark(root, writable=False)) as watermark:
-            return max(watermark.flushed_offset, first_byte)
-    if point is Point.LAST_SEGMENT:
-        return last_segment(log)
-    if point is Point.CHECKPOINT:
-        return last_segment(log, stored_by=(read_checkpoint(root) or 0) - CHECKPOINT_MARGIN_MS)
-    return first_byte
+    def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
+        """Whether the log has no key between these stretches of it, nor before the first."""
+        at = first_byte = self._log.min_offset()
+        for begin, end in spans:
+            for chunk in walk(self._log, at, until=begin, check_crc=False):
+                offsets = index_keys(chunk)[1]
+                if (offsets > at).any() or (at == first_byte and len(offsets)):
+                    return False
+                at = chunk.end
+            if at < begin:
+                return False
+            at = max(at, end)
+        return not spans or next(walk(self._log, at), None) is not None
 
 
 def _last_timestamp(root: Path) -> int:

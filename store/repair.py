@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from store.commit_log import CommitLog
@@ -15,8 +15,8 @@ from store.errors import StoreLocked
 from store.index import Index
 from store.layout import INDEX_DIR, REPAIR_DIR
 from store.locks import StoreLock
-from store.message_store import MessageStore
-from store.recovery import Filed, Plan, Point, plan_for, recover
+from store.recovery import Filed, Plan, Point, Recovery, plan_for
+from store.segments import full_device
 from store.topics import Topics
 
 
@@ -24,23 +24,34 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
 
     Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
-    broker's index of other sizes than those of `config`.
+    broker's index of other sizes than those of `config`; then nothing was changed.
     """
     directory = Directory.at(path)
     directory.must_be_store(writing=True)
     root, settings = directory.root, directory.configuration(config)
-    if directory.has_configuration:  # or else the file may be right and the sizes wrong
-        _alone(root, Index.of(root, settings, writable=True).delete_misfits)
-    MessageStore.open(path, create=False, config=config).close()  # whatever is published is on the device then
     log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
+    index = Index.of(root, settings, writable=True)
+    made = root / REPAIR_DIR
 
     def make_anew() -> None:
-        with _new_index(root, settings) as index:
-            plan = plan_for(directory.evidence(log)) or Plan(Point.FLUSHED, Point.FLUSHED)
-            plan = plan._replace(begin=Point.FIRST_BYTE, filed=Filed.ALL)
-            recover(root, log, index, settings.mappedFileSizeConsumeQueue, Topics(root).queues_on_disk(), plan)
+        if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
+            index.check()
+        shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
+        new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
+        queues = Topics(root).queues_on_disk()
+        recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue, queues)
+        plan = plan_for(directory.evidence(log)) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
+        filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
+        decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
+        directory.mark_open()
+        with _in_place_of(made, root) if settings.messageIndexEnable else nullcontext():
+            recovery.carry_out(decision)
+            new.flush()
+        directory.save_configuration(settings)
+        directory.mark_closed()
 
-    _alone(root, make_anew)
+    with full_device(root):
+        _alone(root, make_anew)
 
 
 def _alone(root: Path, work: Callable[[], None]) -> None:
@@ -56,18 +67,11 @@ def _alone(root: Path, work: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _new_index(root: Path, config: StoreConfig) -> Iterator[Index]:
-    """An empty index that takes the place of the one that is there when all went well; that one if none is filed."""
-    if not config.messageIndexEnable:
-        yield Index.of(root, config, writable=True)
-        return
-    made = root / REPAIR_DIR
-    shutil.rmtree(made, ignore_errors=True)
+def _in_place_of(made: Path, root: Path) -> Iterator[None]:
+    """A new index, in the folder `made`, takes the place of the one that is there when all went well."""
     (made / INDEX_DIR).mkdir(parents=True)
     try:
-        index = Index.of(made, config, writable=True)
-        yield index
-        index.flush()
+        yield
         shutil.rmtree(root / INDEX_DIR, ignore_errors=True)
         (made / INDEX_DIR).rename(root / INDEX_DIR)
     finally:

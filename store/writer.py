@@ -10,12 +10,12 @@ from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.directory import Directory
-from store.errors import ConfigError, CorruptStore, StoreLocked
+from store.errors import StoreLocked
 from store.flusher import Flusher
 from store.index import Index
 from store.locks import Result, StoreLock
 from store.records import Records
-from store.recovery import Evidence, Plan, plan_for, recover
+from store.recovery import Decision, Recovery, plan_for
 from store.retention import refuse_when_full
 from store.unflushed import Unflushed
 from store.watermark import Watermark
@@ -53,17 +53,22 @@ class Writer:
         self._flusher = Flusher(self.watermark, log, queue, existing_queues, unflushed, interval)
 
     def _join(self) -> Watermark:
-        alone = self._lock.join()
-        evidence = self._directory.evidence(self._log)
+        root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
+        recovery = Recovery(root, self._log, self._index, size, self._existing_queues())
+        decision = self._decide(recovery, alone=self._lock.join())
         self._directory.mark_open()
-        self._recover(evidence, alone)
+        if decision is not None:
+            recovery.carry_out(decision)
         self._directory.save_configuration(self._config)
-        return Watermark(self._directory.root, writable=True)
+        return Watermark(root, writable=True)
 
-    def _recover(self, evidence: Evidence, alone: bool) -> None:
+    def _decide(self, recovery: Recovery, *, alone: bool) -> Decision | None:
+        """What is to be recovered, None for nothing. Whatever this raises, the directory is as it was."""
+        evidence = self._directory.evidence(self._log)
         plan = plan_for(evidence)
         if plan is None:
-            return
+            self._index.check()
+            return None
         root = self._directory.root
         if evidence.watermark and not alone:
             with closing(Watermark(root, writable=False)) as watermark:
@@ -72,24 +77,7 @@ class Writer:
             raise StoreLocked(
                 f"{root}: its watermark or its queues were deleted while other processes write here; close those"
             )
-        try:
-            if not evidence.watermark:
-                self._carry_out(plan)
-                return
-            with closing(Watermark(root, writable=True)) as watermark, watermark.noting_failure():
-                if watermark.has_failed:
-                    self._log.segments.write_again(
-                        watermark.flushed_offset, max(watermark.confirm_offset, watermark.announced_end)
-                    )
-                self._carry_out(plan)
-        except (CorruptStore, ConfigError):
-            if not evidence.abort:
-                self._directory.mark_closed()
-            raise
-
-    def _carry_out(self, plan: Plan) -> None:
-        size = self._config.mappedFileSizeConsumeQueue
-        recover(self._directory.root, self._log, self._index, size, self._existing_queues(), plan)
+        return recovery.decide(plan)
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""

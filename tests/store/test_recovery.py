@@ -40,8 +40,10 @@ def test_every_directory_has_its_case(evidence: Evidence) -> None:
         return
     assert plan is not None
     assert (plan.begin is Point.FLUSHED) == (evidence.watermark and evidence.queues), "else queues are made anew"
-    assert (plan.trusted is Point.FLUSHED) == evidence.watermark
-    assert (plan.filed is Filed.ALL) == (not evidence.abort), "who leaves in good order flushes the index"
+    alive = evidence.watermark and evidence.current
+    assert (plan.trusted is Point.CONFIRMED) == alive, "what is published is there"
+    assert (plan.trusted is Point.FLUSHED) == (evidence.watermark and not alive)
+    assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "who leaves in good order flushes the index"
     if not evidence.watermark:
         assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
         assert (plan.trusted is Point.CHECKPOINT) == (evidence.abort and evidence.checkpoint)
