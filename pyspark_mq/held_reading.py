@@ -15,6 +15,7 @@ from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.offsets import Positions, Queue, QueueRange
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.queues import fingerprints
 from pyspark_mq.reading import RangeReader
 from pyspark_mq.worker import task_store
 from store import MessageStore, TagFilter
@@ -79,7 +80,7 @@ class HeldReader:
                 reached = dict(task.begin)
                 starved = task.late() and self._ledger.any_ended(task.name)
                 yield from self._held(store, reached, task.deadline())
-                record = self._ledger.record(task.name, TaskRecord(reached, starved))
+                record = self._ledger.record(task.name, TaskRecord(reached, starved, fingerprints(store, reached)))
             else:
                 reached = task.begin
             yield from self._up_to(store, reached, record.next)

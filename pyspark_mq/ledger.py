@@ -4,7 +4,8 @@ The end of a real-time batch is not known when it is planned. A task therefore w
 its iterator does: one file, which appears complete and is never replaced. The first attempt to record wins, and
 any other attempt at the task reads exactly the recorded ranges.
 
-    <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false}
+    <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
+                                              "last": {"orders": {"0": [104857, 1763772000123]}}}
     <ledger>/<reader>/passed                 empty; its time says when another reader went on from this one last
 
 A reader is one run of a query. While it runs it deletes its records of batches that are passed. Those of its last
@@ -20,17 +21,27 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.offsets import READER_ID, Positions, Queue, positions_from_json, to_json
+from pyspark_mq.offsets import (
+    READER_ID,
+    Fingerprints,
+    Positions,
+    Queue,
+    fingerprints_from_json,
+    fingerprints_to_json,
+    positions_from_json,
+    to_json,
+)
 from store.atomic import create_file, open_file
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
 _NEXT = "next"
 _STARVED = "starved"
+_LAST = "last"
 _PASSED = "passed"
 _RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
 # What may be deleted: records, this or an earlier version's marks, and what a killed process left of one.
@@ -48,13 +59,14 @@ class TaskName:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Where a task ended: `next` offset of each of its queues.
+    """Where a task ended: `next` offset of each of its queues, and which message stood before (see `StreamOffset`).
 
     starved: it began only when its time was over and another task had ended: there are too few task slots.
     """
 
     next: Positions
     starved: bool = False
+    last: Fingerprints = field(default_factory=dict)
 
 
 class Ledger:
@@ -84,13 +96,14 @@ class Ledger:
         path = self._path(name)
         try:
             json_ = json.loads(path.read_bytes())
-            record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]))
+            last = fingerprints_from_json(json_.get(_LAST, {}))  # an earlier version's has none
+            record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]), last)
             if record.next.keys() != set(queues):
                 raise ValueError(f"it has {_names(record.next)}, and the task {_names(queues)}")
             return record
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LedgerError(
                 f"{path}: not a record of what a real-time task read ({error}); restore the file from a copy, "
                 "or go on without it: delete it if its batch was not committed, else use a new checkpoint"
@@ -102,7 +115,8 @@ class Ledger:
         Raises `LedgerError` where the directory cannot be written.
         """
         path = self._path(name)
-        content = {_NEXT: to_json(record.next), _STARVED: record.starved}
+        last = fingerprints_to_json(record.last)
+        content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             create_file(path, json.dumps(content).encode("ascii"))

@@ -8,11 +8,16 @@ maps each queue to the *next* offset to read. `$start` pins where a queue's part
 there for queues that the batch reads first (all of them in the first batch, later new topics and queues), and
 where lost messages were skipped; elsewhere a batch begins where the one before it ended. Spark asks for the
 initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
-pin has not. Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
+pin has not. `$last` is the fingerprint of each queue's last message before `next`: log offset and store time. Where
+another message stands there now, the topic was created anew, or the store put back from a backup.
+
+    {"orders": {"0": 23}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
+
+Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
 a newer version.
 
 The end of a real-time batch is not known when it is planned. Its offset says where each of its tasks begins, and
-whose record in the ledger tells where it ended:
+whose record in the ledger tells where it ended (`$last` is about the messages before `$from` here):
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
 
@@ -23,18 +28,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark_mq.errors import CheckpointError, OptionError
+from store.fingerprint import Fingerprint
 
-OffsetJson = dict[str, dict[str, int]]
+T = TypeVar("T")
+OffsetJson = dict[str, dict[str, Any]]
 
 LATEST = -1
 EARLIEST = -2
 _NAMES = {"latest": LATEST, "earliest": EARLIEST}
 _START = "$start"
+_LAST = "$last"
 _EPOCH = "$epoch"
 _READER = "$reader"
 _FROM = "$from"
@@ -42,7 +50,7 @@ _FROM = "$from"
 READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
 _QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
-_MAX_OFFSET = (1 << 63) - 1
+_MAX_LONG = (1 << 63) - 1
 
 
 class Queue(NamedTuple):
@@ -56,6 +64,7 @@ class Queue(NamedTuple):
 
 
 Positions = dict[Queue, int]  # a queue offset for each queue
+Fingerprints = dict[Queue, Fingerprint]  # of the message before a position
 
 
 class QueueRange(NamedTuple):
@@ -91,23 +100,28 @@ class StreamOffset:
 
     next: offset of the next message to read, for each queue.
     starts: pinned begin of this batch, for queues that do not begin where the batch before ended.
+    last: which message stood before `next`, where there was one; empty in an offset that an earlier version wrote.
     """
 
     next: Positions
     starts: Positions = field(default_factory=dict)
+    last: Fingerprints = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """In one canonical order: Spark compares offsets as text."""
         pinned = {_START: to_json(self.starts)} if self.starts else {}
-        return {**to_json(self.next), **pinned}
+        return {**to_json(self.next), **pinned, **_last_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> StreamOffset:
         """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
         try:
-            _refuse_newer(_object(json_, "the top level"), (_START,))
-            queues = {topic: by_queue for topic, by_queue in json_.items() if topic != _START}
-            return cls(_positions(queues, lowest=0), _positions(json_.get(_START, {}), lowest=0))
+            _refuse_newer(_object(json_, "the top level"), (_START, _LAST))
+            return cls(
+                positions_from_json(_bare(json_)),
+                positions_from_json(json_.get(_START, {})),
+                fingerprints_from_json(json_.get(_LAST, {})),
+            )
         except ValueError as error:
             raise CheckpointError(
                 f"The checkpoint has an offset that is not one of this source: {error}. "
@@ -120,12 +134,14 @@ class EpochOffset:
     """The end of one real-time batch.
 
     epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it, 32 hexadecimal
-    digits. tasks: for each task, the offset at which it begins in each of its queues.
+    digits. tasks: for each task, the offset at which it begins in each of its queues. last: which message stood before
+    these.
     """
 
     epoch: int
     reader: str
     tasks: tuple[Positions, ...]
+    last: Fingerprints = field(default_factory=dict)
 
     @property
     def begin(self) -> Positions:
@@ -134,18 +150,24 @@ class EpochOffset:
 
     def to_json(self) -> dict[str, Any]:
         """In one canonical order, as `StreamOffset.to_json`."""
-        return {_EPOCH: self.epoch, _READER: self.reader, _FROM: [to_json(task) for task in self.tasks]}
+        begin = [to_json(task) for task in self.tasks]
+        return {_EPOCH: self.epoch, _READER: self.reader, _FROM: begin, **_last_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
         """None for the offset of a micro-batch. Raises `CheckpointError` as `StreamOffset.from_json` does."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
-        _refuse_newer(json_, (_EPOCH, _READER, _FROM))
+        _refuse_newer(json_, (_EPOCH, _READER, _FROM, _LAST))
         try:
-            if json_.keys() != {_EPOCH, _READER, _FROM}:
+            if json_.keys() - {_LAST} != {_EPOCH, _READER, _FROM}:
                 raise ValueError(f"it has {', '.join(sorted(json_))}")
-            return cls(_number(json_[_EPOCH], _EPOCH), _reader_id(json_[_READER]), _tasks(json_[_FROM]))
+            return cls(
+                _number(json_[_EPOCH], _EPOCH),
+                _reader_id(json_[_READER]),
+                _tasks(json_[_FROM]),
+                fingerprints_from_json(json_.get(_LAST, {})),
+            )
         except ValueError as error:
             raise CheckpointError(
                 f"The checkpoint has a real-time offset that is damaged ({error}); restore it from a copy, "
@@ -162,6 +184,12 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
         )
 
 
+ANOTHER = (
+    "another message stands before it than the one that was read; the topic was created anew, or the store put back "
+    "from a backup"
+)
+
+
 class Loss(NamedTuple):
     """Messages a query counts on that its queue does not have."""
 
@@ -169,19 +197,26 @@ class Loss(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.lost} is lost: {self.why}"
+        what = self.lost if self.lost.length else f"{self.lost.queue} from {self.lost.start} on"
+        return f"{what} is lost: {self.why}"
 
 
 class BatchStart(NamedTuple):
-    """Where a batch begins in each queue, which of that has to be pinned, and what is lost before it."""
+    """Where a batch begins in each queue, which of that has to be pinned, and what is lost before it.
+
+    last: which message stands before `begin`, as far as the offset before knows.
+    """
 
     begin: Positions
     starts: Positions
     losses: list[Loss]
+    last: Fingerprints
 
 
-def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds]) -> BatchStart:
+def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Collection[Queue] = ()) -> BatchStart:
     """The begin of the batch after `start`, over what the subscribed queues have. Pure.
+
+    strange: queues in which another message stands before `start.next` than the one that was read.
 
     A queue that no batch knows begins at its first message. A pin is carried on until a batch moves past it,
     so that it is in the end offset of the batch that reads first. Where messages are lost the batch begins,
@@ -195,6 +230,9 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds]) -> BatchSta
         if position is not None and not first <= position <= end:
             losses.append(_loss(queue, position, Bounds(first, end)))
             position = None
+        elif position is not None and queue in strange:
+            losses.append(Loss(QueueRange(*queue, position, position), f"{ANOTHER}; what it has now begins at {first}"))
+            position = None
         if position is None or start.starts.get(queue) == position:
             starts[queue] = first if position is None else position
         begin[queue] = first if position is None else position
@@ -202,7 +240,8 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds]) -> BatchSta
         position = start.next[queue]
         rest = QueueRange(*queue, position, position)
         losses.append(Loss(rest, "the queue is gone, or no longer subscribed"))
-    return BatchStart(begin, starts, losses)
+    last = {queue: was for queue, was in start.last.items() if begin.get(queue) == start.next.get(queue)}
+    return BatchStart(begin, starts, losses, {queue: was for queue, was in last.items() if queue not in strange})
 
 
 def _loss(queue: Queue, position: int, bounds: Bounds) -> Loss:
@@ -238,7 +277,8 @@ def parse_limit(option: str, text: str) -> int | Positions:
     example = '{"orders": {"0": 23, "1": -1}}'
     expected = f"{option} takes earliest, latest, or JSON such as {example} (-2 earliest, -1 latest)"
     try:
-        return _positions(json.loads(text), lowest=EARLIEST)
+        json_ = json.loads(text)
+        return _positions(_bare(json_) if isinstance(json_, dict) else json_, lowest=EARLIEST)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise OptionError(f"{expected}; at {where} of {text!r}: {error.msg}") from error
@@ -260,7 +300,7 @@ def resolve(option: str, limit: int | Positions, bounds: Mapping[Queue, Bounds])
     return {queue: _resolve_one(limit[queue], bound) for queue, bound in bounds.items()}
 
 
-def to_json(positions: Positions) -> OffsetJson:
+def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
     """`{topic: {queue id: offset}}`, sorted by topic and queue number."""
     json_: OffsetJson = {}
     for queue in sorted(positions):
@@ -271,6 +311,30 @@ def to_json(positions: Positions) -> OffsetJson:
 def positions_from_json(json_: Any) -> Positions:
     """What `to_json` wrote. Raises `ValueError` that says where it is something else."""
     return _positions(json_, lowest=0)
+
+
+def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
+    """`{topic: {queue id: [log offset, ms]}}`, as `to_json`."""
+    return to_json({queue: list(was) for queue, was in last.items()})
+
+
+def fingerprints_from_json(json_: Any) -> Fingerprints:
+    """What `fingerprints_to_json` wrote. Raises `ValueError` that says where it is something else."""
+
+    def fingerprint(value: Any) -> Fingerprint | None:
+        good = isinstance(value, list) and len(value) == 2 and all(_is_long(number) for number in value)
+        return Fingerprint(*value) if good else None
+
+    return _by_queue(json_, "a log offset and a time belong", fingerprint)
+
+
+def _last_json(last: Fingerprints) -> OffsetJson:
+    return {_LAST: fingerprints_to_json(last)} if last else {}
+
+
+def _bare(json_: dict[str, Any]) -> dict[str, Any]:
+    """The next offsets alone: users take them out of a checkpoint, too."""
+    return {topic: by_queue for topic, by_queue in json_.items() if topic not in (_START, _LAST)}
 
 
 def _resolve_one(offset: int, bound: Bounds) -> int:
@@ -289,15 +353,25 @@ def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iter
 
 def _positions(json_: Any, lowest: int) -> Positions:
     """Raises `ValueError` that says where `json_` is not `{topic: {queue id: offset >= lowest}}`."""
-    positions: Positions = {}
+    return _by_queue(json_, "an offset belongs", lambda value: value if _is_long(value, lowest) else None)
+
+
+def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> dict[Queue, T]:
+    """Raises `ValueError` that says where `json_` is not `{topic: {queue id: value}}`. parse: None for what is none."""
+    values: dict[Queue, T] = {}
     for topic, by_queue in _object(json_, "the top level").items():
-        for queue_id, offset in _object(by_queue, repr(topic)).items():
+        for queue_id, value in _object(by_queue, repr(topic)).items():
             if not _QUEUE_ID.fullmatch(queue_id) or int(queue_id) > _MAX_QUEUE_ID:
                 raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
-            if type(offset) is not int or not lowest <= offset <= _MAX_OFFSET:
-                raise ValueError(f"{topic}/{queue_id} has {_shown(offset)} where an offset belongs")
-            positions[Queue(topic, int(queue_id))] = offset
-    return positions
+            parsed = parse(value)
+            if parsed is None:
+                raise ValueError(f"{topic}/{queue_id} has {_shown(value)} where {expected}")
+            values[Queue(topic, int(queue_id))] = parsed
+    return values
+
+
+def _is_long(json_: Any, lowest: int = 0) -> bool:
+    return type(json_) is int and lowest <= json_ <= _MAX_LONG
 
 
 def _tasks(json_: Any) -> tuple[Positions, ...]:
@@ -320,9 +394,9 @@ def _reader_id(json_: Any) -> str:
 
 
 def _number(json_: Any, where: str) -> int:
-    if type(json_) is not int or not 0 <= json_ <= _MAX_OFFSET:
+    if not _is_long(json_):
         raise ValueError(f"{where} is {_shown(json_)} where a number belongs")
-    return json_
+    return int(json_)
 
 
 def _object(json_: Any, where: str) -> dict[str, Any]:

@@ -6,11 +6,17 @@ import time
 from collections.abc import Callable, Iterable
 
 from pyspark_mq.errors import data_loss
-from pyspark_mq.offsets import Bounds, Positions, Queue, QueueRange, resolve
+from pyspark_mq.offsets import BatchStart, Bounds, Fingerprints, Positions, Queue, QueueRange, resolve
 from pyspark_mq.options import SourceOptions
 from store import MessageStore
 
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
+
+
+def fingerprints(store: MessageStore, positions: Positions) -> Fingerprints:
+    """Which message stands before each position; none where it is deleted, or the queue begins there."""
+    found = {queue: store.fingerprint(*queue, position - 1) for queue, position in positions.items() if position > 0}
+    return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
 
 class Queues:
@@ -37,6 +43,19 @@ class Queues:
     def bounds(self, tails: Positions) -> dict[Queue, Bounds]:
         """What each queue of `tails` has, up to there: retention may have gone further meanwhile."""
         return {queue: Bounds(min(self._store.min_offset(*queue), tail), tail) for queue, tail in tails.items()}
+
+    def strange(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        """The queues of `positions` in which another message stands before the position than `last` says."""
+        return [
+            queue
+            for queue, was in last.items()
+            if positions.get(queue, 0) > 0 and not self._store.can_have(*queue, positions[queue] - 1, was)
+        ]
+
+    def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
+        """Which message stands before each of `ends`: where nothing is read, `batch` may know."""
+        kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
+        return kept | fingerprints(self._store, {queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: int | Positions, bounds: dict[Queue, Bounds]) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.

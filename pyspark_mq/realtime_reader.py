@@ -14,10 +14,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
-from pyspark_mq.errors import LedgerError, data_loss
+from pyspark_mq.errors import LedgerError
 from pyspark_mq.held_reading import HeldReader, HeldTask
 from pyspark_mq.ledger import Ledger, TaskName
-from pyspark_mq.offsets import EpochOffset, Positions, StreamOffset, begin_batch, to_json
+from pyspark_mq.offsets import EpochOffset, Fingerprints, Positions, StreamOffset, to_json
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.stream_reader import MqStreamReader
 from store.watermark import current_boot_id
@@ -62,6 +62,8 @@ class RealTimeStreamReader(MqStreamReader):
             # Not when `end` was planned: Spark might not have logged it.
             self._ledger.mark_passed(before.reader)
             self._ledger.prune()
+        if epoch is not None and end != self._known:
+            self._must_be_same(epoch.begin, epoch.last)
         if epoch is None:
             # After a real-time batch every queue is pinned.
             return super().partitions({} if before else start, end)
@@ -90,30 +92,31 @@ class RealTimeStreamReader(MqStreamReader):
             self._tails = self._queues.hold(
                 self._options.hold_timeout_seconds, lambda: self._queues.tails(offset.next), seen={}
             )
-        batch = begin_batch(offset, self._queues.bounds(self._tails))
-        for loss in batch.losses:
-            data_loss(self._options.fail_on_data_loss, str(loss))
+        batch = self._begin(offset)
         if not batch.begin:
             return None
         if before is None or before.reader != self._reader_id:
             self._ledger.prepare(self._reader_id)
         number = before.epoch + 1 if before is not None else 0
         tasks = pack(batch.begin, self._options.real_time_partitions or os.cpu_count() or 1)
-        return EpochOffset(number, self._reader_id, tasks).to_json()
+        self._known = EpochOffset(number, self._reader_id, tasks, self._queues.last(batch.begin, batch)).to_json()
+        return self._known
 
     def _resolve(self, epoch: EpochOffset) -> StreamOffset:
         """Where a committed batch ended. Raises `LedgerError` when one of its tasks left no record."""
         reached: Positions = {}
+        last: Fingerprints = {}
         starved = 0
         for number, begin in enumerate(epoch.tasks):
             record = self._ledger.find(TaskName(epoch.reader, epoch.epoch, number), begin)
             if record is None:
                 raise self._lost(epoch, number)
-            reached.update(record.next)
+            reached |= record.next
+            last |= record.last
             starved += record.starved
         if starved:
             self._warn_of_starvation(starved, len(epoch.tasks))
-        return StreamOffset(reached, starts=reached)
+        return StreamOffset(reached, starts=reached, last=last)
 
     def _lost(self, epoch: EpochOffset, task: int) -> LedgerError:
         begin = to_json(epoch.begin)

@@ -19,7 +19,10 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import data_loss
 from pyspark_mq.offsets import (
+    ANOTHER,
     BatchStart,
+    Fingerprints,
+    Loss,
     Positions,
     QueueRange,
     StreamOffset,
@@ -49,6 +52,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._range_reader = RangeReader(options, schema)
         self._target: Positions | None = None  # where Trigger.AvailableNow ends
         self._tails: Positions = {}  # as last seen
+        self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
         self._turn = 0
 
     def initialOffset(self) -> dict[str, Any]:
@@ -73,24 +77,31 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         once = isinstance(limit, ReadAllAvailable)
         hold = 0.0 if once or self._target is not None else self._options.hold_timeout_seconds
         self._tails = self._queues.hold(hold, lambda: self._queues.tails(offset.next), seen=offset.next)
-        if self._tails == offset.next:
+        if self._tails == offset.next and start == self._known:
             return start
-        batch = begin_batch(offset, self._queues.bounds(self._tails))
-        for loss in batch.losses:
-            data_loss(self._options.fail_on_data_loss, str(loss))
+        batch = self._begin(offset)
         ranges = self._available(offset, batch)
         if not batch.losses and {r.queue: r.end for r in ranges} == offset.next:
+            self._known = start
             return start
         if not once:
             ranges = self._limit(ranges)
-        return StreamOffset({r.queue: r.end for r in ranges}, batch.starts).to_json()
+        ends = {r.queue: r.end for r in ranges}
+        self._known = StreamOffset(ends, batch.starts, self._queues.last(ends, batch)).to_json()
+        return self._known
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._tails)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Depends on the two offsets and the options only, so a replayed batch is the same batch."""
-        ranges = batch_ranges(StreamOffset.from_json(start), StreamOffset.from_json(end))
+        """Depends on the two offsets and the options only, so a replayed batch is the same batch.
+
+        Raises `DataLossError` for a batch to be run again from queues that are others now (see `failOnDataLoss`).
+        """
+        until = StreamOffset.from_json(end)
+        ranges = batch_ranges(StreamOffset.from_json(start), until)
+        if end != self._known:
+            self._must_be_same(until.next, until.last)
         pieces = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
         return [InputPartition(piece) for piece in pieces]
 
@@ -108,6 +119,23 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _queues(self) -> Queues:
         return Queues(self._store, self._options)
+
+    def _begin(self, offset: StreamOffset) -> BatchStart:
+        """Where the batch after `offset` begins, up to `_tails`. Raises `DataLossError`."""
+        inside = {queue: position for queue, position in offset.next.items() if position <= self._tails.get(queue, -1)}
+        strange = self._queues.strange(inside, offset.last)
+        batch = begin_batch(offset, self._queues.bounds(self._tails), strange)
+        for loss in batch.losses:
+            data_loss(self._options.fail_on_data_loss, str(loss))
+        return batch
+
+    def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
+        """Where another message stands before a position than `last` says it is data loss."""
+        tails = self._queues.tails(positions)
+        there = {queue: position for queue, position in positions.items() if position <= tails.get(queue, -1)}
+        for queue in self._queues.strange(there, last):
+            lost = QueueRange(*queue, positions[queue], positions[queue])
+            data_loss(self._options.fail_on_data_loss, str(Loss(lost, ANOTHER)))
 
     def _available(self, offset: StreamOffset, batch: BatchStart) -> list[QueueRange]:
         """All there is to read, up to the target of Trigger.AvailableNow if there is one."""

@@ -132,15 +132,15 @@ class ConsumeQueue:
         self._head = low
         return low
 
-    def entries(self, start: int, end: int) -> Entries:
-        """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied.
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
+        """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied. current: as `Segments.read` takes it.
 
         Raises `OffsetLost` when a file is gone, `CorruptSegment` when one is shorter than it was.
         """
         pieces = []
         while start < end:
             stop = min(end, (start // self.entries_per_file + 1) * self.entries_per_file)
-            pieces.append(self._read(start, stop))
+            pieces.append(self._read(start, stop, current=current))
             start = stop
         return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
 
@@ -210,10 +210,10 @@ class ConsumeQueue:
         """Bring entries [start, end) to the device."""
         self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
-    def _read(self, start: int, end: int) -> bytes:
+    def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
         """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
-        data = self._segments.read(*where)
+        data = self._segments.read(*where, current=current)
         return self._segments.read(*where, current=True) if data.endswith(_EMPTY) else data
 
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:

@@ -23,6 +23,7 @@ from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
 from store.directory import Directory
 from store.errors import OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.filters import TagFilter
+from store.fingerprint import Fingerprint, can_have, fingerprint
 from store.getting import GetResult, get_message
 from store.groups import Groups
 from store.index import END_OF_TIME, Index
@@ -268,6 +269,23 @@ class MessageStore:
             max_rows=max_rows,
             bounds=Bounds(max_body_bytes or self.config.maxDecompressedMessageSize, max_bytes, oversized),
         )
+
+    def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
+        """Which message stands at `offset`, below the queue's end; None where it is deleted.
+
+        Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        try:
+            return fingerprint(self._log, self._checked_queue(topic, queue_id), offset)
+        except OffsetLost:
+            return None
+
+    def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
+        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been.
+
+        If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
+        """
+        return can_have(self._log, self._checked_queue(topic, queue_id), offset, was)
 
     # --- finding ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.fingerprint import fingerprint
 from store.index import END_OF_TIME, Index
 from store.layout import (
     CQ_ENTRY,
@@ -21,13 +22,10 @@ from store.layout import (
     PROPERTY_KEYS,
     PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
-    RECORD_HEADERS,
-    SYS_BORN_HOST_V6,
     SYS_INNER_BATCH,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
-    field_offset,
 )
 from store.log_end import life_begin
 from store.message import StoredMessage, decode_record
@@ -166,21 +164,9 @@ def _search(log: CommitLog, queue: ConsumeQueue, minimum: int, maximum: int, tim
     low, high = minimum, maximum
     while low < high:  # before low: too old (UPPER: old enough); from high on: the rest
         middle = (low + high) // 2
-        stored = _store_timestamp(log, queue, middle)
+        stored = fingerprint(log, queue, middle).store_timestamp
         if stored < timestamp or (boundary is Boundary.UPPER and stored == timestamp):
             low = middle + 1
         else:
             high = middle
     return low if boundary is Boundary.LOWER else max(minimum, low - 1)
-
-
-def _store_timestamp(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
-    entry = queue.entries(offset, offset + 1)[0]
-    header = log.segments.read(int(entry["physical_offset"]), min(int(entry["size"]), RECORD_HEADERS[1][1].itemsize))
-    flags = _integer(header, RECORD_HEADER, "sys_flag")
-    return _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp")
-
-
-def _integer(header: bytes, dtype: np.dtype[np.void], name: str) -> int:
-    at = field_offset(dtype, name)
-    return int.from_bytes(header[at : at + dtype[name].itemsize], "big", signed=True)

@@ -11,6 +11,7 @@ import pytest
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.offsets import Queue
+from store.fingerprint import Fingerprint
 
 A, B, C, D = (digit * 32 for digit in "abcd")
 TASK = TaskName(A, 3, 0)
@@ -18,7 +19,8 @@ QUEUES = (Queue("orders", 0), Queue("orders", 1))
 
 
 def record(offset: int, *, starved: bool = False) -> TaskRecord:
-    return TaskRecord({Queue("orders", 0): offset, Queue("orders", 1): 2 * offset}, starved)
+    last = {Queue("orders", 1): Fingerprint(100 * offset, 1763772000123)}
+    return TaskRecord({Queue("orders", 0): offset, Queue("orders", 1): 2 * offset}, starved, last)
 
 
 def age(ledger: Path, days: float) -> None:
@@ -157,6 +159,7 @@ def test_an_id_that_is_none_names_no_folder(tmp_path: Path, reader: str) -> None
         b'{"next": 1, "starved": false}',
         b'{"next": {"orders": {"0": -1}}}',
         b'{"next": {"orders": {"0": 1}}, "starved": false}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "last": 1}',
         b'{"next": {"orders": {"0": 1, "1": 1, "2": 1}}, "starved": false}',
     ],
 )

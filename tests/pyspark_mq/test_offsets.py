@@ -27,9 +27,14 @@ from pyspark_mq.offsets import (
     resolve,
     to_json,
 )
+from store.fingerprint import Fingerprint
 
 RESOURCES = Path(__file__).parent.parent / "resources" / "offsets"
 READER = "5f0c2b9e4d7a41b8a0c3e6f1927d5b84"
+LAST = {
+    Queue("orders", 0): Fingerprint(5250, 1763772000123),
+    Queue("orders", 1): Fingerprint(104857, 1763772000456),
+}
 A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
 
 queues = st.builds(Queue, st.from_regex(r"[%|a-zA-Z0-9_-]{1,20}", fullmatch=True), st.integers(0, 100))
@@ -46,14 +51,18 @@ nearly = st.fixed_dictionaries(
     optional={"$from": st.lists(st.dictionaries(keys, any_json, max_size=2), max_size=2) | any_json, "$last": any_json},
 )
 
+fingerprints = st.builds(Fingerprint, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+
 
 def load(name: str) -> Any:
     return json.loads((RESOURCES / name).read_text())
 
 
-@given(positions, positions)
-def test_an_offset_survives_the_checkpoint(following: dict[Queue, int], starts: dict[Queue, int]) -> None:
-    offset = StreamOffset(following, starts)
+@given(positions, positions, st.dictionaries(queues, fingerprints, max_size=10))
+def test_an_offset_survives_the_checkpoint(
+    following: dict[Queue, int], starts: dict[Queue, int], last: dict[Queue, Fingerprint]
+) -> None:
+    offset = StreamOffset(following, starts, last)
     assert StreamOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
@@ -80,6 +89,19 @@ def test_offsets_are_written_in_one_order(following: dict[Queue, int]) -> None:
             ),
         ),
         ("v1-no-queues.json", StreamOffset({})),
+        (
+            "v2-last.json",
+            StreamOffset(
+                {
+                    Queue("audit", 0): 7,
+                    Queue("orders", 0): 23,
+                    Queue("orders", 1): 345,
+                    Queue("orders", 10): 0,
+                },
+                starts={Queue("audit", 0): 7, Queue("orders", 10): 0},
+                last={Queue("audit", 0): Fingerprint(4194304, 1763772000123), **LAST},
+            ),
+        ),
     ],
 )
 def test_checkpoint_fixtures(name: str, offset: StreamOffset) -> None:
@@ -108,6 +130,10 @@ def test_a_future_checkpoint_is_refused_with_what_to_do() -> None:
         {"orders": {"0": float("inf")}},
         {"logOffset": 17},
         {"$start": 1},
+        {"$last": 1},
+        {"$last": {"orders": {"0": 1}}},
+        {"$last": {"orders": {"0": [1]}}},
+        {"$last": {"orders": {"0": [1, -1]}}},
         17,
         None,
         [],
@@ -193,7 +219,7 @@ def test_limits_name_exactly_the_subscribed_queues(limit: Any, message: str) -> 
         ("idle at the end", {A0: 20}, {A0: (10, 20)}, {A0: 20}, {}, []),
         ("deleted", {A0: 5}, {A0: (10, 20)}, {A0: 10}, {A0: 10}, ["a/0 [5, 10) is lost"]),
         ("cut or created anew", {A0: 25}, {A0: (0, 20)}, {A0: 0}, {A0: 0}, ["a/0 [20, 25) is lost"]),
-        ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 [7, 7) is lost: the queue is gone"]),
+        ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 from 7 on is lost: the queue is gone"]),
     ],
 )
 def test_where_a_batch_begins(
@@ -209,6 +235,22 @@ def test_where_a_batch_begins(
     assert len(batch.losses) == len(losses)
     for loss, expected in zip(batch.losses, losses, strict=True):
         assert str(loss).startswith(expected)
+
+
+def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
+    start = StreamOffset({A0: 15, A1: 5, B0: 7}, last={queue: Fingerprint(100, 1) for queue in (A0, A1, B0)})
+    batch = begin_batch(start, {A0: Bounds(10, 20), A1: Bounds(0, 5), B0: Bounds(8, 9)}, strange=[A0])
+    assert batch.begin == {A0: 10, A1: 5, B0: 8}
+    assert batch.starts == {A0: 10, B0: 8}
+    assert batch.last == {A1: Fingerprint(100, 1)}
+    assert str(batch.losses[0]).startswith("a/0 from 15 on is lost: another message stands before it")
+    assert "begins at 10" in str(batch.losses[0])
+
+
+@pytest.mark.parametrize("name", ["v1-pinned.json", "v2-last.json"])
+def test_what_is_copied_from_a_checkpoint_is_a_limit(name: str) -> None:
+    limit = parse_limit("startingOffsets", (RESOURCES / name).read_text())
+    assert limit == StreamOffset.from_json(load(name)).next
 
 
 def test_the_first_batch_is_pinned_until_it_is_read() -> None:
@@ -281,8 +323,9 @@ def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str
         EpochOffset.from_json(json_)
 
 
-def test_the_real_time_checkpoint_fixture() -> None:
+@pytest.mark.parametrize(("name", "last"), [("real_time.json", {}), ("real_time-last.json", LAST)])
+def test_the_real_time_checkpoint_fixtures(name: str, last: dict[Queue, Fingerprint]) -> None:
     tasks = ({Queue("orders", 0): 23, Queue("orders", 2): 0}, {Queue("orders", 1): 345})
-    offset = EpochOffset(7, READER, tasks)
-    assert EpochOffset.from_json(load("real_time.json")) == offset
-    assert offset.to_json() == load("real_time.json")
+    offset = EpochOffset(7, READER, tasks, last)
+    assert EpochOffset.from_json(load(name)) == offset
+    assert json.dumps(offset.to_json()) == (RESOURCES / name).read_text().strip()

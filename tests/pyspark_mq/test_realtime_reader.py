@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -386,6 +387,54 @@ def test_killed_drivers_and_copied_checkpoints_go_on_exactly(
         for query in queries:
             query.run(lambda: quick(filled, real_time=False))
             assert query.rows == sorted(filled.rows)
+
+
+def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -> None:
+    it = reader(filled)
+    start = it.initialOffset()
+    first = latest(it, start)
+    run(it, it.partitions(start, first))
+    second = latest(it, first)
+    assert "$last" not in first  # its queues were read from their beginning
+    assert [tuple(last) for last in second["$last"]["orders"].values()] == [
+        filled.store.fingerprint("orders", 0, 2),
+        filled.store.fingerprint("orders", 1, 4),
+    ]
+    it.stop()
+    ledger = Path(filled.path) / "ledger"
+    shutil.move(ledger, Path(filled.path).with_name("ledger"))
+    filled.store.close()
+    shutil.rmtree(filled.path)
+    filled = Filled(Path(filled.path), {"orders": 2})
+    shutil.move(Path(filled.path).with_name("ledger"), ledger)
+    message = r"orders/0 from 3 on is lost: another message stands before it"
+    with filled.store:
+        filled.put("orders", 0, 9)
+        filled.put("orders", 1, 9)
+        for real_time in (True, False):
+            with pytest.raises(DataLossError, match=message):
+                latest(reader(filled, real_time=real_time), first)
+            with pytest.raises(DataLossError, match=message):  # run again after the driver was killed
+                reader(filled, real_time=real_time).partitions(first, second)
+        accepting = reader(filled, failOnDataLoss="false")
+        again = latest(accepting, first)
+        assert again["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 0}}]
+        assert "$last" not in again
+        assert run(accepting, accepting.partitions(first, again)) == sorted(filled.rows)
+
+
+def test_a_record_of_an_earlier_version_is_gone_on_from(filled: Filled) -> None:
+    it = reader(filled)
+    start = it.initialOffset()
+    end = latest(it, start)
+    run(it, it.partitions(start, end))
+    for path in (Path(filled.path) / "ledger" / end["$reader"]).iterdir():
+        record = json.loads(path.read_bytes())
+        del record["last"]
+        path.write_text(json.dumps(record))
+    following = latest(reader(filled), end)
+    assert following["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
+    assert sorted(following["$last"]["orders"]) == ["0", "1"]
 
 
 DAMAGED = [
