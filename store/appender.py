@@ -8,6 +8,7 @@ Whatever happens before the last step, readers see nothing of it and the next ap
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from store.locks import StoreLock
 from store.records import Records
 from store.unflushed import Unflushed, ranges_of
 from store.watermark import Watermark
+
+_FAR_MS = 3_600_000  # more than clocks are set back as a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Appender:
             if name not in tails:
                 tails[name] = self._queue(*name).tail(begin)
             queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
-        store_timestamp = max(int(time.time() * 1000), self._watermark.store_timestamp)
+        store_timestamp = _store_time(self._watermark.store_timestamp)
         records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
         self._watermark.announce(placement.end, store_timestamp)
         self._log.write(placement, records.encoded)
@@ -150,6 +153,24 @@ class Appender:
         """The tails that are known, if nobody else appended; forgotten here until this append is through."""
         known, self._tails = self._tails, Tails(-1, {})
         return known.of if known.confirm_offset == confirm else {}
+
+
+def _store_time(last: int) -> int:
+    """What an append is stamped with after one with `last`; both ms since 1970.
+
+    It does not step back with the clock, for a search by time counts on that; unless `last` is so far ahead that it
+    must have been wrong, and all later times would be as wrong. A search may then miss the messages that have it.
+    """
+    now = int(time.time() * 1000)
+    if last - now <= _FAR_MS:
+        return max(now, last)
+    warnings.warn(
+        f"the newest message was stored {(last - now) / 1000:,.0f} s later than this machine's clock says now: it was "
+        "wrong then, or is now; messages are stored with the time that it says. Set the clock where it is wrong now",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return now
 
 
 def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:

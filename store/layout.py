@@ -229,7 +229,7 @@ WATERMARK: Final = np.dtype(
         ("version", ">i8"),
         ("boot_id", "S40"),  # a page cache that died with its machine shows as another boot
         ("flushed_offset", ">u8"),  # on the device up to here
-        ("store_timestamp", ">u8"),  # newest ever announced: store timestamps never step back
+        ("store_timestamp", ">u8"),  # of the newest announcement
         ("announced_end", ">u8"),  # > confirm_offset: an append is under way, or its writer died
         ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
         ("failed_from", ">u8"),  # 0 without its check: no flush failed; else the flushed offset when one did

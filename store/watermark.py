@@ -147,7 +147,7 @@ class Watermark:
 
     @property
     def store_timestamp(self) -> int:
-        """Store timestamp (ms) of the newest append; they never step back, whatever the clock does."""
+        """Store timestamp (ms) of the newest append; they step back by hours only, see `appender`."""
         return self._number("store_timestamp")
 
     @property

@@ -97,6 +97,22 @@ def test_store_timestamps_never_step_back(path: Path) -> None:
         assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
 
 
+def test_one_wrong_clock_does_not_count_for_ever(path: Path) -> None:
+    """It was 325 years ahead for a moment. Searches by time find what was put before and after."""
+    with MessageStore.open(path) as store:
+        watermark = Watermark(path, writable=True)
+        right = watermark.store_timestamp
+        watermark.announce(store.confirm_offset, right + 325 * 365 * 86_400_000)
+        with pytest.warns(RuntimeWarning, match=r"10,249,200,\d\d\d s later than this machine's clock says now"):
+            store.put(Message("t", b"wrong", queue_id=0))
+        offsets = [store.put(Message("t", b"", queue_id=0)).queue_offset for _ in range(20)]
+        times = [store.get_message("g", "t", 0, offset).messages[0].store_timestamp for offset in offsets]
+        assert times == sorted(times)
+        assert right <= times[0] < right + 3_600_000
+        assert store.offset_by_time("t", 0, times[0]) <= offsets[0]
+        assert store.offset_by_time("t", 0, times[-1] + 1) == offsets[-1] + 1
+
+
 def test_one_append_of_more_than_one_write(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)

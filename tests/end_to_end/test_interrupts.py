@@ -1,0 +1,264 @@
+"""An exception between any two instructions of a verb: Ctrl-C in a notebook, a signal's handler that raises, no memory.
+
+What was acknowledged is there once, what was not is there once or not at all, no offset is given twice, and no lock is
+kept: the same store, another one, and another process go on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pyarrow as pa
+import pytest
+
+import store as package
+from store import Message, MessageStore, StoreConfig
+from tests.end_to_end.test_kill import ROOT, bodies, check_log
+
+INTERRUPTS = int(os.environ.get("INTERRUPTS", "200"))  # in all
+QUEUES = 3
+CONFIG = StoreConfig(
+    mappedFileSizeCommitLog=4096,
+    mappedFileSizeConsumeQueue=200,
+    maxHashSlotNum=50,
+    maxIndexNum=60,
+    flushIntervalCommitLog=3_600_000,
+)
+CODE = str(Path(package.__file__).parent)
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def interrupted_at(place: int, verb: Callable[[], object]) -> int:
+    """Run `verb` with an exception before the instruction number `place` of this package, or as it is called.
+
+    Returns how many instructions there were. Raises `Interrupt`, unless there were fewer than `place`.
+    """
+    at = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        nonlocal at
+        if not frame.f_code.co_filename.startswith(CODE):
+            return None
+        frame.f_trace_opcodes = True
+        at += 1
+        if at == place:
+            sys.settrace(None)
+            raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        verb()
+    finally:
+        sys.settrace(None)
+    return at
+
+
+def is_free(path: Path, byte: int) -> bool:
+    """Whether nobody holds a byte of the lock file."""
+    fd = os.open(path / "lock", os.O_RDWR)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+class Bench:
+    """A store that is interrupted, another one on the same directory, and what both were told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = MessageStore.open(path, config=CONFIG)
+        self.store.create_topic("t", QUEUES)
+        self.other = MessageStore.open(path)
+        self.told: dict[tuple[int, int], bytes] = {}
+        self.maybe: set[bytes] = set()
+        self.number = 0
+        self.groups = 0
+
+    def body(self) -> bytes:
+        self.number += 1
+        return f"{self.number}".encode().ljust(100, b".")
+
+    def acknowledge(self, queue_id: int, offset: int, body: bytes) -> None:
+        assert (queue_id, offset) not in self.told, "an offset was given twice"
+        self.told[queue_id, offset] = body
+
+    def put_many(self, store: MessageStore, count: int) -> None:
+        sent = [Message("t", self.body(), keys=(f"k{n}", "all")) for n in range(count)]
+        self.maybe.update(message.body for message in sent)
+        for message, result in zip(sent, store.put_many(sent), strict=True):
+            self.acknowledge(result.queue_id, result.queue_offset, message.body)
+
+    def append_table(self) -> None:
+        sent = [self.body() for _ in range(7)]
+        self.maybe.update(sent)
+        result = self.store.append_table("t", pa.table({"body": pa.array(sent, pa.binary())}))
+        places = zip(result.queue_ids.tolist(), result.queue_offsets.tolist(), sent, strict=True)
+        for queue_id, offset, body in places:
+            self.acknowledge(queue_id, offset, body)
+
+    def create_topic(self) -> None:
+        self.store.create_topic(f"topic{self.number}", 2)
+
+    def commit_offsets(self) -> None:
+        self.groups += 1
+        self.store.commit_offsets(f"group{self.groups}", "t", {0: self.groups})
+
+    def flush(self) -> None:
+        self.store.flush()
+
+    def clean(self) -> None:
+        self.store.clean(asked=True)
+
+    def wait(self) -> None:
+        self.store.wait(self.store.confirm_offset, 0.001)
+
+    def scan(self) -> None:
+        minimum, maximum = self.store.offsets("t", 0)
+        for _ in self.store.scan("t", 0, max(minimum, maximum - 5), maximum):
+            pass
+        self.store.get_message("g", "t", 0, maximum - 3)
+
+    def go_on(self, place: int) -> None:
+        """All others can, and so can the interrupted one."""
+        assert is_free(self.path, 1), f"the append lock is kept after place {place}"
+        thread = threading.Thread(target=self.put_many, args=(self.store, 1), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), f"the threads' lock is kept after place {place}"
+        turns = [self.store, self.other]
+        for store in turns[:: 1 if place % 2 else -1]:
+            self.put_many(store, 1)
+        self.store.flush()
+
+    def check(self) -> None:
+        found = bodies(self.other)
+        assert self.told.items() <= found.items()
+        assert max(Counter(found.values()).values()) == 1
+        assert set(found.values()) <= self.maybe
+        assert bodies(self.store) == found
+        for message in self.store.query("t", "all", max_messages=len(found) + 1):
+            assert found[message.queue_id, message.queue_offset] == message.body
+
+    def close(self) -> None:
+        self.store.close()
+        self.other.close()
+        assert not (self.path / "abort").exists()
+        assert is_free(self.path, 0)
+        with MessageStore.open(self.path, read_only=True) as reader:
+            found = bodies(reader)
+        check_log(self.path, len(found))
+
+
+VERBS: dict[str, Callable[[Bench], None]] = {
+    "put": lambda bench: bench.put_many(bench.store, 1),
+    "put_many": lambda bench: bench.put_many(bench.store, 12),
+    "append_table": Bench.append_table,
+    "create_topic": Bench.create_topic,
+    "commit_offsets": Bench.commit_offsets,
+    "flush": Bench.flush,
+    "clean": Bench.clean,
+    "wait": Bench.wait,
+    "scan": Bench.scan,
+}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        pytest.skip("no open-file-description locks here")
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_interrupted_at_any_place(bench: Bench, name: str) -> None:
+    verb = VERBS[name]
+    bench.put_many(bench.store, 20)
+    verb(bench)
+    rounds = max(10, INTERRUPTS // len(VERBS))
+    choose, interrupted = random.Random(f"{name} {rounds}"), 0
+    places = interrupted_at(-1, lambda: verb(bench))
+    while interrupted < rounds:
+        bench.put_many(bench.other, choose.randint(0, 3))
+        place = choose.randint(1, places)
+        try:
+            interrupted_at(place, lambda: verb(bench))
+        except Interrupt:
+            interrupted += 1
+            bench.go_on(place)
+        if choose.random() < 0.02:
+            bench.check()
+    bench.check()
+
+
+SIGNALLED = """
+import json, random, signal, sys
+from store import Message, MessageStore
+class Interrupt(BaseException): pass
+def handler(*arguments):
+    raise Interrupt
+signal.signal(signal.SIGALRM, handler)
+told, choose, interrupted = [], random.Random(7), 0
+with MessageStore.open(sys.argv[1]) as store:
+    for n in range(int(sys.argv[2])):
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.choice((0.0001, 0.001, 0.01)) * choose.uniform(0.1, 1))
+                result = store.put(Message("t", f"{n}".encode(), keys=f"k{n}"))
+                told.append((result.queue_id, result.queue_offset, f"{n}"))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            interrupted += 1
+print(json.dumps([interrupted, told]))
+"""
+
+
+def test_a_signal_in_a_loop_of_puts(tmp_path: Path) -> None:
+    """In two processes at a time, so that one that keeps the lock stops the other."""
+    rounds = max(500, INTERRUPTS)
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", QUEUES)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SIGNALLED, str(tmp_path), str(rounds)], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    told: dict[tuple[int, int], bytes] = {}
+    interrupted = 0
+    for process in processes:
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 0
+        count, acknowledged = json.loads(out)
+        interrupted += count
+        for queue_id, offset, body in acknowledged:
+            assert (queue_id, offset) not in told, "an offset was given twice"
+            told[queue_id, offset] = body.encode()
+    assert interrupted > rounds / 20
+    with MessageStore.open(tmp_path, read_only=True) as reader:
+        found = bodies(reader)
+    assert told.items() <= found.items()
+    assert max(Counter(found.values()).values()) <= 2  # both put the same
+    assert not (tmp_path / "abort").exists()
+    check_log(tmp_path, len(found))
