@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TypeVar, cast, get_args
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets import EARLIEST, LATEST, Positions, parse_limit
 from pyspark_mq.subscription import Subscription
 from store.errors import FilterError
 from store.filters import TagFilter
+from store.inflating import Oversized
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ OPTION_NAMES = (
     "failOnDataLoss",
     "includeProperties",
     "checkCRC",
+    "maxDecompressedMessageSize",
+    "oversized",
     "holdTimeoutMs",
     "realTime",
     "batchDuration",
@@ -39,10 +42,13 @@ OPTION_NAMES = (
     "ledgerPath",
 )
 _BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
-_BYTE_SIZE = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
 _DURATION_UNITS = {"s": 1, "m": 60, "h": 3600}
 _LEAST_BATCH_SECONDS = 1.0
+_MOST_SECONDS = 24 * 24 * 3600  # the kernel counts milliseconds of a wait in 31 bits
+_MOST_BYTES = (1 << 63) - 1
 _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -50,11 +56,12 @@ _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 class SourceOptions:
     """What the user asked for, parsed and checked.
 
-    path: absolute, or a URI. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the
-    default, which differs between streaming and batch. sub_expression: tags such as "paid || shipped"; None
-    for all. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time: tasks stay open
-    for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default. ledger_path: None
-    for the default, inside the store.
+    path: absolute, or a URI. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the default,
+    which differs between streaming and batch. sub_expression: tags such as "paid || shipped"; None for all.
+    max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. oversized:
+    what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
+    tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
+    ledger_path: None for the default, inside the store.
     """
 
     path: str
@@ -69,6 +76,8 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_properties: bool
     check_crc: bool
+    max_decompressed_message_size: int | None
+    oversized: Oversized
     hold_timeout_seconds: float
     real_time: bool
     batch_duration_seconds: float
@@ -96,7 +105,9 @@ class SourceOptions:
             fail_on_data_loss=value("failOnDataLoss", _boolean, True),
             include_properties=value("includeProperties", _boolean, False),
             check_crc=value("checkCRC", _boolean, True),
-            hold_timeout_seconds=value("holdTimeoutMs", _not_negative, 250) / 1000,
+            max_decompressed_message_size=value("maxDecompressedMessageSize", _bytes, None),
+            oversized=value("oversized", _oversized, "error"),
+            hold_timeout_seconds=value("holdTimeoutMs", _milliseconds, 250) / 1000,
             real_time=value("realTime", _boolean, False),
             batch_duration_seconds=value("batchDuration", _duration, 60.0),
             real_time_partitions=value("realTimePartitions", _positive, None),
@@ -177,31 +188,33 @@ def _tags(name: str, text: str) -> str:
     return text
 
 
-def _not_negative(name: str, text: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit()):
-        raise OptionError(f"{name} takes a whole number, 0 or more, got {text!r}")
+def _milliseconds(name: str, text: str) -> int:
+    if not (_WHOLE.fullmatch(text.strip()) and int(text) <= 1000 * _MOST_SECONDS):
+        raise OptionError(f"{name} takes a whole number, 0 or more, of at most 24 days, got {_short(text)}")
     return int(text)
 
 
 def _positive(name: str, text: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit() and int(text) > 0):
-        raise OptionError(f"{name} takes a whole number above 0, got {text!r}")
+    if not (_WHOLE.fullmatch(text.strip()) and int(text) > 0):
+        raise OptionError(f"{name} takes a whole number above 0, got {_short(text)}")
     return int(text)
 
 
 def _bytes(name: str, text: str) -> int:
     match = _BYTE_SIZE.fullmatch(text.strip())
     size = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
-    if size <= 0:
-        raise OptionError(f"{name} takes bytes above 0, such as 1048576, 512k or 64m, got {text!r}")
+    if not 0 < size <= _MOST_BYTES:
+        raise OptionError(f"{name} takes bytes above 0, such as 1048576, 512k or 64m, got {_short(text)}")
     return size
 
 
 def _duration(name: str, text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _DURATION_UNITS[match[2][0].lower()] if match else 0.0
-    if seconds < _LEAST_BATCH_SECONDS:
-        raise OptionError(f"{name} takes a time of at least 1 second, such as '30 seconds' or '5m', got {text!r}")
+    if not _LEAST_BATCH_SECONDS <= seconds <= _MOST_SECONDS:
+        raise OptionError(
+            f"{name} takes a time from 1 second to 24 days, such as '30 seconds' or '5m', got {_short(text)}"
+        )
     return seconds
 
 
@@ -217,6 +230,17 @@ def _boolean(name: str, text: str) -> bool:
     if text.strip().lower() not in values:
         raise OptionError(f"{name} takes true or false, got {text!r}")
     return values[text.strip().lower()]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+def _oversized(name: str, text: str) -> Oversized:
+    for known in get_args(Oversized):
+        if text.strip().lower() == known:
+            return cast(Oversized, known)
+    raise OptionError(f"{name} takes {' or '.join(get_args(Oversized))}, got {text!r}")
 
 
 def _refuse(name: str, limit: int | Positions, offset: int, why: str) -> None:

@@ -32,7 +32,7 @@ class RangeReader:
     ) -> None:
         """Raises `SchemaError` for a schema that is no projection of the source's columns."""
         self._options = options
-        self._columns, self._arrow_schema = projection(schema)
+        self._columns, self._arrow_schema = projection(schema, null_bodies=options.oversized == "null")
         self._arrival_timeout_seconds = arrival_timeout_seconds
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -64,6 +64,8 @@ class RangeReader:
                     columns=self._columns,
                     tags=self._options.sub_expression,
                     check_crc=self._options.check_crc,
+                    max_body_bytes=self._options.max_decompressed_message_size,
+                    oversized=self._options.oversized,
                 )
                 return
             except OffsetLost as error:

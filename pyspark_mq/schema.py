@@ -24,23 +24,24 @@ def default_schema(include_properties: bool) -> StructType:
     return StructType([_field(name) for name in names])
 
 
-def projection(schema: StructType) -> tuple[tuple[str, ...], pa.Schema]:
+def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
     """The columns to read for `schema`, in its order, and the Arrow schema Spark expects of each batch.
 
-    Any subset of `store.columns.COLUMNS` in any order. Raises `SchemaError` for another column or type.
+    null_bodies: whether bodies may be null. Any subset of `store.columns.COLUMNS` in any order. Raises `SchemaError`
+    for another column or type.
     """
     names = tuple(schema.fieldNames())
     if not names:
         raise SchemaError(f"The schema names no column; available are {', '.join(COLUMNS)}")
     for field in schema.fields:
-        _check(field)
+        _check(field, may_be_null=field.name in _MAY_BE_NULL or (null_bodies and field.name == "body"))
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise SchemaError(f"The schema names a column twice: {', '.join(repeated)}")
     return names, to_arrow_schema(schema, timezone="UTC")
 
 
-def _check(field: StructField) -> None:
+def _check(field: StructField, *, may_be_null: bool) -> None:
     if field.name not in COLUMNS:
         near = get_close_matches(field.name, COLUMNS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"available are {', '.join(COLUMNS)}"
@@ -51,7 +52,7 @@ def _check(field: StructField) -> None:
             f"Column {field.name} is {expected.simpleString()}, "
             f"the schema says {field.dataType.simpleString()}; read it as it is and cast it in the query"
         )
-    if field.name in _MAY_BE_NULL and not field.nullable:
+    if may_be_null and not field.nullable:
         raise SchemaError(f"Column {field.name} may be null, the schema says NOT NULL")
 
 

@@ -46,7 +46,8 @@ def decompress(body: bytes, sys_flag: int, where: str, max_bytes: int) -> bytes:
     if len(inflated) > max_bytes:
         raise MessageTooLarge(
             f"{where}: a {name} body of {len(body):,} bytes becomes more than {max_bytes:,}; raise "
-            'maxDecompressedMessageSize, or read on without it: scan(oversized="null"), or from the offset behind it'
+            'maxDecompressedMessageSize, or read on without it: oversized="null", of scan or as an option of the '
+            "query, or from the offset behind it"
         )
     return inflated
 

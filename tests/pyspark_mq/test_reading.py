@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.reading import RangeReader
 from pyspark_mq.schema import default_schema
+from store import Message, MessageTooLarge
 from tests.filled import Filled
+from tests.store.test_inflating import mark
 
 
 def offsets(filled: Filled, wanted: QueueRange | None, timeout: float = 0.0, **options: str) -> list[int]:
@@ -21,6 +24,12 @@ def offsets(filled: Filled, wanted: QueueRange | None, timeout: float = 0.0, **o
     reader = RangeReader(parsed, default_schema(False), arrival_timeout_seconds=timeout)
     batches = reader.read(InputPartition(wanted))
     return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
+
+
+def bodies(filled: Filled, wanted: QueueRange, **options: str) -> list[bytes | None]:
+    parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
+    batches = RangeReader(parsed, default_schema(False)).read(InputPartition(wanted))
+    return [body for batch in batches for body in batch.column("body").to_pylist()]
 
 
 @pytest.fixture
@@ -71,3 +80,21 @@ def test_deleted_messages_are_data_loss(expired: Filled) -> None:
     assert offsets(expired, QueueRange("orders", 0, 1, end), failOnDataLoss="false") == list(range(first, end))
     assert offsets(expired, QueueRange("orders", 0, 1, 2), failOnDataLoss="false") == []
     assert offsets(expired, QueueRange("orders", 0, first, end)) == list(range(first, end))
+
+
+def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled) -> None:
+    for result in filled.store.put_many(
+        [
+            Message("orders", zlib.compress(body), queue_id=0)
+            for body in (b"small", bytes(100 << 10), b"and on")  # queue offsets 3, 4, 5
+        ]
+    ):
+        mark(filled.store, result.physical_offset, 0x301)
+    wanted = QueueRange("orders", 0, 2, 6)
+    bound = {"maxDecompressedMessageSize": "64k"}
+    with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536; .*oversized="null"'):
+        bodies(filled, wanted, **bound)
+    read = bodies(filled, wanted, **bound, oversized="null")
+    assert read == [filled.rows[2][3], b"small", None, b"and on"]
+    assert bodies(filled, wanted)[2] == bytes(100 << 10)  # the store's own bound is larger
+    assert offsets(filled, wanted, **bound, oversized="null") == [2, 3, 4, 5]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.schema import default_schema, projection
@@ -32,6 +32,13 @@ def test_any_subset_in_any_order() -> None:
     names, schema = projection(wanted)
     assert names == ("tags", "queueOffset")
     assert schema == pa.schema([("tags", pa.string()), pa.field("queueOffset", pa.int64(), nullable=False)])
+
+
+def test_bodies_may_be_null_where_those_that_are_too_large_are() -> None:
+    never = StructType([StructField("body", BinaryType(), False)])
+    assert projection(never)[0] == ("body",)
+    with pytest.raises(SchemaError, match="Column body may be null"):
+        projection(never, null_bodies=True)
 
 
 @pytest.mark.parametrize(
