@@ -8,7 +8,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from store.entering import are_wrong_codes, stand_in_light_queue
 from store.errors import CorruptRecord, InvalidColumns
 from store.layout import (
     IPV4_BYTES,
@@ -54,7 +56,8 @@ COLUMNS: dict[str, pa.DataType] = {
 
 PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # those made of what stands behind the body
 
-_NO_RECORD = "the log holds no record of that length there"
+_COPY = "restore the segment from a copy"
+_EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
@@ -94,18 +97,19 @@ class Block:
         Raises `CorruptRecord` naming the first record that is not what its entry says.
         """
         self._topic = topic
+        self._with_tails = with_tails
         self._queue_id = queue_id
         self._queue_offsets = queue_offsets
         self._physical_offsets = physical_offsets
         self._records = records = RecordView(view, physical_offsets - base, sizes)
-        self._need(records.sound, _NO_RECORD)
+        self._need(records.sound, self._no_record)
         if with_bodies:
             _ = records.stored_bodies
         same = records.holds("physical_offset", physical_offsets) & self._in_queue()
         if with_tails:
             same &= self._in_topic()
-            self._need(records.sound, _NO_RECORD)
-        self._need(same, "the log holds another message there")
+            self._need(records.sound, self._no_record)
+        self._need(same, self._another)
 
     def _in_queue(self) -> Mask:
         """Where a record names this queue and its offset there, shape (n,)."""
@@ -125,12 +129,34 @@ class Block:
 
     def check_crc(self) -> None:
         """Raises `CorruptRecord` for the first body whose CRC32 differs from the stored one."""
-        self._need(self._records.crc_matches(), "its body does not match its CRC")
+        self._need(self._records.crc_matches(), lambda row: f"its body does not match its CRC; {_COPY}")
 
-    def _need(self, holds: Mask, what: str) -> None:
+    def check_tags_codes(self, codes: Ints) -> None:
+        """Raises `CorruptRecord` for the first record whose tag is not that of its entry's tags code, shape (n,)."""
+        wrong = are_wrong_codes(codes, self._tags, self._topic)
+        self._need(
+            ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
+        )
+
+    def _need(self, holds: Mask, what: Callable[[int], str]) -> None:
         if not holds.all():
             row = int(np.argmin(holds))
-            raise CorruptRecord(f"{self.where(row)}: {what}; restore the segment from a copy")
+            raise CorruptRecord(f"{self.where(row)}: {what(row)}")
+
+    @staticmethod
+    def _no_record(row: int) -> str:
+        return f"the log holds no record of that length there; {_COPY}"
+
+    def _another(self, row: int) -> str:
+        said = {name: self._records.field(name)[row] for name in ("queue_id", "queue_offset", "physical_offset")}
+        topic = ""
+        if self._with_tails:
+            at, length = self._records.topic_starts[row], self._records.topic_lengths[row]
+            topic = f", topic {bytes(self._records.view[at : at + length]).decode('utf-8', 'replace')}"
+        return (
+            f"the log holds another message there: its record says queue {said['queue_id']}, offset "
+            f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}; {_EITHER}"
+        )
 
     def where(self, row: int) -> str:
         """The message of one row, for errors."""
@@ -149,6 +175,10 @@ class Block:
     @cached_property
     def _properties(self) -> PropertyColumns:
         return PropertyColumns(self._records.properties)
+
+    @cached_property
+    def _tags(self) -> pa.StringArray:
+        return self._properties.value(PROPERTY_TAGS)
 
     def _ints(self, name: str, kind: pa.DataType) -> pa.Array:
         return pa.array(self._records.field(name)).cast(kind)
@@ -213,8 +243,15 @@ class LightBlock(Block):
         return self._records.sound.copy()
 
     def _in_topic(self) -> Mask:
-        self._records.measure_topics()
-        return self._records.sound.copy()
+        """Where a record says that it stands in this light queue, or was sent to it."""
+        records = self._records
+        records.measure_topics()
+        self._need(records.sound, self._no_record)
+        stands = stand_in_light_queue(self._properties, self._topic, self._queue_offsets)
+        names = records.slices(records.topic_starts, records.topic_lengths)
+        own: Mask = pc.equal(names, self._topic.encode()).to_numpy(zero_copy_only=False)
+        own &= super()._in_queue()
+        return stands | own
 
     def column(self, name: str) -> pa.Array:
         """As a message in a queue of its own."""
@@ -231,7 +268,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "queueId": lambda block: pa.array(np.full(len(block), block._queue_id, np.int32)),
     "queueOffset": lambda block: pa.array(block._queue_offsets),
     "msgId": Block._msg_ids,
-    "tags": lambda block: block._properties.value(PROPERTY_TAGS),
+    "tags": lambda block: block._tags,
     "keys": lambda block: block._properties.value(PROPERTY_KEYS),
     "body": lambda block: block._records.stored_bodies,
     "bornTimestamp": lambda block: block._timestamps("born_timestamp"),

@@ -178,7 +178,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     for part in np.split(order, cuts):
         if len(part):
             yield topics[topic_ids[part[0]]], int(queue_ids[part[0]]), queue_offsets[part], entries[part]
-    for row, topic, queue_id, offset in light_places(chunk.properties, topics, topic_ids, queue_ids):
+    for row, (topic, queue_id, offset) in light_places(chunk.properties, topics, topic_ids, queue_ids):
         if queued[row]:
             yield topic, queue_id, np.array([offset]), entries[row : row + 1]
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from store.errors import MessageRefused, PutStatus
 from store.filters import java_hash
 from store.layout import (
+    CQ_EXTENSION_BELOW,
     KEY_SEPARATOR,
     LIGHT_PREFIX,
     LIGHT_SEPARATOR,
@@ -119,6 +120,19 @@ def tags_codes(tags: pa.StringArray) -> Ints:
     return java_hash(tags).astype(np.int64)
 
 
+def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
+    """Which of the tags codes of entries are not those of their records' tags, shape (n,).
+
+    Delivery times and addresses in queue extensions say nothing of the tag, and of a tag that is not UTF-8 RocketMQ
+    may have read other characters than we do.
+    """
+    wrong: Mask = codes != tags_codes(tags)
+    if wrong.any():
+        wrong &= (codes > CQ_EXTENSION_BELOW) & (topic != SCHEDULE_TOPIC)
+        wrong &= ~pc.fill_null(pc.match_substring(tags, "\ufffd"), False).to_numpy(zero_copy_only=False)
+    return wrong
+
+
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
     """What entries of SCHEDULE_TOPIC hold instead, ms, shape (n,), from property DELAY; 0 where it is no level."""
     times = np.zeros(len(levels), np.int64)
@@ -129,10 +143,9 @@ def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
     return times
 
 
-class LightPlace(NamedTuple):
-    """One more place of the record in row `row`."""
+class Place(NamedTuple):
+    """Where a record stands in a queue."""
 
-    row: int
     topic: str
     queue_id: int
     queue_offset: int
@@ -140,23 +153,58 @@ class LightPlace(NamedTuple):
 
 def light_places(
     properties: PropertyColumns, topics: list[str], topic_ids: Ints, queue_ids: Ints
-) -> Iterator[LightPlace]:
-    """The light queues of n records: `INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0.
+) -> Iterator[tuple[int, Place]]:
+    """The places of n records in light queues, each with the record's row.
 
-    topics: names; topic_ids, queue_ids: int64, shape (n,). Only records of ordinary topics stand in any. What a broker
-    did not write, and no client can mean, is passed over: without offset, or with a name that is no folder's.
+    topics: names; topic_ids, queue_ids: int64, shape (n,).
     """
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
         return
-    ordinary = np.array([_has_light_queues(topic) for topic in topics], np.bool_)
     offsets = properties.value(PROPERTY_LIGHT_OFFSETS)
-    for row in np.flatnonzero(queues.is_valid().to_numpy(zero_copy_only=False) & ordinary[topic_ids]).tolist():
-        names = queues[row].as_py().split(LIGHT_SEPARATOR)
-        for name, text in zip(names, (offsets[row].as_py() or "").split(LIGHT_SEPARATOR), strict=False):
-            offset = _number(text)
-            if offset is not None and is_folder_name(name):
-                yield LightPlace(row, name, 0 if name.startswith(LIGHT_PREFIX) else int(queue_ids[row]), offset)
+    for row in np.flatnonzero(queues.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        own = topics[topic_ids[row]], int(queue_ids[row])
+        for place in _light_places(*own, queues[row].as_py(), offsets[row].as_py() or ""):
+            yield row, place
+
+
+def stands_in(place: Place, own: Place, properties: Mapping[str, str]) -> bool:
+    """Whether the record that names the place `own` stands in `place`: that one, or one in a light queue."""
+    names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
+    return place == own or place in _light_places(own.topic, own.queue_id, names, offsets)
+
+
+def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
+    """Which of n records say that they stand in light queue `topic` at these offsets, shape (n,)."""
+    queues, offsets = (
+        pc.split_pattern(pc.fill_null(properties.value(name), ""), LIGHT_SEPARATOR)
+        for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS)
+    )
+    owners, names = pc.list_parent_indices(queues).to_numpy(), pc.list_flatten(queues)
+    first_name, first_offset = (lists.offsets.to_numpy()[:-1] for lists in (queues, offsets))
+    among = np.flatnonzero(pc.equal(names, topic).to_numpy(zero_copy_only=False))
+    rows = owners[among]
+    number = among - first_name[rows]
+    has_offset = number < pc.list_value_length(offsets).to_numpy()[rows]
+    among, rows, number = among[has_offset], rows[has_offset], number[has_offset]
+    found = pc.list_flatten(offsets).take(pa.array(first_offset[rows] + number))
+    same = pc.equal(found, pa.array(queue_offsets[rows]).cast(pa.string())).to_numpy(zero_copy_only=False)
+    stands = np.zeros(len(queue_offsets), np.bool_)
+    stands[rows[same]] = True
+    return stands
+
+
+def _light_places(topic: str, queue_id: int, names: str, offsets: str) -> Iterator[Place]:
+    """`INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0, of a record of an ordinary topic.
+
+    What a broker did not write, and no client can mean, is passed over: without offset, or a name that no folder has.
+    """
+    if not names or not _has_light_queues(topic):
+        return
+    for name, text in zip(names.split(LIGHT_SEPARATOR), offsets.split(LIGHT_SEPARATOR), strict=False):
+        offset = _number(text)
+        if offset is not None and is_folder_name(name):
+            yield Place(name, 0 if name.startswith(LIGHT_PREFIX) else queue_id, offset)
 
 
 def _has_light_queues(topic: str) -> bool:

@@ -136,7 +136,8 @@ def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], se
     sums = np.zeros(count + 1, np.uint32)
     np.cumsum(units * _powers(_HASH_FACTOR_INVERSE, count), dtype=np.uint32, out=sums[1:])
     at_bounds, powers = sums[bounds], _powers(_HASH_FACTOR, count + 1)
-    hashes = (at_bounds[1:] - at_bounds[:-1]) * powers[np.maximum(bounds[1:] - 1, 0)]
+    hashes = (at_bounds[1:] - at_bounds[:-1]) * powers[bounds[1:]]
+    hashes *= np.uint32(_HASH_FACTOR_INVERSE)
     if seed:
         hashes += np.uint32(seed & 0xFFFFFFFF) * powers[bounds[1:] - bounds[:-1]]
     return hashes.view(np.int32)

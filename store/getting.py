@@ -11,10 +11,11 @@ import numpy as np
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue, Entries
+from store.entering import Place
 from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.filters import TagFilter
-from store.layout import CQ_ENTRY, LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.message import StoredMessage, decode_record, inflated
+from store.layout import CQ_ENTRY, MIN_RECORD_BYTES
+from store.message import StoredMessage, decode_record, inflated, must_be_entered
 
 
 class GetStatus(Enum):
@@ -85,7 +86,7 @@ def get_message(
     taken_bytes, next_begin, removed = 0, end, False
     left = config.maxDecompressedMessageSize
     for row in _candidates(entries, message_filter):
-        physical, size, _ = entries[row].item()
+        physical, size, code = entries[row].item()
         too_large = taken_bytes + size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
             next_begin = offset + row
@@ -99,9 +100,7 @@ def get_message(
             removed = True
             continue
         message = decode_record(record, where)
-        found = (message.topic, message.queue_id, message.queue_offset)
-        if found != (queue.topic, queue.queue_id, offset + row) and not queue.topic.startswith(LIGHT_PREFIX):
-            raise CorruptRecord(f"{where}: the log holds another message there; restore the segment from a copy")
+        must_be_entered(message, Place(queue.topic, queue.queue_id, offset + row), physical, code)
         if not message_filter.match(message.tags):
             continue
         try:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+import pyarrow as pa
 
 from store.crc import body_crc
-from store.entering import keys_of, tag_of
+from store.entering import Place, are_wrong_codes, keys_of, stands_in, tag_of
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import NO_TAG, java_hash_code
 from store.inflating import decompress
@@ -268,6 +269,21 @@ def check_body_size(length: int, max_message_size: int) -> None:
         raise MessageRefused(
             PutStatus.MESSAGE_ILLEGAL,
             f"a body of {length} bytes, at most {max_message_size}; raise maxMessageSize in store.conf, or split it",
+        )
+
+
+def must_be_entered(message: StoredMessage, place: Place, physical_offset: int, tags_code: int) -> None:
+    """Raises `CorruptRecord` where an entry of a queue is not the one of the message that was found there."""
+    own = Place(message.topic, message.queue_id, message.queue_offset)
+    is_code = tags_code == java_hash_code(message.tags or "")  # much faster than the whole rule
+    if not is_code:
+        is_code = not are_wrong_codes(np.array([tags_code]), pa.array([message.tags], pa.string()), own.topic).any()
+    if message.physical_offset != physical_offset or not is_code or not stands_in(place, own, message.properties):
+        raise CorruptRecord(
+            f"topic {place.topic}, queue {place.queue_id}, offset {place.queue_offset} (commit log offset "
+            f"{physical_offset}): the log holds another message there: topic {own.topic}, queue {own.queue_id}, offset "
+            f"{own.queue_offset} (commit log offset {message.physical_offset}), tag {message.tags}, tags code in the "
+            f"queue {tags_code}; run 'pyspark-mq verify', or restore the segment from a copy"
         )
 
 

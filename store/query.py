@@ -10,6 +10,7 @@ import numpy as np
 
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
+from store.entering import Place
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.fingerprint import fingerprint
 from store.index import END_OF_TIME, Index
@@ -28,7 +29,7 @@ from store.layout import (
     SYS_TRANSACTION_ROLLBACK,
 )
 from store.log_end import life_begin
-from store.message import StoredMessage, decode_record
+from store.message import StoredMessage, decode_record, must_be_entered
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
 _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
@@ -65,8 +66,7 @@ def is_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message
     """Whether its queue has a message, which was found otherwise than by it, where the message's record says.
 
     Not so one of a topic that was deleted, and created again. No CRC need cover what a record says of queue and
-    offset:
-    raises `CorruptRecord` where the queue says otherwise, and what `queue` raises.
+    offset: raises `CorruptRecord` where the queue says otherwise, and what `queue` raises.
     """
     is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
     if is_half or message.sys_flag & SYS_INNER_BATCH:  # those stand in none
@@ -78,14 +78,23 @@ def is_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message
         if not log.segments.exists(message.physical_offset):  # retention took both
             return True
         entries = np.empty(0, CQ_ENTRY)
-    if message.physical_offset in entries["physical_offset"]:
-        return True
-    if message.physical_offset < life_begin(log, own):
-        return False
-    raise CorruptRecord(
-        f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
-        f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
-    )
+    if message.physical_offset not in entries["physical_offset"]:
+        if message.physical_offset < life_begin(log, own):
+            return False
+        raise CorruptRecord(
+            f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
+            f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
+        )
+    size = log.segments.read(message.physical_offset, RECORD_HEADER["total_size"].itemsize)
+    _, entry_size, code = entries[0].item()
+    place = Place(message.topic, message.queue_id, message.queue_offset)
+    if int.from_bytes(size, "big") != entry_size:
+        raise CorruptRecord(
+            f"topic {place.topic}, queue {place.queue_id}, offset {place.queue_offset}: an entry of {entry_size} "
+            f"bytes, a record of {int.from_bytes(size, 'big')}; run 'pyspark-mq verify --repair'"
+        )
+    must_be_entered(message, place, message.physical_offset, code)
+    return True
 
 
 def offset_of_id(offset_msg_id: str) -> int:

@@ -43,8 +43,8 @@ def scan_queue(
     """
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
-    needs_tails = kind is LightBlock or tag_filter.tags is not None or not PROPERTY_COLUMNS.isdisjoint(columns)
-    with_bodies, with_tails = check_crc or "body" in columns, check_crc or needs_tails
+    needs_properties = tag_filter.tags is not None or not PROPERTY_COLUMNS.isdisjoint(columns)
+    with_bodies, with_tails = check_crc or "body" in columns, check_crc or needs_properties or kind is LightBlock
     block_of = partial(kind, queue.topic, queue.queue_id, with_bodies=with_bodies, with_tails=with_tails)
     at_once = _ENTRIES_AT_ONCE if tag_filter.tags is None else _FILTERED_ENTRIES_AT_ONCE
     while start < end:
@@ -56,6 +56,8 @@ def scan_queue(
             block = block_of(_view(log, queue, *rows), int(physical[first]), *rows)
             if check_crc:
                 block.check_crc()
+            if needs_properties:
+                block.check_tags_codes(entries["tags_code"][first:last].astype(np.int64))
             batch = pa.RecordBatch.from_arrays([block.column(name) for name in columns], schema=schema)
             kept = np.arange(len(block))
             if tag_filter.tags is not None:

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageRefused, MessageStore, PutStatus, StoreConfig, StoreError
-from store.entering import NOT_FOR_PUTTING, RESERVED, check_name_column, light_places
+from store.entering import (
+    NOT_FOR_PUTTING,
+    RESERVED,
+    Place,
+    check_name_column,
+    light_places,
+    stand_in_light_queue,
+    stands_in,
+)
+from store.properties import decode_properties
 from store.property_columns import PropertyColumns
 from store.verify import verify
 
@@ -65,6 +74,10 @@ VALUES = (
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5) | st.text(max_size=3)
 WORD = st.sampled_from(VALUES) | TEXT
+
+
+LIGHT_NAMES = st.none() | st.lists(st.sampled_from(["%LMQ%a", "%LMQ%b", ""]), max_size=3).map(",".join)
+LIGHT_OFFSETS = st.none() | st.lists(st.sampled_from(["0", "1", "2", "", "x"]), max_size=3).map(",".join)
 
 
 @st.composite
@@ -213,4 +226,23 @@ def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str,
     text = f"INNER_MULTI_DISPATCH\x01{queues}\x02INNER_MULTI_QUEUE_OFFSET\x01{offsets}\x02"
     properties = PropertyColumns(pa.array([b"", text.encode()], pa.binary()))
     found = light_places(properties, ["other", topic], pa.array([0, 1]).to_numpy(), pa.array([7, 7]).to_numpy())
-    assert [tuple(place) for place in found] == [(1, *place) for place in places]
+    assert list(found) == [(1, Place(*place)) for place in places]
+    rows = decode_properties(text.encode())
+    for place in places:
+        assert stands_in(Place(*place), Place(topic, 7, 0), rows)
+        assert not stands_in(Place(place[0], place[1], 4), Place(topic, 7, 0), rows)
+
+
+@given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
+def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str | None, int]]) -> None:
+    """As one by one."""
+    names = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
+    texts = [
+        "".join(f"{name}\x01{value}\x02" for name, value in zip(names, row, strict=False) if value) for row in rows
+    ]
+    columns = PropertyColumns(pa.array([text.encode() for text in texts], pa.binary()))
+    stands = stand_in_light_queue(columns, "%LMQ%a", pa.array([row[2] for row in rows]).to_numpy())
+    assert stands.tolist() == [
+        stands_in(Place("%LMQ%a", 0, row[2]), Place("t", 7, 9), decode_properties(text.encode()))
+        for row, text in zip(rows, texts, strict=True)
+    ]

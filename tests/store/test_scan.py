@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from store import COLUMNS, DEFAULT_COLUMNS, CorruptRecord, FilterError, Message, MessageStore, StoreConfig
 from store.layout import CQ_ENTRY, PROPERTIES_LENGTH_BYTES, RECORD_HEADER, field_offset, segment_name
 from store.scan import _batches
+from tests.rocketmq.golden import GOLDEN
 
 SEGMENT = 4096
 
@@ -138,3 +140,59 @@ def test_a_batch_outlives_its_store(tmp_path: Path) -> None:
     del store
     assert batch["body"].to_pylist() == [b"body"] * 100
     assert batch["tags"].to_pylist() == ["x"] * 100
+
+
+def change_entry(store: MessageStore, index: int, field: str, value: int) -> None:
+    file = store.path / "consumequeue/t/0" / segment_name(0)
+    entries = np.frombuffer(bytearray(file.read_bytes()), CQ_ENTRY)
+    entries[field][index] = value
+    file.write_bytes(entries.tobytes())
+
+
+@pytest.mark.parametrize("code", [0, 66, 1 << 40, 1 << 62])
+def test_a_tags_code_that_is_not_the_tags(store: MessageStore, code: int) -> None:
+    change_entry(store, 3, "tags_code", code)
+    where = r"^topic t, queue 0, offset 3 \(commit log offset \d+\)"
+    with pytest.raises(CorruptRecord, match=rf"{where}: its entry has tags code {code}, its record the tag Aa; run"):
+        list(store.scan("t", 0, 0, 10, ("tags",)))
+    another = rf"{where}: the log holds another message there: .* tag Aa, tags code in the queue {code};"
+    with pytest.raises(CorruptRecord, match=another):
+        store.get_message("g", "t", 0, 3)
+    assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, ("body",))) == 10, "tags are not looked at"
+
+
+def test_the_error_names_what_the_record_says(store: MessageStore) -> None:
+    entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
+    change_entry(store, 3, "physical_offset", int(entries["physical_offset"][0]))
+    said = r"offset 3 .*: the log holds .* its record says queue 0, offset 0, commit log offset 0, topic t;"
+    with pytest.raises(CorruptRecord, match=said):
+        list(store.scan("t", 0, 3, 4))
+
+
+@pytest.mark.parametrize(("field", "value"), [("queue_offset", 9), ("tags_code", 5)])
+def test_entries_of_light_queues_are_compared(tmp_path: Path, field: str, value: int) -> None:
+    """`queue_offset`: by way of another entry's place."""
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
+    with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
+        topic = next(topic for topic in reader.topics() if topic.startswith("%LMQ%"))
+        file = reader.path / "consumequeue" / topic / "0" / segment_name(0)
+        entries = np.frombuffer(bytearray(file.read_bytes()), CQ_ENTRY)
+        if field == "queue_offset":
+            entries[1], entries[2] = entries[2].copy(), entries[1].copy()
+        else:
+            entries[field][1] = value
+        file.write_bytes(entries.tobytes())
+        with pytest.raises(CorruptRecord, match=rf"^topic {topic}, queue 0, offset 1"):
+            list(reader.scan(topic, 0, 1, 2))
+        with pytest.raises(CorruptRecord, match=rf"^topic {topic}, queue 0, offset 1"):
+            reader.get_message("g", topic, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"), [("size", "an entry of 9 bytes, a record of"), ("tags_code", "in the queue 9;")]
+)
+def test_a_query_compares_the_entry(store: MessageStore, field: str, message: str) -> None:
+    (batch,) = store.scan("t", 0, 3, 4, ("msgId",))
+    change_entry(store, 3, field, 9)
+    with pytest.raises(CorruptRecord, match=message):
+        store.message_by_id(batch["msgId"][0].as_py())
