@@ -34,7 +34,7 @@ from store.log_end import LogEnd
 from store.message import Message, StoredMessage, inflated
 from store.putting import PutResult, Putting
 from store.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
-from store.retention import Cleaned, Decision, Retention
+from store.retention import Cleaned, Retention
 from store.scan import scan_queue
 from store.segments import OpenFiles, full_device
 from store.topics import Topics
@@ -386,13 +386,10 @@ class MessageStore:
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         writer = self._writing()
-
-        def choose() -> tuple[Decision, int]:
-            writer.repair()
-            return retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
-
-        decision, used = writer.exclusively(choose)
-        return retention.clean(decision, used, writer.exclusively)
+        decision, used = writer.after_repair(
+            lambda: retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
+        )
+        return retention.clean(decision, used, writer.after_repair)
 
     # --- closing ---------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ Files = list[tuple[str, int]]  # path, and the bytes it took on the device
 
 
 class Exclusively(Protocol):
-    """`Writer.exclusively`."""
+    """`Writer.after_repair`."""
 
     def __call__(self, work: Callable[[], Result]) -> Result: ...
 

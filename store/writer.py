@@ -92,9 +92,14 @@ class Writer:
         self._flusher.start()
         return self._appender.append(records)
 
-    def repair(self) -> None:
-        """Undo an append that died. Call inside `exclusively`."""
-        self._appender.repair()
+    def after_repair(self, work: Callable[[], Result]) -> Result:
+        """`exclusively`, after undoing an append that died: so `work` sees only files with what is published."""
+
+        def repair_and_work() -> Result:
+            self._appender.repair()
+            return work()
+
+        return self._lock.exclusively(repair_and_work)
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`."""

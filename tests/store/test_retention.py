@@ -15,6 +15,7 @@ import pytest
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
 from store.layout import segment_name
 from store.retention import LogSegment, Moment, Reason, decide, used_percent
+from store.watermark import Watermark
 
 HOUR = 3600
 DAYS = 24 * HOUR
@@ -264,3 +265,30 @@ def test_readers_of_other_processes_lose_the_old_and_nothing_else(path: Path) ->
         assert writer.returncode == 0
         assert reader.offsets("t", 0)[1] == 30 + 2000
     assert read > 0
+
+
+def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began a queue's next file. The one before is the last again, and stays: to say where the queue goes on would
+    need a whole file of space otherwise, which a full disk has not."""
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
+    with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path, config=config) as dying:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # a file full
+        store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(30)])
+        unlink, watermark = Path.unlink, Watermark(tmp_path, writable=True)
+        died: list[int] = []
+
+        def unlink_and_die(self: Path, missing_ok: bool = False) -> None:
+            unlink(self, missing_ok)
+            if self.parent.name == "commitlog" and not died:
+                died.append(store.confirm_offset)
+                dying.put(Message("t", b"dead", queue_id=0))
+                watermark.announce(store.confirm_offset, watermark.store_timestamp)
+                watermark.publish(died[0])
+
+        monkeypatch.setattr(Path, "unlink", unlink_and_die)
+        assert len(store.clean(forced=True).log) > 1
+        assert died
+        assert names(tmp_path, "consumequeue/t/0") == [0]
+        assert store.offsets("t", 0) == (10, 10)
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 10
