@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,9 +12,10 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore, StoreError, TagFilter
+from store import MessageStore, StoreClosed, StoreError, StoreNotOpen, TagFilter
 from store.arrivals import Arrival
 from store.filters import java_hash_code
+from store.opened import Opened
 from store.watch import Watch
 
 CHECK_SECONDS = 5.0  # with longPollingEnable
@@ -63,7 +63,7 @@ class HeldRequest:
         return self.topic, self.queue_id
 
 
-class PullRequestHoldService:
+class PullRequestHoldService(Opened):
     """Holds requests until a message arrives that they may want, or their time is over.
 
     One thread waits for all of them, on the kernel's notification of the store's watermark; it is started by
@@ -72,19 +72,17 @@ class PullRequestHoldService:
     filter matches or not, so that its reader gets on; without long polling that check, every
     `SHORT_POLLING_SECONDS`, is all there is.
 
-    The store stays the caller's, and has to be open for longer than this. Time is monotonic: a clock that is set
-    does not matter. A process made by `fork` begins with no request held.
+    The store stays the caller's; closing it stops this. Time is monotonic: a clock that is set does not matter. As its
+    store, it belongs to the process that made it: in one that is forked from it every verb raises `StoreForked`, and
+    `stop` does nothing.
     """
 
     def __init__(self, store: MessageStore, *, long_polling: bool = True) -> None:
+        super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
         self._store = store
         self._long_polling = long_polling
         self._check_seconds = CHECK_SECONDS if long_polling else SHORT_POLLING_SECONDS
         self._stopping = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._held: dict[QueueName, set[HeldRequest]] = {}
         self._thread: threading.Thread | None = None
@@ -108,8 +106,8 @@ class PullRequestHoldService:
         Where such a message is there already, `wake` is called before this returns. Raises what
         `MessageStore.max_offset` does.
         """
-        if os.getpid() != self._process:
-            self._begin()
+        self.must_be_open()
+        self._store.must_be_open()
         tags = message_filter.tags if message_filter is not None else None
         codes = None if tags is None else frozenset(map(java_hash_code, tags))
         deadline = time.monotonic() + timeout
@@ -132,6 +130,7 @@ class PullRequestHoldService:
 
     def cancel(self, request: HeldRequest) -> bool:
         """Forget a request; False when it was woken before."""
+        self.must_be_open()
         with self._lock:
             requests = self._held.get(request.queue, set())
             if request not in requests:
@@ -144,18 +143,22 @@ class PullRequestHoldService:
     @property
     def held(self) -> int:
         """How many requests are held."""
+        self.must_be_open()
         with self._lock:
             return sum(map(len, self._held.values()))
 
     def stop(self) -> None:
         """Wake every request with STOPPED and end the thread, at once; later requests are not held."""
         self._stopping = True
-        if self._thread is None or self._process != os.getpid():
+        if self._thread is None:
             return
         with self._lock:
             self._interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _let_go(self) -> None:
+        self._thread = None
 
     def __enter__(self) -> PullRequestHoldService:
         return self
@@ -192,6 +195,8 @@ class PullRequestHoldService:
                 if now >= self._next_expiry:
                     self._expire(now)
                 watch.wait(min(next_check, self._next_expiry) - now)
+        except StoreClosed:  # whose requests are told below
+            pass
         finally:
             self._stopping = True
             for request in self._all():
@@ -224,6 +229,8 @@ class PullRequestHoldService:
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
             try:
                 return self._wanting(self._store.arrivals(self._seen, confirm_offset))
+            except StoreNotOpen:
+                raise
             except StoreError:  # deleted meanwhile, or no records: look at the queues themselves
                 pass
         return self._behind()
@@ -266,6 +273,8 @@ class PullRequestHoldService:
                         request.noticed = tail
                         continue
                 due.append(request)
+        except StoreNotOpen:
+            raise
         except StoreError:  # the queue is gone, or its head was deleted: whoever reads it is told
             return requests
         return due

@@ -38,6 +38,7 @@ class StoreConfig:
     maxDecompressedMessageSize: int = 64 << 20
     flushDiskType: str = "ASYNC_FLUSH"
     flushIntervalCommitLog: int = 500
+    lockTimeoutMillis: int = 30_000
     maxTransferCountOnMessageInMemory: int = 32
     maxTransferBytesOnMessageInMemory: int = 256 << 10
     maxFilterMessageSize: int = 16_000
@@ -200,6 +201,7 @@ _MINIMA = {
     "maxMessageSize": 1,
     "maxDecompressedMessageSize": 1,
     "flushIntervalCommitLog": 1,
+    "lockTimeoutMillis": 0,
     "maxTransferCountOnMessageInMemory": 1,
     "maxTransferBytesOnMessageInMemory": 1,
     "maxFilterMessageSize": CQ_ENTRY.itemsize,

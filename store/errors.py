@@ -5,6 +5,11 @@
     ├── NotAStore                the path is no store, or holds something else
     ├── UnsupportedStore         a kind of RocketMQ directory, or topic, that is not read or not written
     ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
+    ├── StoreBusy                somebody else's append did not end in time
+    ├── StoreNotOpen             a store, watch or hold service that is not open here, or would not be
+    │   ├── StoreClosed          it was closed
+    │   ├── StoreForked          it was opened in the process that this one was forked from
+    │   └── StoreReplaced        its directory was deleted, or another took its place
     ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
     ├── StoreFull                no space left on the device
     ├── FlushFailed              the device did not take what was to be flushed: appends are refused from then on
@@ -61,6 +66,26 @@ class UnsupportedStore(StoreError):
 
 class StoreLocked(StoreError):
     """Somebody else owns the directory: a running RocketMQ broker, or a writer in the way of a repair."""
+
+
+class StoreBusy(StoreError):
+    """No turn to append within `lockTimeoutMillis`; nothing of the call is visible, and it may be repeated."""
+
+
+class StoreNotOpen(StoreError):
+    """A store, a watch or a hold service that is not open here (any more), or would not be where it is to be copied."""
+
+
+class StoreClosed(StoreNotOpen):
+    """A verb of a store, a watch or a hold service that was closed."""
+
+
+class StoreForked(StoreNotOpen):
+    """A verb of something that the parent of this process opened, before it forked."""
+
+
+class StoreReplaced(StoreNotOpen):
+    """The directory of an open store was deleted, or another one took its place."""
 
 
 class ReadOnlyStore(StoreError):

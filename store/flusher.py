@@ -9,7 +9,8 @@ from collections.abc import Callable
 from store.checkpoint import write_checkpoint
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
-from store.errors import FlushFailed
+from store.errors import FlushFailed, StoreReplaced
+from store.opened import Place
 from store.unflushed import QueueName, Ranges, Unflushed
 from store.watermark import Watermark
 
@@ -34,6 +35,7 @@ class Flusher:
         existing_queues: Callable[[], list[QueueName]],
         unflushed: Unflushed,
         interval: float,
+        place: Place,
     ) -> None:
         self._watermark = watermark
         self._log = log
@@ -41,6 +43,7 @@ class Flusher:
         self._existing_queues = existing_queues
         self._unflushed = unflushed
         self._interval = interval
+        self._place = place
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -49,6 +52,11 @@ class Flusher:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
             self._thread.start()
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether it is the background thread that asks."""
+        return self._thread is threading.current_thread()
 
     def stop(self) -> None:
         """End the background thread and flush what is left. Raises `FlushFailed`."""
@@ -61,6 +69,7 @@ class Flusher:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
         self._watermark.check_device()
         with self._watermark.noting_failure():
+            self._place.check()  # or the checkpoint would be that of another store
             store_timestamp = self._watermark.store_timestamp
             begin, end = self._watermark.flushed_offset, self._watermark.confirm_offset
             if end <= begin:
@@ -86,7 +95,7 @@ class Flusher:
             try:
                 self.flush()
                 told = ""
-            except FlushFailed:
+            except (FlushFailed, StoreReplaced):
                 _logger.exception("%s: nothing more is appended or flushed", root)
                 return
             except Exception as error:

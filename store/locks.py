@@ -18,45 +18,68 @@ import fcntl
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from store.atomic import open_file
-from store.errors import StoreLocked
+from store.errors import StoreBusy, StoreLocked
 from store.layout import LOCK_FILE
+from store.lock_holders import holders
+from store.opened import Opened, Place, opening
 
 _OWNER_BYTE = 0
 _APPEND_BYTE = 1
 Result = TypeVar("Result")
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
+_TIMEOUT_SECONDS = 30.0
+# Between two looks at a lock that is held: the first about as long as a short append, so that it is soon one's turn;
+# then longer, so that somebody's long append costs the others nothing.
+_PAUSE_SECONDS = (0.00005, 0.002)
+_LONGER = 1.2
+_NOBODY_SEEN = "a process that this user may not look into ('lslocks', run by root, names it)"
 
 
 class _ThisThread(threading.local):
     is_inside = False
 
 
-class StoreLock:
-    """The lock file of one store directory, as one writing `MessageStore` holds it."""
+class StoreLock(Opened):
+    """The lock file of one store directory, as one writing `MessageStore` holds it.
 
-    def __init__(self, root: Path) -> None:
+    place: where it was; another lock file there would not exclude this one.
+    """
+
+    def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS) -> None:
+        """timeout: how long to wait for a turn, in seconds."""
+        super().__init__(str(root), f"MessageStore.open({str(root)!r})")
         self._path = root / LOCK_FILE
-        self._fd = open_file(self._path)
+        self._timeout = timeout
         self._threads = threading.RLock()  # it knows whose it is
         self._this_thread = _ThisThread()
-        if os.fstat(self._fd).st_size == 0:
+        self._fd = -1
+        with opening:
+            self._fd = open_file(self._path)
+        status = os.fstat(self._fd)
+        self.place = Place(self._path, status)
+        if status.st_size == 0:
             os.pwrite(self._fd, b"lock", 0)
 
-    def exclusively(self, work: Callable[[], Result]) -> Result:
+    def exclusively(self, work: Callable[[], Result], timeout: float | None = None) -> Result:
         """What `work` answers, called while holding byte 1: at most one appender on this host. Waits for its turn.
+
+        timeout: seconds, if other than this lock's own.
 
         Whatever is raised wherever, by a signal's handler too, the lock is free afterwards. That is why this is no
         context manager: an exception can come between a `with` and the first line of what leaves it. Two `finally`,
         for one may be interrupted; leaving twice does nothing.
 
-        Raises `StoreLocked` when this thread is in here already.
+        Raises `StoreLocked` when this thread is in here already, `StoreBusy` when there is no turn in time,
+        `StoreClosed`, `StoreForked`; and `StoreReplaced`, for nobody else looks at a file that is not the directory's.
         """
+        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
         if self._this_thread.is_inside:
             raise StoreLocked(
                 f"{self._path.parent}: called by what interrupted another verb of this store in the same thread (a "
@@ -65,8 +88,8 @@ class StoreLock:
         try:
             try:
                 self._this_thread.is_inside = True
-                self._threads.acquire()
-                _lock(self._fd, fcntl.F_WRLCK, _APPEND_BYTE, wait=True)
+                self._take_turn(self._timeout if timeout is None else timeout)
+                self.place.check()
                 return work()
             finally:
                 self._leave()
@@ -77,19 +100,40 @@ class StoreLock:
         if not self._this_thread.is_inside:
             return
         if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
-            _lock(self._fd, fcntl.F_UNLCK, _APPEND_BYTE, wait=False)
+            if self._fd >= 0:  # or `close` gave the lock back
+                _lock(self._fd, fcntl.F_UNLCK, _APPEND_BYTE)
             with suppress(RuntimeError):  # released as often as it was acquired
                 while True:
                     self._threads.release()
         self._this_thread.is_inside = False
+
+    def _take_turn(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        if not self._threads.acquire(timeout=timeout):
+            raise self._busy(timeout)
+        self.must_be_open()  # closed while this thread waited for another
+        pause, longest = _PAUSE_SECONDS
+        while not _lock(self._fd, fcntl.F_WRLCK, _APPEND_BYTE):
+            if time.monotonic() >= deadline:
+                raise self._busy(timeout)
+            time.sleep(pause)
+            pause = min(pause * _LONGER, longest)
+
+    def _busy(self, timeout: float) -> StoreBusy:
+        found = " and by ".join(map(str, holders(self._path, _APPEND_BYTE)))
+        return StoreBusy(
+            f"{self._path.parent}: no turn to append within {timeout:g} s (lockTimeoutMillis); the lock (byte "
+            f"{_APPEND_BYTE} of {self._path.name}) is held by {found or _NOBODY_SEEN}. Nothing of this call is "
+            "visible: let that go on or end it, then repeat the call"
+        )
 
     def join(self) -> bool:
         """Become one of the writers; call inside `exclusively`. True when there was no other.
 
         Raises `StoreLocked` when a RocketMQ broker holds the directory.
         """
-        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE, wait=False)
-        if not _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE, wait=False):
+        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        if not _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of {self._path.name}); "
                 "stop the broker, or open the directory with read_only=True"
@@ -98,25 +142,34 @@ class StoreLock:
 
     def is_last(self) -> bool:
         """True when no other writer is left; call inside `exclusively`, so that none can join meanwhile."""
-        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE, wait=False)
-        return _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE, wait=False) and alone  # one may join before we have left
+        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        return _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone  # one may join before we have left
 
     def close(self) -> None:
-        """Leave; the kernel drops the locks with the descriptor."""
-        os.close(self._fd)
+        """Leave, after the append of another thread, if one is under way. The locks go with the descriptor.
+
+        Call inside `exclusively` where nobody may append any more: whoever waits by this lock gets `StoreClosed`.
+        """
+        self._is_over = True
+        with self._threads:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
-def _lock(fd: int, kind: int, byte: int, *, wait: bool) -> bool:
-    """Set a one-byte record lock; False when another holder is in the way and `wait` is False."""
+def _lock(fd: int, kind: int, byte: int) -> bool:
+    """Set a one-byte record lock; False when another holder is in the way."""
     try:
         if _HAS_OFD:
-            command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
-            fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
         else:
             kinds = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}
-            fcntl.lockf(fd, kinds[kind] | (0 if wait else fcntl.LOCK_NB), 1, byte)
+            fcntl.lockf(fd, kinds[kind] | fcntl.LOCK_NB, 1, byte)
     except OSError as error:
-        if not wait and error.errno in (errno.EACCES, errno.EAGAIN):
+        if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
         raise
     return True

@@ -5,7 +5,6 @@ That is a RocketMQ broker's directory, at rest or running, also one that it took
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from itertools import islice
@@ -17,12 +16,11 @@ from store.dispatch import SIZE_BYTES, walk
 from store.errors import CorruptRecord, OffsetLost
 from store.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, WATERMARK_FILE
 from store.message import decode_record
+from store.opened import Place
 from store.watch import POLL_SECONDS
 from store.watermark import Watermark
 
 LOOK_SECONDS = 1.0  # a watermark that has not moved for so long may be one that a broker passed by
-_looking = threading.Lock()  # of all threads one moves a `LogEnd` on; its answers never step back
-os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
 
 
 class LogEnd:
@@ -38,18 +36,23 @@ class LogEnd:
         self.path = root / WATERMARK_FILE
         self.by_log = False
         self._root = root
+        self._place = Place(root)
         self._log = log
         self._watermark: Watermark | None = None
         self._overtaken: tuple[int, int, int] | None = None  # the numbers of a watermark that does not count
         self._seen = 0  # confirm offset of the watermark while it counted
         self._end = 0  # of the log, as far as it was walked
         self._next_look = 0.0  # time.monotonic()
-        with _looking:
+        self._looking = threading.Lock()  # of all threads one moves this on: answers never step back
+        with self._looking:
             self._look()
 
     @property
     def confirm_offset(self) -> int:
-        """Commit log offset (bytes) after the last message that readers may see; it never steps back."""
+        """Commit log offset (bytes) after the last message that readers may see; it never steps back.
+
+        Raises `StoreReplaced` within `LOOK_SECONDS`, `CorruptStore`.
+        """
         watermark = self._watermark
         if watermark is not None and not self.by_log:
             confirm_offset = watermark.confirm_offset
@@ -58,7 +61,7 @@ class LogEnd:
                 return confirm_offset
             if time.monotonic() < self._next_look:
                 return confirm_offset
-        with _looking:
+        with self._looking:
             return self._look()
 
     @property
@@ -78,14 +81,13 @@ class LogEnd:
 
     def close(self) -> None:
         """Drop the watermark, if there is one."""
-        if self._watermark is not None:
-            self._watermark.close()
+        self._watermark = None
 
     def _look(self) -> int:
         """Decide which of the two counts; returns the confirm offset. Call with `_looking`."""
+        self._place.check()
         self._next_look = time.monotonic() + LOOK_SECONDS
         if self._watermark is None or self._watermark.is_replaced:
-            self.close()
             self._watermark = _watermark_of(self._root)
         watermark = self._watermark
         if watermark is not None and (numbers := watermark.numbers) != self._overtaken:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,7 @@ from store.kinds import warn_of_topics
 from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage, inflated
+from store.opened import Opened
 from store.putting import PutResult, Putting
 from store.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.retention import Cleaned, Retention
@@ -47,37 +50,48 @@ _SCAN_ROWS = 1 << 14
 _SCAN_BYTES = 12 << 20  # Spark takes slim rows of 1,000 B in 6 % less time than with 8, in half the system time
 
 
-class MessageStore:
+# What is gone when a store is closed.
+_ROOMS = ("_topics", "_groups", "_log", "_index", "_queue", "_putting", "_writer", "_watermark", "_watches")
+
+
+class MessageStore(Opened):
     """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
 
     Any number of stores, in any processes of one host, may be open on one directory, to write and to read.
-    One store may be used by several threads.
+    One store may be used by several threads, of the process that opened it: in one that is forked from it, as after
+    `close`, every verb raises, `StoreForked` or `StoreClosed`. A verb, or an iterator of batches, that is under way in
+    another thread meanwhile comes to its end or raises that. A store that is dropped is closed, with a
+    `ResourceWarning`.
     """
 
     def __init__(self, directory: Directory, config: StoreConfig, *, read_only: bool) -> None:
+        super().__init__(str(directory.root), f"MessageStore.open({str(directory.root)!r})")
         self.path = directory.root
         self.config = config
-        self._directory = directory
-        self._read_only = read_only
         self._topics = Topics(directory.root)
         self._groups = Groups(directory.root)
         # What only the files can tell is learnt when there are any: a broker may be about to make the first.
         learns = read_only and not directory.has_configuration
-        self._queue_file_size = None if learns else config.mappedFileSizeConsumeQueue
+        queue_file_size = None if learns else config.mappedFileSizeConsumeQueue
         log_file_size = None if learns else config.mappedFileSizeCommitLog
         self._log = CommitLog(directory.root, log_file_size, writable=not read_only)
         self._index = Index.of(directory.root, config, writable=not read_only)
-        self._queue = lru_cache(maxsize=_MAX_QUEUES)(self._open_queue)
-        self._queue_files = OpenFiles(OPEN_QUEUE_FILES)
-        self._putting = Putting(self._topics, config, self._ever_put)
-        self._closed = False
+        files = OpenFiles(OPEN_QUEUE_FILES)
+        queue = partial(ConsumeQueue, directory.root, file_size=queue_file_size, files=files)
         self._writer: Writer | None = None
+        # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
             self._watermark: Watermark | LogEnd = LogEnd(directory.root, self._log)
+            made = partial(queue, writable=False, is_message=self._watermark.is_message)
+            self._queue = lru_cache(maxsize=_MAX_QUEUES)(made)
         else:
+            self._queue = lru_cache(maxsize=_MAX_QUEUES)(partial(queue, writable=True))
             self._writer = Writer(directory, config, self._log, self._index, self._queue, self._topics.queues_on_disk)
             self._watermark = self._writer.watermark
+        self._putting = Putting(self._topics, config, partial(_ever_put, self._topics, self._queue, self._watermark))
         self._watches = Watches(self._watermark)
+        self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
+        self._dropped.atexit = not read_only
 
     @staticmethod
     def open(
@@ -131,11 +145,11 @@ class MessageStore:
 
     def put_many(self, messages: Iterable[Message]) -> list[PutResult]:
         """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
-        writer, messages = self._writing(), Putting.listed(messages)
+        writer, putting, messages = self._writing(), self._putting, Putting.listed(messages)
         if not messages:
             return []
-        placed = writer.append(self._putting.of_messages(messages))
-        return self._putting.results(messages, placed)
+        placed = writer.append(putting.of_messages(messages))
+        return putting.results(messages, placed)  # also where the store was closed meanwhile
 
     def append_table(self, topic: str, table: Any) -> AppendResult:
         """Append a table of messages to one topic, vectorised: a pyarrow Table or RecordBatch, a pandas frame, or
@@ -155,11 +169,6 @@ class MessageStore:
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, then and ever after."""
         self._writing().flush()
-
-    def _ever_put(self, topic: str) -> int:
-        """How many messages a topic ever had, those that are gone included."""
-        confirm_offset = self.confirm_offset
-        return sum(self._queue(topic, queue_id).tail(confirm_offset) for queue_id in range(self._topics.known(topic)))
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -330,7 +339,10 @@ class MessageStore:
     # --- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, seen: int, timeout: float) -> int:
-        """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it."""
+        """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it.
+
+        `close` in another thread ends it, with `StoreClosed`.
+        """
         deadline = time.monotonic() + timeout
         with self._watches.one() as watch:
             while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
@@ -346,7 +358,7 @@ class MessageStore:
 
     def watch(self) -> Watch:
         """What wakes one more waiting thread at each publication; polls while a RocketMQ broker has the directory."""
-        return Watch.of(self._watermark)
+        return self._watches.new()
 
     # --- consumer groups -------------------------------------------------------------------------------
 
@@ -396,23 +408,32 @@ class MessageStore:
     def close(self) -> None:
         """Flush, leave the directory, close its files; the last writer to leave marks it as closed cleanly.
 
-        Raises `FlushFailed`: everything is closed then, but the directory is not marked.
+        A file whose bytes are still in use, in a batch that was handed out, closes with their last use. The second
+        time, and in a forked process, this does nothing.
 
-        A file whose bytes are still in use, in a batch that was handed out, closes with their last use.
+        Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: everything is closed then, but the directory is not marked.
         """
-        if self._closed:
+        if self._dropped.detach() is None:
             return
-        self._closed = True
-        self._watches.close()
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        finally:
-            self._watermark.close()
-            self._log.segments.forget()
-            self._queue.cache_clear()
-            self._queue_files.clear()
-            self._index.file.cache_clear()
+        self._is_over = True
+        watches, writer = self._watches, self._writer
+        self._let_go()
+        watches.close()
+        if writer is not None:
+            writer.close()
+
+    def _let_go(self) -> None:
+        if "_dropped" in vars(self):
+            self._dropped.detach()
+        for room in _ROOMS:
+            vars(self).pop(room, None)
+
+    if not TYPE_CHECKING:  # which knows what attributes there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """For what is missing: so no verb works without its rooms, and none has to ask whether it may."""
+            self.must_be_open()
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __enter__(self) -> MessageStore:
         return self
@@ -429,13 +450,6 @@ class MessageStore:
             raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
         return self._writer
 
-    def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        size, files = self._queue_file_size, self._queue_files
-        if not self._read_only:
-            return ConsumeQueue(self.path, topic, queue_id, size, writable=True, files=files)
-        is_message = self._watermark.is_message if isinstance(self._watermark, LogEnd) else None
-        return ConsumeQueue(self.path, topic, queue_id, size, writable=False, is_message=is_message, files=files)
-
     def _checked_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         return self._queue(topic, self._topics.check_queue(topic, queue_id))
 
@@ -447,3 +461,17 @@ class MessageStore:
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
         return self._queue(topic, queue_id)
+
+
+def _ever_put(topics: Topics, queue: Callable[[str, int], ConsumeQueue], end: Watermark | LogEnd, topic: str) -> int:
+    """How many messages a topic ever had, those that are gone included."""
+    confirm_offset = end.confirm_offset
+    return sum(queue(topic, queue_id).tail(confirm_offset) for queue_id in range(topics.known(topic)))
+
+
+def _drop(path: str, writer: Writer | None, watches: Watches) -> None:
+    """What `close` would have done, for a store that was dropped; it may be in the middle of anything."""
+    warnings.warn(f"{path}: this store was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
+    watches.close()
+    if writer is not None:
+        writer.drop()

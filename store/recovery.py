@@ -123,8 +123,8 @@ class Recovery:
         self._index = index
         self._existing_queues = existing_queues
         self._is_message = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
-        self._files = OpenFiles(OPEN_QUEUE_FILES)
-        self._queue = cache(partial(self._open_queue, queue_file_size))
+        queue = partial(ConsumeQueue, root, file_size=queue_file_size, writable=True, is_message=self._is_message)
+        self._queue = cache(partial(queue, files=OpenFiles(OPEN_QUEUE_FILES)))
 
     def decide(self, plan: Plan) -> Decision:
         """Look at everything that the plan names, and change nothing.
@@ -197,10 +197,6 @@ class Recovery:
             self._queue(*name).flush(queue.begin, queue.tail)
         self._index.truncate(end)
         Watermark.create(self._root, end, decision.store_timestamp)
-
-    def _open_queue(self, file_size: int, topic: str, queue_id: int) -> ConsumeQueue:
-        known = self._is_message
-        return ConsumeQueue(self._root, topic, queue_id, file_size, writable=True, is_message=known, files=self._files)
 
     def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"

@@ -26,6 +26,7 @@ from store.layout import (
     TOPIC_CHARACTERS,
     TOPICS_FILE,
 )
+from store.opened import Place
 
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"
@@ -55,6 +56,7 @@ class Topics:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._place = Place(root)
         self._path = root / TOPICS_FILE
         self._seen: tuple[int, int] | None = None
         self._counts: dict[str, int] = {}
@@ -71,9 +73,10 @@ class Topics:
         return self._counts.get(topic, 0)
 
     def known(self, topic: str) -> int:
-        """Number of queues of one topic. Raises `UnknownTopic`."""
+        """Number of queues of one topic. Raises `UnknownTopic`, and `StoreReplaced` where that is why."""
         queues = self.queue_count(topic)
         if not queues:
+            self._place.check()
             if topic in self.batches():
                 raise UnsupportedStore(
                     f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which are not read here; "

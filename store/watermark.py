@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from weakref import finalize
 
 import numpy as np
 
@@ -46,7 +47,7 @@ _CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
 
 
 class Watermark:
-    """One mapped watermark file.
+    """One mapped watermark file, closed with the last reference to it.
 
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
@@ -60,23 +61,20 @@ class Watermark:
         """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
         self.path = root / WATERMARK_FILE
         self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-        try:
-            status = os.fstat(self._fd)
-            if status.st_size != WATERMARK_FILE_BYTES:
-                raise CorruptStore(
-                    f"{self.path}: {status.st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
-                    "delete the file and open the store for writing: it is rebuilt from the log"
-                )
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            mapped = mmap.mmap(self._fd, WATERMARK_FILE_BYTES, access=access)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._closed = finalize(self, os.close, self._fd)
+        self._closed.atexit = False
+        status = os.fstat(self._fd)
+        if status.st_size != WATERMARK_FILE_BYTES:
+            raise CorruptStore(
+                f"{self.path}: {status.st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
+                "delete the file and open the store for writing: it is rebuilt from the log"
+            )
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        mapped = mmap.mmap(self._fd, WATERMARK_FILE_BYTES, access=access)
         self._inode = status.st_ino
         self._fields = np.frombuffer(mapped, WATERMARK, count=1)
         magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
         if magic != WATERMARK_MAGIC or version != WATERMARK_VERSION:
-            self.close()
             raise CorruptStore(
                 f"{self.path}: magic {magic!r} version {version}, expected {WATERMARK_MAGIC!r} version "
                 f"{WATERMARK_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the store "
@@ -189,10 +187,9 @@ class Watermark:
         sync(self._fd, self.path)
 
     def close(self) -> None:
-        """Drop the descriptor; the mapping goes with the last reference to it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Drop the descriptor now. No other thread may be using this."""
+        self._fd = -1
+        self._closed()
 
     def _number(self, name: str) -> int:
         for _ in range(_LOOKS):

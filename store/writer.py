@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 from store.appender import Appender, AppendResult
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
 from store.directory import Directory
-from store.errors import StoreLocked
+from store.errors import StoreBusy, StoreLocked
 from store.flusher import Flusher
 from store.index import Index
 from store.locks import Result, StoreLock
@@ -22,7 +23,7 @@ from store.watermark import Watermark
 
 
 class Writer:
-    """One of the writers of a directory, from its making until `close`."""
+    """One of the writers of a directory, from its making until `close`. A verb after that raises `StoreClosed`."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Writer:
         self._log = log
         self._index = index
         self._existing_queues = existing_queues
-        self._lock = lock = StoreLock(directory.root)
+        self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         try:
             self.watermark = lock.exclusively(self._join)
         except BaseException:
@@ -50,7 +51,7 @@ class Writer:
             lock, self.watermark, log, index, queue, existing_queues, unflushed, sync_flush=config.sync_flush
         )
         interval = config.flushIntervalCommitLog / 1000
-        self._flusher = Flusher(self.watermark, log, queue, existing_queues, unflushed, interval)
+        self._flusher = Flusher(self.watermark, log, queue, existing_queues, unflushed, interval, lock.place)
 
     def _join(self) -> Watermark:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
@@ -106,19 +107,38 @@ class Writer:
         self._flusher.flush()
 
     def close(self) -> None:
-        """Flush and leave; the last one marks the directory as closed cleanly.
+        """Flush and leave, after the append that is under way; the last one marks the directory as closed cleanly.
 
-        Raises `FlushFailed`: it has left then, but the directory is not closed cleanly.
+        Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: it has left all the same, but `abort` stays.
         """
+        self._close(None)
+
+    def drop(self) -> None:
+        """`close`, when nobody has the store any more: by the garbage collector, in any thread, wherever that is.
+
+        So it waits for nobody else's append: during one, `abort` stays for whoever leaves last.
+        """
+        if self._flusher.is_this_thread:
+            threading.Thread(target=self._close_at_once, name="mq-drop").start()
+        else:
+            self._close_at_once()
+
+    def _close_at_once(self) -> None:
+        with suppress(StoreBusy):
+            self._close(0.0)
+
+    def _close(self, timeout: float | None) -> None:
         try:
             self._flusher.stop()
-            self._lock.exclusively(self._leave)
+            self._lock.exclusively(self._leave, timeout)
         finally:
             self._lock.close()
 
     def _leave(self) -> None:
         self._appender.repair()
+        self._flusher.flush()  # what another thread appended since it was stopped
         if self._lock.is_last():
             with self.watermark.noting_failure():
                 self._index.flush()
             self._directory.mark_closed()
+        self._lock.close()

@@ -255,16 +255,6 @@ def test_another_process_is_noticed(store: MessageStore, holding: Holding) -> No
     assert holding.woken() == (request, Wake.ARRIVED)
 
 
-def test_a_forked_process_begins_anew(store: MessageStore, holding: Holding) -> None:
-    holding.hold(0, 0)
-    child = os.fork()
-    if child == 0:
-        put_by_child = holding.hold(1, 0, timeout=0.05)
-        os._exit(0 if holding.woken() == (put_by_child, Wake.TIMEOUT) and holding.service.held == 0 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert holding.service.held == 1
-
-
 def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
     import shutil
 

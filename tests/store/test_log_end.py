@@ -78,7 +78,7 @@ def test_an_open_reader_goes_on_behind_a_broker_and_back(path: Path, dead: bool,
                 put(ours, f"again {number}", 30)
                 follower.until(bodies(ours))
             assert bodies(early) == follower.read
-    assert early.confirm_offset > SIZE, "also over the end of a segment"
+        assert early.confirm_offset > SIZE, "also over the end of a segment"
 
 
 def test_a_broker_still_below_the_end_that_a_dead_writer_announced(path: Path) -> None:

@@ -1,0 +1,224 @@
+"""Processes made by fork, in every way that Python programs use it, while a store is open."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig, StoreForked, StoreNotOpen
+from store.verify import verify
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000)
+PUTS = 300
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 2)
+    return tmp_path
+
+
+def put_some(path: Path, store: MessageStore | None = None) -> int:
+    """Put with a store of this process; how many were acknowledged."""
+    with store or MessageStore.open(path) as own:
+        for number in range(PUTS):
+            own.put(Message("t", f"{uuid4()} {number}".encode(), keys=("k",)))
+    return PUTS
+
+
+def nothing_is_lost(path: Path, puts: int) -> None:
+    """Each that was acknowledged is there once."""
+    assert not (path / "abort").exists()
+    assert verify(path).findings == []
+    bodies: list[bytes] = []
+    with MessageStore.open(path, read_only=True) as reader:
+        for queue in range(2):
+            batches = reader.scan("t", queue, 0, reader.max_offset("t", queue), ("body",))
+            bodies += [body for batch in batches for body in batch.column(0).to_pylist()]
+    assert len(bodies) == len(set(bodies)) == puts
+
+
+def child_of(work: Callable[[], object]) -> int:
+    """A forked process; it ends with 0 when `work` raised nothing."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_parent_and_child_append_side_by_side(path: Path) -> None:
+    """The child is refused what its parent opened, and opens its own."""
+    parents = MessageStore.open(path)
+    parents.put(Message("t", b"before"))
+
+    def work() -> None:
+        with pytest.raises(StoreForked):
+            parents.put(Message("t", b"refused"))
+        put_some(path)
+
+    children = [child_of(work) for _ in range(2)]
+    put_some(path, parents)
+    assert [code_of(child) for child in children] == [0, 0]
+    nothing_is_lost(path, 3 * PUTS + 1)
+
+
+def test_forked_while_other_threads_append(path: Path) -> None:
+    """Whatever the other threads hold at that moment, the child neither waits for it nor keeps it."""
+    stop, done = threading.Event(), [0, 0]
+    with MessageStore.open(path) as first, MessageStore.open(path) as second:
+
+        def append(number: int, store: MessageStore) -> None:
+            while not stop.is_set():
+                store.put(Message("t", f"{number} {done[number]}".encode()))
+                done[number] += 1
+
+        threads = [threading.Thread(target=append, args=each) for each in enumerate((first, second))]
+        for thread in threads:
+            thread.start()
+        until(lambda: min(done) > 3)
+
+        def work() -> None:
+            with MessageStore.open(path) as own:
+                own.put(Message("t", f"child {os.getpid()}".encode()))
+            first.close()
+            second.close()
+
+        children = [child_of(work) for _ in range(20)]
+        assert [code_of(child) for child in children] == [0] * 20
+        stop.set()
+        for thread in threads:
+            thread.join()
+    nothing_is_lost(path, sum(done) + 20)
+
+
+ORPHANING = """
+import os, sys, threading
+from store import Message, MessageStore
+store = MessageStore.open(sys.argv[1])
+def append():
+    while True:
+        store.put(Message("t", b"x"))
+threading.Thread(target=append, daemon=True).start()
+while store.max_offset("t", 0) < 3:
+    pass
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    sys.stdin.read()  # outlives its parent
+    os._exit(0)
+sys.stdin.read()
+"""
+
+
+def test_a_child_that_outlives_its_parent_holds_nothing(path: Path) -> None:
+    """Neither the turn to append, nor the place of a writer: a broker may have the directory."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHANING, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    os.kill(child, 0)
+    with MessageStore.open(path, config=StoreConfig(lockTimeoutMillis=10_000)) as store:
+        assert store._writing()._lock.is_last()
+        store.put(Message("t", b"x"))
+    assert not (path / "abort").exists()
+    os.kill(child, 0)
+    assert parent.stdin is not None
+    parent.stdin.close()
+    parent.stdout.close()
+
+
+_inherited: list[MessageStore] = []
+
+
+def use_inherited(path: Path) -> str:
+    try:
+        _inherited[0].put(Message("t", b"refused"))
+    except StoreForked:
+        return f"refused, then {put_some(path)}"
+    return "accepted"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(path: Path, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    with MessageStore.open(path) as store:
+        processes = [context.Process(target=put_some, args=(path,)) for _ in range(2)]
+        for process in processes:
+            process.start()
+        done = PUTS * 2
+        for number in range(PUTS):
+            store.put(Message("t", f"parent {number}".encode()))
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0]
+        if method != "fork":
+            with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled"):
+                context.Process(target=put_some, args=(path, store)).start()
+    nothing_is_lost(path, done + PUTS)
+
+
+def test_a_pool_of_processes(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        _inherited[:] = [store]
+        store.put(Message("t", b"before"))
+        with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+            answers = [pool.submit(use_inherited, path) for _ in range(3)]
+            assert {answer.result(60) for answer in answers} == {f"refused, then {PUTS}"}
+            with pytest.raises(StoreNotOpen):
+                pool.submit(put_some, path, store).result(60)
+        _inherited.clear()
+    nothing_is_lost(path, 3 * PUTS + 1)
+
+
+PREFORK = """
+import os, sys
+from store import Message, MessageStore, StoreForked
+path = sys.argv[1]
+application = MessageStore.open(path)  # at import, as with --preload
+application.put(Message("t", b"master"))
+def serve(worker):
+    global application
+    try:
+        application.put(Message("t", b"refused"))
+    except StoreForked:
+        application = MessageStore.open(path)  # as in a post_fork hook
+    for number in range(300):
+        application.put(Message("t", f"{worker} {number}".encode()))
+    sys.exit(0)  # no close: the end of the process closes
+for worker in range(3):
+    if os.fork() == 0:
+        serve(worker)
+codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(3)]
+application.put(Message("t", b"master again"))
+print(codes)
+"""
+
+
+def test_workers_of_a_server_that_opened_the_store_before_it_forked(path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", PREFORK, str(path)], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0]\n", "")
+    nothing_is_lost(path, 3 * 300 + 2)

@@ -1,0 +1,160 @@
+"""Leaving a directory: by closing, by dropping the store, by the end of the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreBusy, StoreConfig
+from store.watermark import Watermark
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+NEVER_FLUSHED = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=200)
+
+
+def descriptors(path: Path) -> list[str]:
+    """What of `path`, and of those that belong to no file, this process has open."""
+    gc.collect()
+    links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return [link for link in links if link.startswith((str(path), "anon_inode:inotify"))]
+
+
+def flushers() -> int:
+    return sum(thread.name == "mq-flush" for thread in threading.enumerate())
+
+
+def dropped(path: Path, *, read_only: bool = False, appends: bool = True) -> None:
+    """Use a store, and forget it."""
+    store = MessageStore.open(path, config=NEVER_FLUSHED, read_only=read_only)
+    if not read_only and appends:
+        store.put(Message("t", b"x", keys=("k",)))
+    store.wait(0, 0.0)
+    assert store.offsets("t", 0)[0] == 0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=NEVER_FLUSHED) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_dropped_store_is_gone(path: Path, read_only: bool, appends: bool) -> None:
+    before, threads = descriptors(path), flushers()
+    with pytest.warns(ResourceWarning, match=rf"{path}: this store was dropped; close it, or use a with statement"):
+        dropped(path, read_only=read_only, appends=appends)
+    assert descriptors(path) == before
+    assert flushers() == threads
+    assert not (path / "abort").exists()
+    watermark = Watermark(path, writable=False)
+    assert watermark.flushed_offset == watermark.confirm_offset
+
+
+def test_a_dropped_store_that_others_write_to(path: Path) -> None:
+    with MessageStore.open(path) as other:
+        with pytest.warns(ResourceWarning):
+            dropped(path)
+        assert (path / "abort").exists()
+        assert other.put(Message("t", b"x")).queue_offset == 2
+    assert not (path / "abort").exists()
+
+
+def test_a_store_that_is_dropped_during_an_append_of_another_in_the_same_thread(path: Path) -> None:
+    """The garbage collector may run anywhere: it must not wait for what waits for it."""
+
+    box = [MessageStore.open(path, config=NEVER_FLUSHED)]
+    box[0].put(Message("t", b"x"))
+    with MessageStore.open(path) as other:
+
+        def during_an_append() -> None:
+            with pytest.warns(ResourceWarning):
+                box.clear()
+
+        other._writing().exclusively(during_an_append)
+        assert (path / "abort").exists()
+        assert other.put(Message("t", b"x")).queue_offset == 2
+    assert not (path / "abort").exists()
+
+
+def test_a_store_that_is_dropped_in_its_own_flushers_thread(path: Path) -> None:
+    """By the garbage collector, in the middle of a flush, if it was part of a cycle."""
+    store = MessageStore.open(path, config=StoreConfig(flushIntervalCommitLog=1))
+    flusher, threads = store._writing()._flusher, flushers()
+    boxes, flushed = [store], flusher.flush
+    in_flusher = threading.Event()
+
+    def flush_and_drop() -> None:
+        if boxes and threading.current_thread().name == "mq-flush":
+            boxes.clear()
+            in_flusher.set()
+        flushed()
+
+    flusher.flush = flush_and_drop  # type: ignore[method-assign]
+    store.put(Message("t", b"x"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        del store
+        assert in_flusher.wait(60)
+        until(lambda: flushers() == threads and not (path / "abort").exists())
+    assert [each.category for each in warned] == [ResourceWarning]
+
+
+LEAVES_OPEN = """
+import sys
+from store import Message, MessageStore, StoreConfig
+store = MessageStore.open(sys.argv[1], config=StoreConfig(flushIntervalCommitLog=3_600_000))
+store.put(Message("t", b"at the end"))
+"""
+
+
+def test_the_end_of_a_process_closes_its_stores(path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "always", "-c", LEAVES_OPEN, str(path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0
+    assert f"ResourceWarning: {path}: this store was dropped" in ended.stderr
+    assert not (path / "abort").exists()
+    watermark = Watermark(path, writable=False)
+    assert watermark.flushed_offset == watermark.confirm_offset
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.max_offset("t", 0) == 2
+
+
+HOLDER = """
+import os, signal, sys
+from store import MessageStore
+store = MessageStore.open(sys.argv[1])
+store._writing().exclusively(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+store.close()
+"""
+
+
+def test_closing_while_a_stopped_process_holds_the_lock(path: Path) -> None:
+    """It leaves after `lockTimeoutMillis`, says so, and `abort` stays for the other one."""
+    before = descriptors(path)
+    store = MessageStore.open(path, config=NEVER_FLUSHED)
+    store.put(Message("t", b"x"))
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], cwd=ROOT)
+    os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+    with pytest.raises(StoreBusy, match=rf"held by process {holder.pid} .*which is stopped: 'kill -CONT {holder.pid}'"):
+        store.close()
+    store.close()
+    assert (path / "abort").exists()
+    assert descriptors(path) == before
+    watermark = Watermark(path, writable=False)
+    assert watermark.flushed_offset == watermark.confirm_offset
+    holder.send_signal(signal.SIGCONT)
+    assert holder.wait(60) == 0
+    assert not (path / "abort").exists()
