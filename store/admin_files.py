@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from store.atomic import write_file
+from store.atomic import make_directory, write_file
 from store.errors import CorruptStore
 from store.integers import INT_MAX, LONG_MAX
 
@@ -116,7 +116,7 @@ def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write as RocketMQ does: the old file becomes `.bak`, the new one is complete when it appears."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     text = json.dumps(content, indent="\t", sort_keys=True)
     write_file(path, text.encode("utf-8"), backup=_backup(path))
 

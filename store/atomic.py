@@ -39,6 +39,12 @@ def open_file(path: Path, flags: int = 0) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, _MODE)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory unless it is there; its name is on the device when this returns."""
+    path.mkdir(parents=True, exist_ok=True)
+    sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Bring the names in a directory to the device."""
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)

@@ -12,7 +12,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
-from store.atomic import write_file
+from store.atomic import make_directory, sync_directory, write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import SIZES, StoreConfig, read_settings
@@ -103,7 +103,7 @@ class Directory:
         """
         missing = [name for name in SIZES if name not in self._own_settings()]
         if missing:
-            self._conf.parent.mkdir(exist_ok=True)
+            make_directory(self._conf.parent)
             text = self._own_text()
             added = config.text(missing if text else None)
             write_file(self._conf, (text.rstrip(b"\r\n") + b"\n" if text else b"") + added.encode("ascii"))
@@ -133,6 +133,8 @@ class Directory:
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
         create_checkpoint(self.root)
+        for made in (self.root, self.root.parent):  # who made them may have died before it did this
+            sync_directory(made)
 
     def mark_closed(self) -> None:
         """The last writer leaves, and everything is complete."""

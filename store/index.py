@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from store.atomic import sync_directory
 from store.config import StoreConfig
 from store.errors import ReadOnlyStore, StoreFull
 from store.index_file import IndexFile, file_bytes
@@ -94,12 +95,12 @@ class Index:
 
     def truncate(self, end_offset: int) -> None:
         """Drop everything about records at commit log offset `end_offset` and after: an append that died."""
-        for name in reversed(self.names()):
-            header = self.file(name).header()
-            if header["next_entry"] > INDEX_NO_ENTRY + 1 and header["begin_offset"] < end_offset:
-                self.file(name).truncate(end_offset)
-                return
-            self._delete(name)
+        kept, behind = self.names(), []
+        while kept and not self._begins_before(kept[-1], end_offset):
+            behind.append(kept.pop())
+        self._delete_for_good(behind)
+        if kept:
+            self.file(kept[-1]).truncate(end_offset)
 
     def check(self) -> None:
         """Raises `ConfigError` for a file of another length than this index's."""
@@ -125,9 +126,7 @@ class Index:
 
     def keep(self, names: list[str]) -> None:
         """Delete all files but these, those without a length too."""
-        for name in self.names(empty=True):
-            if name not in names:
-                self._delete(name)
+        self._delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
         """Delete files, never the last, of which no record is left in the log.
@@ -157,15 +156,28 @@ class Index:
         }
         self.directory.mkdir(exist_ok=True)
         try:
-            with self._temporary.open("wb") as file:
-                file.truncate(file_bytes(*self._shape))
-            IndexFile(self._temporary, *self._shape, writable=True).write_header(header)
+            with self._temporary.open("wb") as made:
+                made.truncate(file_bytes(*self._shape))
+            file = IndexFile(self._temporary, *self._shape, writable=True)
+            file.write_header(header)
+            file.flush()  # a file that exists has its length
             self._temporary.rename(self.directory / name)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreFull(f"{self.directory / name}: no space left for a new index file") from error
             raise
         return name
+
+    def _begins_before(self, name: str, end_offset: int) -> bool:
+        header = self.file(name).header()
+        return header["next_entry"] > INDEX_NO_ENTRY + 1 and header["begin_offset"] < end_offset
+
+    def _delete_for_good(self, names: list[str]) -> None:
+        """Delete files, and see to it that none comes back: all but the last one count as whole after a crash."""
+        for name in names:
+            self._delete(name)
+        if names:
+            sync_directory(self.directory)
 
     def _delete(self, name: str) -> int:
         """Unlink a file; returns the bytes it took on the device."""

@@ -401,6 +401,8 @@ class MessageStore(Opened):
         decision, used = writer.after_repair(
             lambda: retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
         )
+        if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
+            writer.flush()
         return retention.clean(decision, used, writer.after_repair)
 
     # --- closing ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from store.atomic import sync_directory
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import ConsumeQueue
@@ -159,6 +160,8 @@ class Retention:
         The lock is taken for the rest, of which a file may be the one that is written to next.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
+        with suppress(FileNotFoundError):  # no segment may come back after a crash of the machine without its entries
+            sync_directory(self._log.segments.directory)
         minimum, queue_files, index_files = exclusively(self._of_the_rest)
         taken += sum(length for _, length in (*queue_files, *index_files))
         queues, index = ([path for path, _ in files] for files in (queue_files, index_files))

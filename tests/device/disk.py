@@ -1,0 +1,269 @@
+"""A device that forgets: what is left of a directory when the machine goes down.
+
+It is told every change of a run in order, and knows which of them were flushed. What it assumes of a file system is
+what POSIX promises and what ext4 (data=ordered or writeback) and XFS keep, no more:
+
+- `fsync` and `fdatasync` of a file bring its bytes and its length to the device, but not its name.
+- `fsync` of a directory brings the names in it to the device, but neither its own name nor its files' bytes.
+- Of what was not flushed anything may have arrived: of each page (4,096 bytes) the state of any moment since the flush,
+  or, where a write was torn, of each sector (512 bytes); and the length of any moment. What was never written is zero.
+  So a file may have its length and no bytes, or bytes of its end and none of its middle.
+- Changes of names arrive in order: all up to some moment, as a journal has them, or, stricter, those of each directory
+  up to a moment of its own. A change is whole: a rename loses no file, and what it replaces is there until then.
+  A file that is renamed without having been flushed is there under its new name with anything in it.
+- A sector is written whole or not at all.
+- A flush that failed is not repeated: the pages it was to bring are taken for clean, whatever arrived of them, until
+  they are written to again.
+
+The directory that the device is mounted at is itself safe; everything in it begins with nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = 4096
+SECTOR = 512
+TOP = 0  # the node of the directory that the device is mounted at
+
+
+class Write(NamedTuple):
+    """Bytes of a file, by `write` or through a mapping."""
+
+    node: int
+    position: int
+    data: bytes
+
+
+class Resize(NamedTuple):
+    """A new length of a file; a new file gets its 0 before its name."""
+
+    node: int
+    length: int
+
+
+class Names(NamedTuple):
+    """Names that change together: (directory, name, what it names now)."""
+
+    changes: tuple[tuple[int, str, int | None], ...]
+
+    @property
+    def directories(self) -> set[int]:
+        """Those that change."""
+        return {directory for directory, _, _ in self.changes}
+
+
+class Sync(NamedTuple):
+    """A file's bytes, or a directory's names, are on the device; or were to be, and the device failed."""
+
+    node: int
+    failed: bool = False
+
+
+Change = Write | Resize | Names | Sync
+Tree = dict[str, bytes | None]  # path to content, of a directory None; parents before their entries
+
+
+class _File:
+    def __init__(self, content: bytes = b"") -> None:
+        self.now = bytearray(content)
+        self._safe = bytes(content)
+        self._since: list[tuple[int, bytes] | int] = []  # what was written where, or the new length
+        self._dropped: set[int] = set()  # pages that a flush failed to bring
+
+    def write(self, position: int, data: bytes) -> None:
+        end = position + len(data)
+        self.now.extend(bytes(max(0, end - len(self.now))))
+        self.now[position:end] = data
+        self._since.append((position, data))
+        for page in _units(position, end, PAGE):  # it goes as a whole, with what was dropped before
+            if page in self._dropped:
+                self._dropped.discard(page)
+                self._since.append((page * PAGE, bytes(self.now[page * PAGE : (page + 1) * PAGE])))
+
+    def resize(self, length: int) -> None:
+        del self.now[length:]
+        self.now.extend(bytes(length - len(self.now)))
+        self._since.append(length)
+
+    def sync(self) -> None:
+        safe = bytearray(self.now)
+        for page in self._dropped:
+            where = slice(page * PAGE, min((page + 1) * PAGE, len(self.now)))
+            safe[where] = self._safe[where].ljust(where.stop - where.start, b"\0")
+        self._safe, self._since = bytes(safe), []
+
+    def fail(self, chance: random.Random) -> None:
+        self._safe = self.left(chance)
+        written = (each for each in self._since if not isinstance(each, int))
+        self._dropped.update(page for at, data in written for page in _units(at, at + len(data), PAGE))
+        self._since = []
+
+    def left(self, chance: random.Random) -> bytes:
+        """What a power loss at this moment may leave."""
+        if not self._since:
+            return self._safe
+        moment = _moments(chance, len(self._since))
+        image, length, moment_of_length = bytearray(self._safe), len(self._safe), moment(-1)
+        for number, change in enumerate(self._since):
+            if isinstance(change, int):
+                position, data = change, bytes(max(0, len(image) - change))
+                new_length = change
+            else:
+                position, data = change
+                new_length = max(length, position + len(data))
+            length = new_length if number < moment_of_length else length
+            image.extend(bytes(max(0, position + len(data) - len(image))))
+            for sector in _units(position, position + len(data), SECTOR):
+                if number < moment(sector):
+                    begin, end = max(position, sector * SECTOR), min(position + len(data), (sector + 1) * SECTOR)
+                    image[begin:end] = data[begin - position : end - position]
+        return bytes(image[:length].ljust(length, b"\0"))
+
+
+def _units(begin: int, end: int, size: int) -> range:
+    return range(begin // size, -(-end // size))
+
+
+def _moments(chance: random.Random, last: int) -> Callable[[int], int]:
+    """How many of `last` changes had reached each sector of a file; sector -1 is its length."""
+    sectors = chance.choice((SECTOR, PAGE, PAGE, 1 << 60)) // SECTOR
+    chosen: dict[int, int] = {}
+
+    def moment(sector: int) -> int:
+        unit = sector // sectors if sector >= 0 else sector
+        if unit not in chosen:
+            chosen[unit] = chance.choice((0, last, chance.randint(0, last)))
+        return chosen[unit]
+
+    return moment
+
+
+class Disk:
+    """A device with everything that it holds safely, and everything that it does not yet."""
+
+    def __init__(self, tree: Tree, changes: Iterable[Change], chance: random.Random) -> None:
+        """`tree`: what was on it, safely, before `changes`."""
+        self._files: dict[int, _File] = {}
+        self._safe: dict[tuple[int, str], int] = {}
+        self._since: list[Names] = []
+        nodes = {"": TOP}
+        for path, content in tree.items():
+            parent, _, name = path.rpartition("/")
+            node = nodes[path] = self._safe[nodes[parent], name] = len(nodes)
+            if content is not None:
+                self._files[node] = _File(content)
+        self._now = dict(self._safe)
+        self.apply(changes, chance)
+
+    def apply(self, changes: Iterable[Change], chance: random.Random) -> None:
+        """The next changes of the run; `chance` says what arrived where a flush failed."""
+        for change in changes:
+            self._apply(change, chance)
+
+    def _apply(self, change: Change, chance: random.Random) -> None:
+        match change:
+            case Write(node, position, data):
+                self._file(node).write(position, data)
+            case Resize(node, length):
+                self._file(node).resize(length)
+            case Names():
+                self._since.append(change)
+                _rename(self._now, change)
+            case Sync(node, failed=True) if node in self._files:
+                self._files[node].fail(chance)
+            case Sync(node, failed=False) if node in self._files:
+                self._files[node].sync()
+            case Sync(node, failed=False):
+                self._sync_names(node)
+
+    def now(self) -> Tree:
+        """What a process sees."""
+        return self._tree(self._now, lambda file: bytes(file.now))
+
+    def after_power_loss(self, chance: random.Random) -> Tree:
+        """What may be left when the machine goes down at this moment."""
+        names = dict(self._safe)
+        for change in self._that_arrived(chance):
+            _rename(names, change)
+        kept = chance.choice(("safe", "now", "any", "any"))
+        if kept == "now":
+            return self._tree(names, lambda file: bytes(file.now) if not file._dropped else file.left(chance))
+        return self._tree(names, lambda file: file._safe if kept == "safe" else file.left(chance))
+
+    def _file(self, node: int) -> _File:
+        return self._files.setdefault(node, _File())
+
+    def _that_arrived(self, chance: random.Random) -> Iterable[Names]:
+        order = chance.choice(("all", "none", "journal", "each"))
+        if order == "each":
+            stopped: set[int] = set()
+            for change in self._since:
+                if change.directories & stopped or chance.random() < 0.1:
+                    stopped |= change.directories
+                else:
+                    yield change
+        else:
+            count = {"all": len(self._since), "none": 0}.get(order, chance.randint(0, len(self._since)))
+            yield from self._since[:count]
+
+    def _sync_names(self, directory: int) -> None:
+        """What changed in a directory, and what had to change before it, is on the device."""
+        needed, done, left = {directory}, [], []
+        for change in reversed(self._since):
+            is_needed = bool(change.directories & needed)
+            needed |= change.directories if is_needed else set()
+            (done if is_needed else left).append(change)
+        for change in reversed(done):
+            _rename(self._safe, change)
+        self._since = left[::-1]
+
+    def _tree(self, names: dict[tuple[int, str], int], content: Callable[[_File], bytes]) -> Tree:
+        entries: dict[int, list[tuple[str, int]]] = {}
+        for (directory, name), node in sorted(names.items()):
+            entries.setdefault(directory, []).append((name, node))
+        tree: Tree = {}
+
+        def walk(directory: int, path: str) -> None:
+            for name, node in entries.get(directory, []):
+                file = self._files.get(node)
+                tree[path + name] = None if file is None else content(file)
+                if file is None:
+                    walk(node, f"{path}{name}/")
+
+        walk(TOP, "")
+        return tree
+
+
+def _rename(names: dict[tuple[int, str], int], change: Names) -> None:
+    for directory, name, node in change.changes:
+        if node is None:
+            names.pop((directory, name), None)
+        else:
+            names[directory, name] = node
+
+
+def restore(tree: Tree, root: Path) -> None:
+    """Make the directory `root` of what a device holds; holes are holes."""
+    root.mkdir()
+    for name, content in tree.items():
+        path = root / name
+        if content is None:
+            path.mkdir()
+            continue
+        with path.open("wb", buffering=0) as file:
+            file.truncate(len(content))
+            for page in _units(0, len(content), PAGE):
+                data = content[page * PAGE : (page + 1) * PAGE]
+                if data.strip(b"\0"):
+                    file.seek(page * PAGE)
+                    file.write(data)
+
+
+def tree_of(root: Path) -> Tree:
+    """What is in a directory, as `restore` takes it."""
+    paths = sorted(root.rglob("*"), key=lambda path: path.parts)
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in paths}

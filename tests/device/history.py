@@ -1,0 +1,148 @@
+"""What was promised to somebody who used a store, at every moment of a run, and whether a directory keeps it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from store import MessageStore, StoreConfig
+
+T = TypeVar("T")
+# With a checksum over its properties a record without them is no record.
+PROPERTIES_ARE_CHECKED = hasattr(StoreConfig, "enabledAppendPropCRC")
+COLUMNS = ("queueOffset", "body", "tags", "keys", "physicalOffset", "storeTimestamp")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message: as it was put, and where it went if that was answered."""
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: tuple[str, ...] = ()
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    physical_offset: int | None = None
+
+    def placed(self, queue_id: int | None, queue_offset: int | None, physical_offset: int | None) -> Sent:
+        """This message with where it went."""
+        return replace(self, queue_id=queue_id, queue_offset=queue_offset, physical_offset=physical_offset)
+
+
+@dataclass
+class Steps(Generic[T]):
+    """Values of something that is replaced as a whole: (changes seen when it began, when it was answered; value)."""
+
+    first: T
+    steps: list[tuple[int, int, T]] = field(default_factory=list)
+
+    def possible(self, cut: int) -> list[T]:
+        """What may be there after that many changes: the last that was answered, and any that had begun since."""
+        values = [(done, value) for begun, done, value in self.steps if begun <= cut]
+        answered = [number for number, (done, _) in enumerate(values) if done <= cut]
+        return [value for _, value in values[answered[-1] :]] if answered else [self.first, *(v for _, v in values)]
+
+
+@dataclass
+class History:
+    """Everything that was done to one store, by one life of the machine after the other.
+
+    sent: in the order of the log. may: how many of them can be there; must: how many have to be; both with the number
+    of changes from which on that is so. gone: log offsets below which retention may have deleted.
+    """
+
+    sent: list[Sent] = field(default_factory=list)
+    may: list[tuple[int, int]] = field(default_factory=list)
+    must: list[tuple[int, int]] = field(default_factory=list)
+    gone: list[tuple[int, int]] = field(default_factory=list)
+    topics: dict[str, Steps[int]] = field(default_factory=lambda: defaultdict(lambda: Steps(0)))
+    groups: dict[tuple[str, int], Steps[int | None]] = field(default_factory=lambda: defaultdict(lambda: Steps(None)))
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message of a queue has to get."""
+        offsets = (each.queue_offset for each in self.sent if (each.topic, each.queue_id) == (topic, queue_id))
+        return max((offset + 1 for offset in offsets if offset is not None), default=0)
+
+    def check(self, found: list[Sent], cut: int) -> int:
+        """Whether `found`, all that a store has, may be what is left after that many changes; of how many messages.
+
+        It is a piece of the log without a hole that begins where retention did and ends behind all that is promised.
+        """
+        numbers = {each.body: number for number, each in enumerate(self.sent)}
+        found = sorted(found, key=lambda each: each.physical_offset or 0)
+        self.check_each(found)
+        must, may, gone = (_last(steps, cut) for steps in (self.must, self.may, self.gone))
+        first = numbers[found[0].body] if found else must
+        end = first + len(found)
+        assert [numbers[each.body] for each in found] == list(range(first, end)), "in order, and nothing between"
+        lost = [each for each in self.sent[:first] if (each.physical_offset or 0) >= gone]
+        assert not lost, f"{len(lost)} are gone from the head, the first is {lost[0]}"
+        assert must <= end, f"of {must} that were promised {end} are there"
+        assert end <= may, f"{end} are there, but {may} were put"
+        return end
+
+    def check_each(self, found: list[Sent]) -> None:
+        """Whether each was put as it is found; and none in a queue is passed over, which `everything` saw to."""
+        sent = {each.body: each for each in self.sent}
+        for here in found:
+            put = sent[here.body]
+            if put.queue_offset is None:  # no answer came
+                put = put.placed(here.queue_id, here.queue_offset, here.physical_offset)
+            if not PROPERTIES_ARE_CHECKED:  # a sector of them may be lost, and nothing tells
+                put = replace(put, tags=here.tags, keys=here.keys)
+            assert here == put, f"{here} was put as {put}"
+
+    def check_names(self, store: MessageStore, cut: int) -> None:
+        """Whether topics and the offsets of groups may be what is left after that many changes."""
+        topics = store.topics()
+        for topic, steps in self.topics.items():
+            assert topics.get(topic, 0) >= min(steps.possible(cut)), f"topic {topic}"
+        for (topic, queue_id), offsets in self.groups.items():
+            found = store.consumer_offset("g", topic, queue_id) if topic in topics else None
+            assert found in offsets.possible(cut), f"offset of the group in {topic}, queue {queue_id}"
+
+    def goes_on(self, store: MessageStore, found: list[Sent], end: int, cut: int) -> History:
+        """The history of the next life, at whose begin what was promised before may be all that there is."""
+        places = {each.body: each for each in found}
+        groups = {(topic, queue): Steps(store.consumer_offset("g", topic, queue)) for topic, queue in self.groups}
+        return History(
+            [places.get(each.body, each) for each in self.sent[:end]],
+            [(0, end)],
+            [(0, _last(self.must, cut))],
+            [(0, _last(self.gone, cut))],
+            defaultdict(lambda: Steps(0), {name: Steps(min(s.possible(cut))) for name, s in self.topics.items()}),
+            defaultdict(lambda: Steps(None), groups),
+        )
+
+
+def _last(steps: list[tuple[int, int]], cut: int) -> int:
+    return max((value for since, value in steps if since <= cut), default=0)
+
+
+def everything(store: MessageStore) -> list[Sent]:
+    """All that a store has. Offsets are dense, or `scan` raises; times do not step back along a queue."""
+    found = []
+    for topic, queues in store.topics().items():
+        for queue_id in range(queues):
+            minimum, maximum = store.offsets(topic, queue_id)
+            rows: list[dict[str, Any]] = []
+            for batch in store.scan(topic, queue_id, minimum, maximum, columns=COLUMNS):
+                rows += batch.to_pylist()
+            assert [row["queueOffset"] for row in rows] == list(range(minimum, maximum))
+            times = [row["storeTimestamp"] for row in rows]
+            assert times == sorted(times)
+            found += [
+                Sent(
+                    topic,
+                    row["body"],
+                    row["tags"],
+                    tuple((row["keys"] or "").split()),
+                    queue_id,
+                    row["queueOffset"],
+                    row["physicalOffset"],
+                )
+                for row in rows
+            ]
+    return found

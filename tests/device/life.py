@@ -1,0 +1,204 @@
+"""Somebody who uses a store: random verbs, by one or two writers, and what each of them promises."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pyarrow as pa
+
+from store import Message, MessageStore, StoreConfig
+from store.verify import verify
+from tests.device.history import PROPERTIES_ARE_CHECKED, History, Sent, everything
+from tests.device.recorder import Recorder
+
+_TOPICS = ("a", "b")
+_QUEUES = 2
+
+
+def small(flush: str) -> StoreConfig:
+    """Files so small that a few messages go over to new ones; nothing is flushed but where a verb does it."""
+    return StoreConfig(
+        mappedFileSizeCommitLog=8192,
+        mappedFileSizeConsumeQueue=400,
+        maxHashSlotNum=20,
+        maxIndexNum=40,
+        flushIntervalCommitLog=3_600_000,
+        deleteFileBatchMax=2,
+        flushDiskType=flush,
+        **({"enabledAppendPropCRC": True} if PROPERTIES_ARE_CHECKED else {}),
+    )
+
+
+class Life:
+    """One life of the machine, seen from the directory `path`; `recorder` counts its changes."""
+
+    def __init__(self, path: Path, recorder: Recorder, chance: random.Random, history: History, flush: str) -> None:
+        self.history = history
+        self._path = path
+        self._recorder = recorder
+        self._chance = chance
+        self._config = small(flush)
+        self._stores: list[MessageStore] = []
+        self._names = (f"{chance.getrandbits(32):08x}-{number}" for number in itertools.count())
+
+    def begin(self, cut: int | None = None) -> None:
+        """Open the store; if the machine died at change `cut` of `history`, see whether all is there that has to be."""
+        self._stores.append(MessageStore.open(self._path, config=self._config))
+        if cut is None:
+            return
+        store = self._stores[0]
+        opened = self._recorder.look()
+        found = everything(store)
+        end = self.history.check(found, cut)
+        self.history.check_names(store, cut)
+        report = verify(self._path)
+        assert not report.findings, report.findings
+        self._check_queries(found)
+        self.history = self.history.goes_on(store, found, end, cut)
+        self.history.must.append((opened, end))
+        for topic, queue_id in {(each.topic, each.queue_id) for each in self.history.sent} - {("", None)}:
+            assert queue_id is not None
+            assert store.max_offset(topic, queue_id) == self.history.next_offset(topic, queue_id)
+
+    def go_on(self, verbs: int) -> None:
+        """Use the store."""
+        chosen = self._chance.choices(
+            (self._put, self._put_table, self._flush, self._commit, self._topic, self._clean, self._come_or_go),
+            (60, 8, 8, 6, 4, 4, 10),
+            k=verbs,
+        )
+        for verb in chosen:
+            verb()
+
+    def end(self) -> None:
+        """Close the store."""
+        while self._stores:
+            self._close()
+
+    def abandon(self) -> None:
+        """Close what is still open, after the machine went down; nobody looks at the files any more."""
+        for store in self._stores:
+            store.close()
+
+    # --- verbs -----------------------------------------------------------------------------------------
+
+    def _put(self) -> None:
+        store = self._any()
+        topics = list(store.topics())
+        if not topics:
+            self._topic()
+            return
+        sent = [self._message(self._chance.choice(topics)) for _ in range(self._chance.choice((1, 1, 1, 2, 5, 12)))]
+        messages = [
+            Message(
+                each.topic,
+                each.body,
+                tags=each.tags,
+                keys=each.keys,
+                queue_id=self._chance.choice((None, *range(store.topics()[each.topic]))),
+            )
+            for each in sent
+        ]
+        begun = self._begin(sent)
+        results = store.put_many(messages)
+        places = [(result.queue_id, result.queue_offset, result.physical_offset) for result in results]
+        self._answered(begun, sent, places)
+
+    def _put_table(self) -> None:
+        store = self._any()
+        topics = list(store.topics())
+        if not topics:
+            self._topic()
+            return
+        topic = self._chance.choice(topics)
+        sent = [self._message(topic) for _ in range(self._chance.choice((1, 3, 20)))]
+        bodies, tags, keys = ([getattr(each, name) for each in sent] for name in ("body", "tags", "keys"))
+        columns = {"body": bodies, "tags": tags, "keys": pa.array(map(list, keys), pa.list_(pa.string()))}
+        begun = self._begin(sent)
+        result = store.append_table(topic, pa.table(columns))
+        places = zip(
+            result.queue_ids.tolist(), result.queue_offsets.tolist(), result.physical_offsets.tolist(), strict=True
+        )
+        self._answered(begun, sent, list(places))
+
+    def _flush(self) -> None:
+        self._any().flush()
+        self._promise()
+
+    def _topic(self) -> None:
+        store, topic, begun = self._any(), self._chance.choice(_TOPICS), self._recorder.look()
+        queues = store.topics().get(topic, _QUEUES - 1) + 1 if self._chance.random() < 0.2 else _QUEUES
+        queues = max(queues, store.topics().get(topic, 0))
+        store.create_topic(topic, queues)
+        self.history.topics[topic].steps.append((begun, self._recorder.look(), queues))
+
+    def _commit(self) -> None:
+        store = self._any()
+        for topic in list(store.topics())[:1]:
+            begun, offset = self._recorder.look(), self._chance.randrange(1000)
+            store.commit_offsets("g", topic, {0: offset})
+            self.history.groups[topic, 0].steps.append((begun, self._recorder.look(), offset))
+
+    def _clean(self) -> None:
+        begun = self._recorder.look()
+        cleaned = self._any().clean(forced=True)
+        self.history.gone.append((begun, cleaned.min_offset))
+
+    def _come_or_go(self) -> None:
+        if len(self._stores) == 1 and self._chance.random() < 0.5:
+            self._stores.append(MessageStore.open(self._path, config=self._config))
+            return
+        self._close()
+        if not self._stores:
+            self._stores.append(MessageStore.open(self._path))
+
+    def _close(self) -> None:
+        self._stores.pop(self._chance.randrange(len(self._stores))).close()
+        self._promise()
+
+    # --- what they promise -----------------------------------------------------------------------------
+
+    def _any(self) -> MessageStore:
+        return self._chance.choice(self._stores)
+
+    def _message(self, topic: str) -> Sent:
+        name = next(self._names)
+        keys = tuple(key for key in (f"k{name}", "all") if self._chance.random() < 0.6)
+        body = f"{name} ".encode() + b"." * self._chance.choice((0, 50, 200, 700))
+        return Sent(topic, body, self._chance.choice((None, "x", "y")), keys)
+
+    def _begin(self, sent: list[Sent]) -> int:
+        begun = self._recorder.look()
+        self.history.may.append((begun, len(self.history.sent) + len(sent)))
+        self.history.sent += sent
+        return begun
+
+    def _answered(self, begun: int, sent: list[Sent], places: list[tuple[int, int, int]]) -> None:
+        first = len(self.history.sent) - len(sent)
+        for number, (message, place) in enumerate(zip(sent, places, strict=True), first):
+            assert place[1] == self.history.next_offset(message.topic, place[0])
+            self.history.sent[number] = message.placed(*place)
+        if self._config.sync_flush:
+            self._promise()
+
+    def _promise(self) -> None:
+        self.history.must.append((self._recorder.look(), len(self.history.sent)))
+
+    def _check_queries(self, found: list[Sent]) -> None:
+        store = self._stores[0]
+        for message in self._chance.sample(found, min(3, len(found))):
+            assert message.queue_id is not None
+            for key in message.keys:
+                having = [each for each in found if key in each.keys and each.topic == message.topic]
+                answered = store.query(message.topic, key, max_messages=len(having) + 1)
+                assert [each.body for each in answered] == [
+                    each.body for each in sorted(having, key=lambda each: each.physical_offset or 0)
+                ]
+            (got,) = store.get_message("g", message.topic, message.queue_id, message.queue_offset or 0, 1).messages
+            assert got.body == message.body
+            at = store.offset_by_time(message.topic, message.queue_id, got.store_timestamp)
+            earlier = store.get_message("g", message.topic, message.queue_id, at, 1).messages[0]
+            assert at <= (message.queue_offset or 0)
+            assert earlier.store_timestamp == got.store_timestamp

@@ -1,0 +1,117 @@
+"""The machine goes down at any moment of a store's life, and again while it comes up: what was promised is there.
+
+CUTS=100000 looks at so many moments. A failure names its life and moment: CUT=17/4 looks at that one alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from store import MessageStore, StoreError
+from store.layout import WATERMARK, WATERMARK_FILE, field_offset
+from tests.device.disk import Change, Disk, Tree, restore, tree_of
+from tests.device.history import History, everything
+from tests.device.life import Life
+from tests.device.recorder import Recorder
+
+CUTS = int(os.environ.get("CUTS", "200"))
+CUTS_A_LIFE = 50
+ONLY = os.environ.get("CUT", "")
+VERBS = 60
+READERS = 0.3  # of the crashed directories are read as they are
+STORE = "mq"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    path = Path("/dev/shm") / f"mq-{os.getpid()}-{random.randrange(1 << 30)}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+class Lived(NamedTuple):
+    """What a life changed, and what it was promised."""
+
+    changes: list[Change]
+    history: History
+
+
+def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: History, cut: int | None) -> Lived:
+    """One life on what is in `tree`, that of a machine which went down at `cut` of `history`."""
+    restore(tree, root)
+    recorder = Recorder(root, tree)
+    life = Life(root / STORE, recorder, chance, history, flush)
+    with recorder.recording():
+        life.begin(cut)
+        life.go_on(VERBS if cut is None else chance.randrange(5))
+        if chance.random() < 0.5:
+            life.end()
+    if cut is None:
+        assert Disk(tree, recorder.changes, chance).now() == tree_of(root), "everything was seen"
+    life.abandon()
+    return Lived(recorder.changes, life.history)
+
+
+def up_again(tree: Tree) -> Tree:
+    """The machine has another boot id since."""
+    name = f"{STORE}/{WATERMARK_FILE}"
+    content, at = tree.get(name), field_offset(WATERMARK, "boot_id")
+    if not content or not content[at]:
+        return tree
+    return {**tree, name: content[:at] + b"an earlier boot".ljust(40, b"\0") + content[at + 40 :]}
+
+
+def check_reader(path: Path, history: History) -> None:
+    """Who only reads sees a prefix of each queue, for they are not yet recovered, or is told what is wrong."""
+    try:
+        with MessageStore.open(path, read_only=True) as reader:
+            history.check_each(everything(reader))
+    except StoreError:
+        pass
+
+
+def crash(root: Path, tree: Tree, chance: random.Random, flush: str, history: History, cut: int) -> None:
+    """The machine goes down twice: at `cut`, and somewhere in the next life, in its recovery as a rule."""
+    tree = up_again(tree)
+    if chance.random() < READERS:
+        restore(tree, root / "read")
+        check_reader(root / "read" / STORE, history)
+    changes, then = lived(root / "first", tree, chance, flush, history, cut)
+    again = chance.randint(0, len(changes))
+    tree = up_again(Disk(tree, changes[:again], chance).after_power_loss(chance))
+    lived(root / "second", tree, chance, flush, then, again)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_was_promised_is_there(memory: Path, flush: str) -> None:
+    lives, _, only = ONLY.partition("/")
+    for number in range(CUTS // CUTS_A_LIFE // 2) if not ONLY else [int(lives)]:
+        chance = random.Random(f"{number}{flush}")
+        changes, history = lived(memory / "live", {}, chance, flush, History(), None)
+        disk, done = Disk({}, [], chance), 0
+        for crash_number, cut in enumerate(sorted(chance.choices(range(len(changes) + 1), k=CUTS_A_LIFE // 2))):
+            disk.apply(changes[done:cut], chance)
+            done = cut
+            if only not in ("", str(crash_number)):
+                continue
+            own = random.Random(f"{number}{flush}/{crash_number}")
+            try:
+                (memory / "crash").mkdir()
+                crash(memory / "crash", disk.after_power_loss(own), own, flush, history, cut)
+            except (StoreError, AssertionError, OSError) as error:
+                error.add_note(f"CUT={number}/{crash_number}, {flush}: at change {cut} of {len(changes)}")
+                raise
+            shutil.rmtree(memory / "crash")
+        shutil.rmtree(memory / "live")
