@@ -50,6 +50,7 @@ class StoreConfig:
     diskSpaceCleanForciblyRatio: int = 85
     diskSpaceWarningLevelRatio: int = 90
     messageIndexEnable: bool = True
+    tagIndexEnable: bool = False
     maxHashSlotNum: int = 5_000_000
     maxIndexNum: int = 20_000_000
     brokerIP1: str = "127.0.0.1"

@@ -17,6 +17,7 @@ from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import SIZES, StoreConfig, read_settings
 from store.errors import NotAStore
+from store.index_tags import tags_are_filed
 from store.kinds import refuse_kinds
 from store.layout import (
     ABORT_FILE,
@@ -88,8 +89,9 @@ class Directory:
             config = given if isinstance(given, StoreConfig) else StoreConfig.load(given)
         if not own.keys() >= set(SIZES):
             config = config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
+            config = replace(config, tagIndexEnable=config.tagIndexEnable or tags_are_filed(self.root, config))
         # Sizes that it was made with come first, so that a file cut short is noticed.
-        return replace(config, **{name: own[name] for name in SIZES if name in own})
+        return replace(config, **{name: own[name] for name in (*SIZES, "tagIndexEnable") if name in own})
 
     @property
     def has_configuration(self) -> bool:

@@ -13,7 +13,7 @@ from store.commit_log import CommitLog
 from store.consume_queue import Entries
 from store.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes
 from store.errors import OffsetLost
-from store.key_hashes import KeyHashes, key_hashes, tag_hashes
+from store.key_hashes import KeyHashes, key_hashes
 from store.layout import (
     BLANK,
     CQ_ENTRY,
@@ -183,22 +183,11 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
             yield topic, queue_id, np.array([offset]), entries[row : row + 1]
 
 
-def index_keys(chunk: LogChunk) -> tuple[KeyHashes, Ints, Ints]:
-    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them."""
+def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
+    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them; and of its tags."""
+    topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
-    return _filed(chunk, *key_hashes(_topic_names(chunk), unique_keys, keys))
-
-
-def index_tags(chunk: LogChunk) -> tuple[KeyHashes, Ints, Ints]:
-    """`index_keys` for what RocketMQ 5.4 and later file besides: tags."""
-    return _filed(chunk, *tag_hashes(_topic_names(chunk), chunk.properties.value(PROPERTY_TAGS)))
-
-
-def _topic_names(chunk: LogChunk) -> pa.StringArray:
-    return chunk.topics.cast(pa.binary()).cast(pa.string())
-
-
-def _filed(chunk: LogChunk, hashes: KeyHashes, rows: Ints) -> tuple[KeyHashes, Ints, Ints]:
+    hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)
     filed = in_index(chunk.records.field("sys_flag"))[rows]
     hashes, rows = hashes[filed], rows[filed]
     return hashes, chunk.offsets[rows], chunk.records.field("store_timestamp")[rows]

@@ -29,9 +29,21 @@ END_OF_TIME = (1 << 63) - 1
 class Index:
     """The files of a store's `index` directory. One process at a time may write; the store lock sees to that."""
 
-    def __init__(self, root: Path, slots: int, entries: int, *, writable: bool, is_enabled: bool = True) -> None:
-        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them. is_enabled: file keys."""
+    def __init__(
+        self,
+        root: Path,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        is_enabled: bool = True,
+        has_tags: bool = False,
+    ) -> None:
+        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them. is_enabled: file keys.
+
+        has_tags: and tags."""
         self.is_enabled = is_enabled
+        self.has_tags = has_tags
         self.directory = root / INDEX_DIR
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
@@ -43,7 +55,13 @@ class Index:
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
         """The index of a store with these settings."""
         shape = config.maxHashSlotNum, config.maxIndexNum
-        return Index(root, *shape, writable=writable, is_enabled=config.messageIndexEnable)
+        return Index(
+            root,
+            *shape,
+            writable=writable,
+            is_enabled=config.messageIndexEnable,
+            has_tags=config.tagIndexEnable,
+        )
 
     def names(self, *, empty: bool = False) -> list[str]:
         """File names, oldest first; others than those of times are passed over, as RocketMQ does.

@@ -71,21 +71,20 @@ class IndexCheck:
         self._pieces = self._read_files()
         self._piece = next(self._pieces, None)
 
-    def compare(self, keys: Keys, tags: Keys, begin: int, end: int) -> None:
+    def compare(self, keys: Keys, with_tags: Keys, begin: int, end: int) -> None:
         """Compare the keys (see `dispatch.index_keys`) of the records in log bytes [begin, end).
 
-        Tags (`dispatch.index_tags`) may be filed: RocketMQ does since 5.4.
+        with_tags: these, and what may be filed besides.
 
         Entries of what lies before `begin`, and behind the stretch before it, are not compared: the log is damaged.
         """
         for _ in self._until(begin):
             pass
-        hashes = np.concatenate([keys[0], tags[0]])
-        offsets, timestamps = np.concatenate([keys[1], tags[1]]), np.concatenate([keys[2], tags[2]])
-        must = np.arange(len(offsets)) < len(keys[0])
-        records, first = np.unique(offsets, return_index=True)
-        known = _pairs(records, offsets, hashes)
-        wanted, offsets = (these[must & (offsets < self._end)] for these in (known, offsets))
+        records, first = np.unique(with_tags[1], return_index=True)
+        timestamps, known = with_tags[2], _pairs(records, with_tags[1], with_tags[0])
+        published = keys[1] < self._end
+        offsets = keys[1][published]
+        wanted = _pairs(records, offsets, keys[0][published])
         found = [np.empty(0, np.int64)]
         for piece in self._until(end):
             filed = piece.entries["physical_offset"].astype(np.int64)

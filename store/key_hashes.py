@@ -25,17 +25,22 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def key_hashes(
-    topics: str | pa.StringArray, unique_keys: pa.StringArray | None, keys: pa.StringArray | None
+    topics: str | pa.StringArray,
+    unique_keys: pa.StringArray | None,
+    keys: pa.StringArray | None,
+    tags: pa.StringArray | None = None,
 ) -> tuple[KeyHashes, Ints]:
     """Hashes of all keys of n messages, in the order in which RocketMQ files them.
 
     topics: one for all, or one each. unique_keys: property UNIQ_KEY, nullable. keys: property KEYS, separated by
-    blanks, nullable. Both of length n; None where no message has any.
+    blanks, nullable. tags: property TAGS, which RocketMQ files since 5.4, nullable. All of length n; None where no
+    message has any, or they are not to be filed.
     Returns the hashes, int32, shape (m,), and the message that each belongs to, int64, shape (m,), ascending;
-    within a message its UNIQ_KEY comes first.
+    within a message its UNIQ_KEY comes first, its tag last.
     """
     parts = [_whole(unique_keys)] if unique_keys is not None else []
     parts += [_words(keys)] if keys is not None else []
+    parts += [_tags(tags)] if tags is not None else []
     if not parts:
         return np.empty(0, np.int32), np.empty(0, np.int64)
     filed, owners = parts[0]
@@ -48,12 +53,6 @@ def key_hashes(
         for start in range(0, len(owners), _KEYS_AT_ONCE)
     ]
     return np.concatenate([np.empty(0, np.int32), *hashes]), owners
-
-
-def tag_hashes(topics: pa.StringArray, tags: pa.StringArray) -> tuple[KeyHashes, Ints]:
-    """Hashes of the tags of n messages as RocketMQ 5.4 and later file them besides the keys; as `key_hashes`."""
-    found, owners = _whole(tags)
-    return _hash_names(topics, pc.binary_join_element_wise(INDEX_TAG_PREFIX, found, ""), owners), owners
 
 
 def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
@@ -73,6 +72,14 @@ def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
     tokens, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
     used = pc.greater(pc.binary_length(tokens), 0)
     return tokens.filter(used), parents.filter(used).to_numpy().astype(np.int64)
+
+
+def _tags(tags: pa.StringArray) -> tuple[pa.StringArray, Ints]:
+    """What stands where the key would for each tag, and the message of each."""
+    found, owners = _whole(tags)
+    named = pc.greater(pc.binary_length(found), 0)
+    owners = owners[named.to_numpy(zero_copy_only=False)]
+    return pc.binary_join_element_wise(INDEX_TAG_PREFIX, found.filter(named), ""), owners
 
 
 def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints) -> KeyHashes:

@@ -20,6 +20,7 @@ from store.filters import NO_TAG, java_hash_code
 from store.inflating import decompress
 from store.key_hashes import key_hash
 from store.layout import (
+    INDEX_TAG_PREFIX,
     KEY_SEPARATOR,
     MAGIC_V1,
     MAGIC_V2,
@@ -124,10 +125,11 @@ def encode_messages(
     max_message_size: int,
     now: int,
     with_keys: bool = True,
+    with_tags: bool = False,
 ) -> Records:
     """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
 
-    with_keys: hash their keys for the index.
+    with_keys: hash their keys for the index. with_tags: and their tags.
 
     Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
     values of other kinds than their fields.
@@ -140,9 +142,10 @@ def encode_messages(
         headers.append(header)
         rests.append(rest)
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
-        codes.append(java_hash_code(tag_of(properties)))
+        codes.append(java_hash_code(tag := tag_of(properties)))
         if with_keys:
             own = [key_hash(message.topic, key) for key in keys_of(properties)]
+            own += [key_hash(message.topic, INDEX_TAG_PREFIX + tag)] if tag and with_tags else []
             hashes += own
             rows += [row] * len(own)
     return Records(

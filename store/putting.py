@@ -75,6 +75,7 @@ class Putting:
             max_message_size=self._config.maxMessageSize,
             now=_now(),
             with_keys=self._config.messageIndexEnable,
+            with_tags=self._config.tagIndexEnable,
         )
 
     def of_table(self, topic: str, table: object) -> Generator[Records]:
@@ -105,6 +106,7 @@ class Putting:
             max_message_size=self._config.maxMessageSize,
             now=_now(),
             with_keys=self._config.messageIndexEnable,
+            with_tags=self._config.tagIndexEnable,
         )
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:

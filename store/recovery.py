@@ -183,9 +183,9 @@ class Recovery:
             if queue.is_cut and queue.lives:
                 self._queue(*name).begin_at(queue.begin, self._log.min_offset())
         for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
-            self._index.append(*index_keys(chunk))
+            self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
-            self._index.append(*index_keys(chunk))
+            self._index.append(*index_keys(chunk, tags=self._index.has_tags))
             for topic, queue_id, offsets, entries in queue_entries(chunk):
                 rows = queues[topic, queue_id].counting(offsets, entries)
                 if rows.start < rows.stop:
@@ -246,7 +246,7 @@ class Recovery:
         at = first_byte = self._log.min_offset()
         for begin, end in spans:
             for chunk in walk(self._log, at, until=begin, check_crc=False):
-                offsets = index_keys(chunk)[1]
+                offsets = index_keys(chunk, tags=False)[1]
                 if (offsets > at).any() or (at == first_byte and len(offsets)):
                     return False
                 at = chunk.end

@@ -50,10 +50,11 @@ def encode_columns(
     max_message_size: int,
     now: int,
     with_keys: bool = True,
+    with_tags: bool = False,
 ) -> Records:
     """Records of one topic, in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
 
-    with_keys: hash their keys for the index.
+    with_keys: hash their keys for the index. with_tags: and their tags.
     Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
     appended then.
     """
@@ -73,7 +74,8 @@ def encode_columns(
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     _check_tags(tags)
-    hashes, rows = key_hashes(topic, unique_keys, keys) if with_keys else key_hashes(topic, None, None)
+    filed = (unique_keys, keys, tags if with_tags else None) if with_keys else (None, None, None)
+    hashes, rows = key_hashes(topic, *filed)
     distinct = np.flatnonzero(np.bincount(queue_ids))
     return Records(
         headers=headers,
