@@ -166,9 +166,9 @@ def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
     for n in range(100, 300):
         store.put(message(n))
     shutil.copytree(tmp_path / "live", tmp_path / "mq")
+    end = max(message.physical_offset for message in store.query("t", "k150"))
     store.close()
     path = tmp_path / "mq"
-    end = max(message.physical_offset for message in store.query("t", "k150"))
     log = path / "commitlog" / f"{0:020d}"
     data = log.read_bytes()
     log.write_bytes(data[:end] + bytes(len(data) - end))
