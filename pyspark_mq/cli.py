@@ -73,7 +73,12 @@ def main() -> None:
 def demo(store: str | None, rate: int) -> None:
     """Stream the 336,776 flights that left New York in 2013: one process appends, Spark reads and sums up."""
     from pyspark_mq.demo import run_demo
+    from pyspark_mq.neighbours import require_pyspark
 
+    try:
+        require_pyspark()
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
     sys.exit(0 if run_demo(store, rate) else 1)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from pyspark_mq.shadowing import require_own_store
+from pyspark_mq.neighbours import require_own_store, require_pyspark
 from pyspark_mq.worker import spare_what_is_loaded
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The default columns; Spark asks only where the user gave no `.schema(...)`."""
+        require_pyspark()
         require_own_store()
         from pyspark_mq.options import SourceOptions
         from pyspark_mq.schema import default_schema
@@ -39,6 +40,7 @@ class DefaultSource(DataSource):
         return default_schema(SourceOptions.parse(self.options).include_properties)
 
     def reader(self, schema: StructType) -> MqBatchReader:
+        require_pyspark()
         require_own_store()
         from pyspark_mq.batch_reader import FilteringBatchReader, MqBatchReader
         from pyspark_mq.options import SourceOptions
@@ -49,6 +51,7 @@ class DefaultSource(DataSource):
         return kind(SourceOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> RealTimeStreamReader:
+        require_pyspark()
         require_own_store()
         from pyspark_mq.options import SourceOptions
         from pyspark_mq.realtime_reader import RealTimeStreamReader

@@ -12,7 +12,8 @@
             ├── FlightsMissing   its data set is not installed
             └── JavaMissing      there is no Java that Spark can run on
 
-Errors of the store itself (`store.errors`) pass through as they are: `StoreError` catches all.
+A PySpark that is too old, or another package named `store` in the way of ours, is an `ImportError`: the tree cannot be
+imported then. Errors of the store itself (`store.errors`) pass through as they are: `StoreError` catches all.
 """
 
 from __future__ import annotations
