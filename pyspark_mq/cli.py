@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -37,17 +38,24 @@ STORE = click.argument("store", type=click.Path(file_okay=False))
 
 
 class Commands(click.Group):
-    """A group whose commands answer the store's errors, and the system's, with one line."""
+    """A group whose commands answer the store's errors and warnings, and the system's errors, with one line each."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = show_warning
+                return super().invoke(ctx)
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has gone; click ends quietly
                 raise
             raise click.ClickException(str(error)) from error
         except StoreError as error:
             raise click.ClickException(str(error)) from error
+
+
+def show_warning(message: Warning | str, *_where: object, **_to: object) -> None:
+    """One line, as errors are."""
+    click.echo(f"Warning: {message}", err=True)
 
 
 def starting_point(_ctx: click.Context, _option: click.Parameter, value: str) -> str | int:

@@ -64,6 +64,9 @@ def _complete(path: Path, data: bytes) -> Iterator[Path]:
             file.flush()
             os.fsync(file.fileno())
         yield temporary
+    except OSError as error:
+        error.filename = str(path)  # some have no name, others that of the temporary
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.utils import get_protocol
 
 from store.atomic import make_directory, sync_directory, write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
@@ -34,6 +32,7 @@ from store.segments import list_files
 from store.topics import Topics
 from store.watermark import Watermark
 
+_URL = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<host>[^/]*)(?P<path>.*)"
 _MARKS = (WATERMARK_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
 
 
@@ -47,10 +46,18 @@ class Directory:
     @staticmethod
     def at(path: str | os.PathLike[str]) -> Directory:
         """The directory that a path or a `file:` URL names. Raises `NotAStore` for another file system's URL."""
-        text = os.fspath(path)
-        if get_protocol(text) != "file":
-            raise NotAStore(f"{text}: a store lies on a local disk, for its locks and mappings; copy it to one")
-        return Directory(Path(LocalFileSystem._strip_protocol(text)))
+        text = os.fsdecode(path)
+        url = re.fullmatch(_URL, text, re.DOTALL)
+        if url is None:
+            local = text.removeprefix("file:")
+        elif url["scheme"].lower() == "file" and url["host"] in ("", "localhost"):
+            local = url["path"]
+        else:
+            remedy = "; a URL of a local file begins with file:///" if url["scheme"] == "file" else "; copy it to one"
+            raise NotAStore(f"{text}: a store lies on a local disk, for its locks and mappings{remedy}")
+        if "\0" in local:
+            raise NotAStore(f"{text!r}: no path has a zero byte")
+        return Directory(Path(local).expanduser().absolute())
 
     def is_store(self) -> bool:
         """Whether any of a store's own files is there."""

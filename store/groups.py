@@ -16,6 +16,7 @@ from typing import Any
 
 from store.admin_files import next_version, offset_table, read_json, read_table, table, write_json
 from store.errors import InvalidGroup, OffsetOutOfRange
+from store.integers import integer
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
     DELAY_OFFSETS_FILE,
@@ -61,13 +62,13 @@ class Groups:
         """
         check_group_name(group)
         for queue_id, offset in offsets.items():
-            if offset < 0:
+            if integer(f"offset of queue {queue_id}", offset) < 0:
                 raise OffsetOutOfRange(
                     f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; they begin at 0"
                 )
         content = read_json(self._offsets)
         key = _key(topic, group)
-        merged = self._committed(content, key) | dict(offsets)
+        merged = self._committed(content, key) | {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
         content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
         next_version(self._offsets, content)
         write_json(self._offsets, content)

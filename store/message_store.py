@@ -26,12 +26,12 @@ from store.directory import Directory
 from store.errors import OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.filters import TagFilter
 from store.fingerprint import Fingerprint, can_have, fingerprint
-from store.getting import GetResult, get_message
+from store.getting import GetResult, GetStatus, get_message
 from store.groups import Groups
 from store.index import END_OF_TIME, Index
 from store.inflating import Bounds, Oversized
+from store.integers import integer
 from store.kinds import warn_of_topics
-from store.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage, inflated
 from store.opened import Opened
@@ -39,7 +39,8 @@ from store.putting import PutResult, Putting
 from store.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.retention import Cleaned, Retention
 from store.scan import scan_queue
-from store.segments import OpenFiles, full_device
+from store.segments import OpenFiles
+from store.system_errors import explained_verbs
 from store.topics import Topics
 from store.watch import Watch, Watches
 from store.watermark import Watermark
@@ -54,6 +55,7 @@ _SCAN_BYTES = 12 << 20  # Spark takes slim rows of 1,000 B in 6 % less time than
 _ROOMS = ("_topics", "_groups", "_log", "_index", "_queue", "_putting", "_writer", "_watermark", "_watches")
 
 
+@explained_verbs
 class MessageStore(Opened):
     """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
 
@@ -108,16 +110,16 @@ class MessageStore(Opened):
         `config/store.conf`, else RocketMQ's defaults. File sizes of an existing store stay what they are.
 
         Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
-        `CorruptStore`. Warns `UnsupportedWarning` of topics that RocketMQ's consumer sees otherwise.
+        `CorruptStore`; as every verb `StoreUnavailable` for what the system refuses. Warns `UnsupportedWarning` of
+        topics that RocketMQ's consumer sees otherwise.
         """
         directory = Directory.at(path)
-        with full_device(directory.root):
-            if read_only or not create:
-                directory.must_be_store(writing=not read_only)
-            else:
-                directory.create()
-            warn_of_topics(directory.root)
-            return MessageStore(directory, directory.configuration(config), read_only=read_only)
+        if read_only or not create:
+            directory.must_be_store(writing=not read_only)
+        else:
+            directory.create()
+        warn_of_topics(directory.root)
+        return MessageStore(directory, directory.configuration(config), read_only=read_only)
 
     # --- topics ----------------------------------------------------------------------------------------
 
@@ -127,8 +129,7 @@ class MessageStore(Opened):
         Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
         """
         writer = self._writing()
-        with full_device(self.path / TOPICS_FILE):
-            return writer.exclusively(lambda: self._topics.create(topic, queues))
+        return writer.exclusively(lambda: self._topics.create(topic, queues))
 
     def topics(self) -> dict[str, int]:
         """Topic name to number of queues, as it stands now."""
@@ -217,11 +218,12 @@ class MessageStore(Opened):
         NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, and `MessageTooLarge` for a first message whose body
         becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         """
+        offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
         try:
             minimum, maximum = self.offsets(topic, queue_id)
         except UnknownTopic:
-            minimum, maximum = 0, 0
-        queue, accept = self._queue(topic, queue_id), message_filter or TagFilter(None)
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        queue, accept = self._queue(topic, int(queue_id)), message_filter or TagFilter(None)
         return get_message(self._log, queue, offset, minimum, maximum, max_messages, accept, self.config)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> npt.NDArray[np.int64]:
@@ -234,6 +236,7 @@ class MessageStore(Opened):
 
         The range must be published. Raises `OffsetLost` where retention took the queue's files.
         """
+        start, end = integer("start", start, 0), integer("end", end, 0)
         return self._checked_queue(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
@@ -260,11 +263,10 @@ class MessageStore(Opened):
         `maxDecompressedMessageSize`; a larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, `ValueError` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`, and
+        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`, and
         `OffsetLost` when retention overtakes the reader.
         """
-        if min(max_rows, max_bytes) < 1:
-            raise ValueError(f"max_rows={max_rows}, max_bytes={max_bytes}: both must be 1 or more")
+        max_rows, max_bytes = integer("max_rows", max_rows, 1), integer("max_bytes", max_bytes, 1)
         check_columns(columns)
         queue = self._checked_range(topic, queue_id, start, end)
         return scan_queue(
@@ -308,6 +310,8 @@ class MessageStore(Opened):
         than configured.
         """
         self._topics.known(topic)
+        max_messages = integer("max_messages", max_messages)
+        begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
         has = partial(is_queued, self._log, self._checked_queue)
         found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
@@ -333,7 +337,7 @@ class MessageStore(Opened):
 
         Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` where a file is missing.
         """
-        queue = self._checked_queue(topic, queue_id)
+        queue, timestamp = self._checked_queue(topic, queue_id), integer("timestamp", timestamp)
         return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     # --- waiting ---------------------------------------------------------------------------------------
@@ -354,7 +358,7 @@ class MessageStore(Opened):
 
         Raises `OffsetLost` when retention took them, `CorruptRecord`.
         """
-        return arrivals(self._log, begin, end)
+        return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
         """What wakes one more waiting thread at each publication; polls while a RocketMQ broker has the directory."""
@@ -364,7 +368,7 @@ class MessageStore(Opened):
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The queue offset that a consumer group has to read next, None when it never committed one."""
-        return self._groups.offsets(group, topic).get(queue_id)
+        return self._groups.offsets(group, topic).get(integer("queue_id", queue_id))
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the next offsets (queue id to queue offset) of a consumer group, on the device when this returns.
@@ -374,8 +378,7 @@ class MessageStore(Opened):
         writer = self._writing()
         for queue_id in offsets:
             self._topics.check_queue(topic, queue_id)
-        with full_device(self.path / CONSUMER_OFFSETS_FILE):
-            writer.exclusively(lambda: self._groups.commit(group, topic, offsets))
+        writer.exclusively(lambda: self._groups.commit(group, topic, offsets))
 
     # --- deleting --------------------------------------------------------------------------------------
 
@@ -456,6 +459,7 @@ class MessageStore(Opened):
         return self._queue(topic, self._topics.check_queue(topic, queue_id))
 
     def _checked_range(self, topic: str, queue_id: int, start: int, end: int) -> ConsumeQueue:
+        start, end = integer("start", start), integer("end", end)
         minimum, maximum = self.offsets(topic, queue_id)
         where = f"{self.path}: topic {topic!r}, queue {queue_id}"
         if start < minimum and start < end:

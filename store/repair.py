@@ -16,10 +16,11 @@ from store.index import Index
 from store.layout import INDEX_DIR, REPAIR_DIR
 from store.locks import StoreLock
 from store.recovery import Filed, Plan, Point, Recovery, plan_for
-from store.segments import full_device
+from store.system_errors import explained
 from store.topics import Topics
 
 
+@explained
 def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
     """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
 
@@ -50,8 +51,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         directory.save_configuration(settings)
         directory.mark_closed()
 
-    with full_device(root):
-        _alone(root, make_anew)
+    _alone(root, make_anew)
 
 
 def _alone(root: Path, work: Callable[[], None]) -> None:

@@ -88,7 +88,7 @@ class Topics:
 
     def check_queue(self, topic: str, queue_id: int) -> int:
         """The queue id, if the topic has it. Raises `UnknownTopic`, `UnknownQueue`."""
-        queues = self.known(topic)
+        queue_id, queues = integer("queue_id", queue_id), self.known(topic)
         if not 0 <= queue_id < queues:
             raise UnknownQueue(f"{self._root}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
         return queue_id

@@ -41,6 +41,7 @@ from store.log_end import LogEnd, life_begin
 from store.message import decode_record
 from store.record_view import Ints
 from store.segments import OpenFiles
+from store.system_errors import explained
 from store.topics import Topics
 from store.watch import POLL_SECONDS
 
@@ -78,6 +79,7 @@ class Report:
     queues: int = 0
 
 
+@explained
 def verify(
     path: str | os.PathLike[str],
     progress: Progress = lambda done, total: None,

@@ -325,3 +325,22 @@ def test_query_for_what_is_not_there(path: Path, arguments: list[str], code: int
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerName=a\nmappedFileSizeCommitLog=1048576\n")
+    done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
+    assert (done.returncode, done.stdout) == (0, "orders: 4 queues\n")
+    assert done.stderr == f"Warning: {config}: passed over, for they mean nothing here: brokerName\n"
+    config.write_text("maxMesageSize=5\n")
+    done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {config}, line 1: unknown key 'maxMesageSize'; did you mean 'maxMessageSize'?\n"
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for arguments in (("stats", tmp_path / "loop"), ("verify", tmp_path / "loop")):
+        done = run(*arguments)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr

@@ -181,7 +181,23 @@ def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
         MessageStore.open(three_segments)
 
 
-def test_a_url(tmp_path: Path) -> None:
-    assert Directory.at(f"file://{tmp_path}/store").root == tmp_path / "store"
-    with pytest.raises(NotAStore, match=r"s3://bucket/store: a store lies on a local disk, .*copy it"):
-        Directory.at("s3://bucket/store")
+def test_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (f"file://{tmp_path}/store", f"file:{tmp_path}/store", f"file://localhost{tmp_path}/store/"):
+        assert Directory.at(text).root == tmp_path / "store"
+    for url in ("s3://bucket/store", "hdfs://name/store"):
+        with pytest.raises(NotAStore, match=rf"{url}: a store lies on a local disk, .*copy it"):
+            Directory.at(url)
+    with pytest.raises(NotAStore, match=r"file://tmp/store: a store lies on .* local file begins with file:///"):
+        Directory.at("file://tmp/store")
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("store", "a::b", "a b%20c#d?e", "x:y"):
+        assert Directory.at(name).root == tmp_path / name
+        assert Directory.at(tmp_path / name).root == tmp_path / name
+        assert Directory.at(os.fsencode(name)).root == tmp_path / name  # type: ignore[arg-type]
+    assert Directory.at("~/store").root == Path("/home/me/store")
+    with pytest.raises(NotAStore, match="no path has a zero byte"):
+        Directory.at("a\0b")

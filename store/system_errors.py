@@ -1,0 +1,99 @@
+"""What the system refuses, said in the store's words: which path, why, and what helps.
+
+Only what has to do with the machine is translated. Any other `OSError` passes, for it means a fault in the program.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from store.errors import StoreFull, StoreUnavailable
+
+_Kind = TypeVar("_Kind", bound=type)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+_FULL = "nothing of this call is visible. Free some space and repeat it"
+_OWNER = "ask its owner for the right, or open the store with read_only=True if it is the right to write"
+_FILES = "close what is not needed, or raise the limit (ulimit -n; fs.file-max)"
+_DEVICE = "see the system's log; restore what is lost from a copy"
+_LINKS = "correct the path"
+_REMEDIES = {
+    errno.EACCES: _OWNER,
+    errno.EPERM: _OWNER,
+    errno.EROFS: "open the store with read_only=True, or copy it to where it can be written",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.EFBIG: "raise the limit of a file's length (ulimit -f), or use another file system",
+    errno.ENOMEM: "free memory, or allow more mappings (vm.max_map_count)",
+    errno.EIO: _DEVICE,
+    errno.ESTALE: _DEVICE,
+    errno.ENODEV: _DEVICE,
+    errno.ENOLCK: "a store needs a file system with locks: copy it to a local one",
+    errno.EBUSY: "close what uses it, and repeat the call",
+    errno.ETXTBSY: "close what uses it, and repeat the call",
+    errno.ELOOP: _LINKS,
+    errno.ENAMETOOLONG: _LINKS,
+    errno.ENOTDIR: "a file stands where a folder belongs: move it out of the store",
+    errno.EISDIR: "a folder stands where a file belongs: move it out of the store",
+}
+
+
+@contextmanager
+def system_errors(where: object) -> Iterator[None]:
+    """Turns what the system refuses into `StoreFull` or `StoreUnavailable`, naming the path, or else `where`."""
+    try:
+        yield
+    except OSError as error:
+        _raise_explained(where, error)
+        raise
+
+
+def explained(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """`function` with `system_errors` around it, and around what it yields; its first argument is, or has, a path."""
+
+    @wraps(function)
+    def explaining(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        where: Any = arguments[0] if arguments else options.get("path")
+        where = getattr(where, "path", where)
+        try:
+            result: Any = function(*arguments, **options)
+        except OSError as error:
+            _raise_explained(where, error)
+            raise
+        explained_result: Any = _explaining_each(where, result) if isinstance(result, Iterator) else result
+        return cast(_Result, explained_result)
+
+    return explaining
+
+
+def explained_verbs(kind: _Kind) -> _Kind:
+    """A class whose public methods are all `explained`."""
+    for name, member in list(vars(kind).items()):
+        if name.startswith("_"):
+            continue
+        if isinstance(member, FunctionType):
+            setattr(kind, name, explained(member))
+        elif isinstance(member, staticmethod):
+            setattr(kind, name, staticmethod(explained(member.__func__)))
+        elif isinstance(member, property) and member.fget is not None:
+            setattr(kind, name, property(explained(member.fget), doc=member.__doc__))
+    return kind
+
+
+def _explaining_each(where: object, items: Iterator[Any]) -> Iterator[Any]:
+    with system_errors(where):
+        yield from items
+
+
+def _raise_explained(where: object, error: OSError) -> None:
+    path = error.filename if isinstance(error.filename, (str, bytes)) else where
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise StoreFull(f"{path}: no space left on the device; {_FULL}") from error
+    if error.errno in _REMEDIES:
+        raise StoreUnavailable(f"{path}: {error.strerror}; {_REMEDIES[error.errno]}") from error

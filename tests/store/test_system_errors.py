@@ -1,0 +1,187 @@
+"""What the system refuses is an error of ours, which names the path and what helps."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreUnavailable
+from store.system_errors import explained
+from store.verify import verify
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, messageIndexEnable=False)
+ROOT = Path(__file__).parents[2]
+# Does something with the store, and says which error came, and what it came from.
+PROGRAM = """
+import errno, os, resource, sys
+from store import Message, MessageStore, StoreError
+path, what = sys.argv[1:]
+store = MessageStore.open(path, read_only=what == "read")
+if what == "files":
+    taken = []
+    while True:
+        try:
+            taken.append(os.dup(0))
+        except OSError:
+            break
+    act = lambda: MessageStore.open(path, read_only=True)
+elif what == "length":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    act = lambda: store.put(Message("t", bytes(3000)))
+else:
+    os.setresuid(65534, 65534, 65534)
+    act = lambda: MessageStore.open(path, read_only=what == "read")
+try:
+    act()
+except StoreError as error:
+    print(type(error).__name__, errno.errorcode[error.__cause__.errno], error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"first"))
+    return tmp_path / "mq"
+
+
+def run(path: Path, what: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path), what],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_descriptor_left(path: Path) -> None:
+    assert re.match(rf"StoreUnavailable EMFILE {path}.*: Too many open files; .* raise the limit", run(path, "files"))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit of a file's length")
+def test_a_file_longer_than_allowed(path: Path) -> None:
+    assert re.match(rf"StoreUnavailable EFBIG {path}.*: File too large; raise the limit", run(path, "length"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+@pytest.mark.parametrize(("what", "mode"), [("read", 0o700), ("write", 0o755)])
+def test_no_permission(path: Path, what: str, mode: int) -> None:
+    for folder in path.parents[:3]:
+        folder.chmod(0o755)
+    path.chmod(mode)
+    found = re.match(rf"StoreUnavailable EACCES {path}.*: Permission denied; ask its owner", run(path, what))
+    assert found
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux")
+def test_a_file_system_to_read_only(path: Path) -> None:
+    mount = ["mount", "--bind", str(path), str(path)], ["mount", "-o", "remount,ro,bind", str(path)]
+    if any(subprocess.run(command, capture_output=True).returncode for command in mount):
+        pytest.skip("nothing can be mounted here")
+    try:
+        with pytest.raises(StoreUnavailable, match=rf"{path}.*: Read-only file system; open the store with read_only"):
+            MessageStore.open(path)
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.offsets("t", 0) == (0, 1)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_links_that_lead_to_themselves(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match=rf"{tmp_path}/a"):
+            MessageStore.open(tmp_path / "a", read_only=read_only)
+    topics = path / "config/topics.json"
+    topics.unlink()
+    topics.symlink_to("topics.json")
+    with pytest.raises(StoreUnavailable, match=r"config/topics\.json: Too many levels of symbolic links; correct"):
+        MessageStore.open(path)
+
+
+def test_a_folder_instead_of_a_file_and_the_other_way(path: Path) -> None:
+    topics = path / "config/topics.json"
+    content = topics.read_bytes()
+    topics.unlink()
+    topics.mkdir()
+    for use in (lambda: MessageStore.open(path), lambda: verify(path)):
+        with pytest.raises(StoreUnavailable, match=r"config/topics\.json: Is a directory; .* move it out") as caught:
+            use()
+        assert isinstance(caught.value.__cause__, IsADirectoryError)
+    topics.rmdir()
+    topics.write_bytes(content)
+    folder = path / "config"
+    folder.rename(path / "away")
+    folder.write_text("")
+    with pytest.raises(StoreUnavailable, match=r"config/.*: Not a directory; a file stands where a folder belongs"):
+        MessageStore.open(path)
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"x: File name too long; correct the path"):
+        MessageStore.open(tmp_path / ("x" * 300))
+
+
+def test_what_comes_while_iterating() -> None:
+    @explained
+    def items(path: str) -> Iterator[int]:
+        yield 1
+        raise OSError(5, "Input/output error")
+
+    iterator = items("/somewhere")
+    assert next(iterator) == 1
+    with pytest.raises(StoreUnavailable, match="/somewhere: Input/output error; see the system's log"):
+        next(iterator)
+
+
+def test_what_is_a_fault_of_the_program_passes() -> None:
+    @explained
+    def act(path: str) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        act("/somewhere")
+
+
+@pytest.mark.parametrize("wrong", [1.0, "1", True, None, 2**63])
+def test_what_is_no_whole_number(path: Path, wrong: object) -> None:
+    number: int = wrong  # type: ignore[assignment]
+    with MessageStore.open(path) as store:
+        for use in (
+            lambda: store.offsets("t", number),
+            lambda: store.max_offset("t", number),
+            lambda: store.get_message("g", "t", 0, number),
+            lambda: store.get_message("g", "t", number, 0),
+            lambda: store.get_message("g", "t", 0, 0, number),
+            lambda: store.sizes("t", 0, 0, number),
+            lambda: store.tags_codes("t", 0, number, 1),
+            lambda: store.scan("t", 0, number, 1),
+            lambda: store.scan("t", 0, 0, 1, max_rows=number),
+            lambda: store.query("t", "k", number),
+            lambda: store.query("t", "k", 1, number),
+            lambda: store.query("t", "k", 1, 0, number),
+            lambda: store.offset_by_time("t", 0, number),
+            lambda: store.arrivals(number, 1),
+            lambda: store.consumer_offset("g", "t", number),
+            lambda: store.commit_offsets("g", "t", {number: 1}),
+            lambda: store.commit_offsets("g", "t", {0: number}),
+            lambda: store.create_topic("u", number),
+        ):
+            with pytest.raises((InvalidArgument, StoreError)) as caught:
+                use()
+            assert isinstance(caught.value, InvalidArgument), caught.value
