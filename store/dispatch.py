@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,7 @@ from store.segments import Bytes
 _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
+_BEGIN = struct.Struct(">ii").unpack_from  # a record's total_size and magic, or a blank's length and magic
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
@@ -107,13 +109,10 @@ def _hop(data: bytes) -> tuple[list[int], list[int], int]:
 
     The one loop over records here: each length is known only when the one before it is.
     """
-    positions, sizes, position, length = [], [], 0, len(data)
-    from_bytes = int.from_bytes
-    while position + 8 <= length:
-        size = from_bytes(data[position : position + 4], "big", signed=True)
-        if size < MIN_RECORD_BYTES or position + size > length:
-            break
-        if from_bytes(data[position + 4 : position + 8], "big", signed=True) == MAGIC_BLANK:
+    positions, sizes, position, last = [], [], 0, len(data) - MIN_RECORD_BYTES
+    while position <= last:
+        size, magic = _BEGIN(data, position)
+        if size < MIN_RECORD_BYTES or position + size > len(data) or magic == MAGIC_BLANK:
             break
         positions.append(position)
         sizes.append(size)

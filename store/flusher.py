@@ -42,6 +42,7 @@ class Flusher:
         self._queue = queue
         self._existing_queues = existing_queues
         self._unflushed = unflushed
+        self._tails: dict[QueueName, int] = {}
         self._interval = interval
         self._place = place
         self._stop = threading.Event()
@@ -75,18 +76,22 @@ class Flusher:
             if end <= begin:
                 return
             self._log.segments.flush(begin, end)
-            for name, entries in self._entries(begin, end).items():
+            ranges = self._entries(begin, end)
+            for name, entries in ranges.items():
                 self._queue(*name).flush(*entries)
             self._watermark.mark_flushed(end)
+            self._tails.update({name: tail for name, (_, tail) in ranges.items()})
             self._watermark.flush()
             # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
             write_checkpoint(self._watermark.path.parent, store_timestamp)
 
     def _entries(self, begin: int, end: int) -> Ranges:
         ranges = self._unflushed.take(begin, end)
-        if ranges is None:  # damage, which others report
-            queues = {name: self._queue(*name) for name in self._existing_queues()}
-            ranges = {name: (queue.first(), queue.tail(end)) for name, queue in queues.items()}
+        if ranges is None:
+            ranges = {}
+            for name in self._existing_queues():
+                queue = self._queue(*name)
+                ranges[name] = self._tails.get(name) or queue.first(), queue.tail(end)
         return ranges
 
     def _run(self) -> None:

@@ -46,7 +46,7 @@ class Writer:
         except BaseException:
             lock.close()
             raise
-        unflushed = Unflushed(log)
+        unflushed = Unflushed(log, existing_queues)
         self._appender = Appender(
             lock, self.watermark, log, index, queue, existing_queues, unflushed, sync_flush=config.sync_flush
         )

@@ -84,6 +84,23 @@ def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> N
                 new.clear()
 
 
+def test_much_that_others_put(built: Path, flushed: set[str]) -> None:
+    """More log than there are queues to flush: all are. Less than it takes to find out: those that it names."""
+    config = StoreConfig(mappedFileSizeCommitLog=8 << 20, mappedFileSizeConsumeQueue=2000)
+    path = built.parent / "few"
+    with MessageStore.open(path, config=config) as one, MessageStore.open(path) as two:
+        two.create_topic("t", 4)
+        for megabytes, queues in (1, {3}), (5, {0, 1, 2, 3}), (0, {3}):
+            two.put_many([Message("t", b"x", queue_id=queue) for queue in range(4)])
+            two.flush()
+            two.put_many([Message("t", bytes(1 << 20), queue_id=3) for _ in range(megabytes)])
+            one.put(Message("t", b"x", queue_id=3))
+            flushed.clear()
+            one.flush()
+            assert queue_files(flushed) == queues
+            assert Watermark(path, writable=False).flushed_offset == one.confirm_offset
+
+
 def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) -> None:
     with MessageStore.open(built) as store:
         before = bodies(store)
