@@ -237,7 +237,11 @@ class Block:
 
 
 class LightBlock(Block):
-    """n messages of a light queue: their records, and so their columns, name the queue that they were sent to."""
+    """n messages of a light queue: their records name the queue that they were sent to.
+
+    Topic and queue offset are shown as the records have them, the queue number as that of the light queue: so does
+    RocketMQ's client, which overwrites the number with that of the queue it asked.
+    """
 
     def _in_queue(self) -> Mask:
         return self._records.sound.copy()
@@ -258,8 +262,6 @@ class LightBlock(Block):
         if name == "topic":
             names = self._records.slices(self._records.topic_starts, self._records.topic_lengths).to_pylist()
             return pa.array([name.decode("utf-8", "replace") for name in names], pa.string())
-        if name == "queueId":
-            return self._ints("queue_id", pa.int32())
         return self._ints("queue_offset", pa.int64()) if name == "queueOffset" else super().column(name)
 
 

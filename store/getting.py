@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -103,6 +103,8 @@ def get_message(
         must_be_entered(message, Place(queue.topic, queue.queue_id, offset + row), physical, code)
         if not message_filter.match(message.tags):
             continue
+        if message.queue_id != queue.queue_id:  # of a light queue, see `LightBlock`
+            message = replace(message, queue_id=queue.queue_id)
         try:
             messages.append(inflated(message, where, left))
         except MessageTooLarge:

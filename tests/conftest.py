@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.filled import Filled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+settings.register_profile("any machine", deadline=None)  # a busy one takes its time
+settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
 

@@ -43,9 +43,10 @@ def by_rocketmq(lines: Iterable[dict[str, Any]]) -> Queues:
     for line in lines:
         assert line["kind"] != "gap", line
         if line["kind"] == "queue":
-            queue = queues[line["topic"], line["queueId"]] = Queue(line["min"], line["max"])
+            queue_id = line["queueId"]
+            queue = queues[line["topic"], queue_id] = Queue(line["min"], line["max"])
         elif line["kind"] == "message":
-            queue.rows.append(_expected_row(line))
+            queue.rows.append({**_expected_row(line), "queueId": queue_id})  # as the client, which overwrites it
     return {name: queue for name, queue in queues.items() if queue.maximum}
 
 
