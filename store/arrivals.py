@@ -58,7 +58,7 @@ def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
             if size < MIN_RECORD_BYTES or magic not in TOPIC_LENGTH_BYTES:
                 raise CorruptRecord(
                     f"commit log offset {at + position}: {size} bytes, magic {magic & 0xFFFFFFFF:#x}, "
-                    "which is no record; run recovery, or restore the segment from a copy"
+                    "which is no record; run 'pyspark-mq verify', and restore the segment from a copy"
                 )
             found.append(_arrival(data, position, magic))
             position += size

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import OffsetLost
+from store.errors import CorruptSegment, OffsetLost
 from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.segments import OpenFiles, Segments
 
@@ -21,7 +21,10 @@ Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
 OPEN_QUEUE_FILES = 256  # of all queues of a store
-_REMEDY = "move this folder away, and 'pyspark-mq verify --repair' makes it anew from the log"
+MAKE_ANEW = (
+    "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
+    "from the log"
+)
 _EMPTY = bytes(CQ_ENTRY.itemsize)
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
@@ -39,8 +42,9 @@ class ConsumeQueue:
         writable: bool,
         is_message: IsMessage | None = None,
         files: OpenFiles | None = None,
+        least_tail: int = 0,
     ) -> None:
-        """file_size, files: as `Segments` takes them.
+        """file_size, files: as `Segments` takes them. least_tail: it is known to have had so many entries.
 
         is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
         """
@@ -49,6 +53,7 @@ class ConsumeQueue:
         self._is_message = is_message
         folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
         self._segments = Segments(root, folder, file_size, writable=writable, files=files)
+        self._least_tail = least_tail
         self._seen = 0  # the tail found last: where the next search begins
         self._head = 0  # the head found last, likewise
 
@@ -63,11 +68,11 @@ class ConsumeQueue:
 
     def check(self) -> int:
         """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
-        starts = self._segments.check(_REMEDY)
+        starts = self._segments.check(MAKE_ANEW)
         return starts[0] // CQ_ENTRY.itemsize if starts else 0
 
     def tail(self, confirm_offset: int) -> int:
-        """Queue offset after the last entry that counts."""
+        """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
         start, low = self._seen, self._tail_nearby(confirm_offset)
         if low is None:
             start, low = self._search_tail(confirm_offset)
@@ -95,7 +100,7 @@ class ConsumeQueue:
         if seen and self._counts(seen - 1, confirm_offset):
             start = low = seen
         else:
-            start = low = self.first() if seen else self.check()
+            start = low = self._known_tail(self.first() if seen else self.check(), confirm_offset)
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -107,6 +112,13 @@ class ConsumeQueue:
             else:
                 high = middle
         return start, low
+
+    def _known_tail(self, first: int, confirm_offset: int) -> int:
+        """Where to search from: damaged entries before it are no end."""
+        least = self._least_tail
+        if least > first and not self._counts(least - 1, confirm_offset):
+            raise CorruptSegment(f"{self._segments.directory}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
+        return max(first, least)
 
     def dispatched(self, confirm_offset: int) -> int:
         """Log offset (bytes) after the record of the last entry that counts, 0 without one."""

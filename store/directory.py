@@ -15,6 +15,7 @@ from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import SIZES, StoreConfig, read_settings
 from store.errors import NotAStore
+from store.index import Index
 from store.index_tags import tags_are_filed
 from store.kinds import refuse_kinds
 from store.layout import (
@@ -27,6 +28,7 @@ from store.layout import (
     WATERMARK_FILE,
 )
 from store.log_end import was_overtaken
+from store.queue_ends import QueueEnds
 from store.recovery import Evidence
 from store.segments import list_files
 from store.topics import Topics
@@ -149,8 +151,11 @@ class Directory:
         """The last writer leaves, and everything is complete."""
         (self.root / ABORT_FILE).unlink(missing_ok=True)
 
-    def evidence(self, log: CommitLog) -> Evidence:
-        """What recovery goes by. Call under the store lock, before `mark_open`."""
+    def evidence(self, log: CommitLog, index: Index, queue_file_size: int, *, alone: bool) -> Evidence:
+        """What recovery goes by. Call under the store lock, before `mark_open`.
+
+        alone: no other writer is there. Where there is one, it has looked whether the queues are whole.
+        """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
         queues = any((self.root / CONSUME_QUEUE_DIR).glob("*/*/*"))
@@ -159,7 +164,16 @@ class Directory:
         except FileNotFoundError:
             return Evidence(False, False, queues, abort, checkpoint)
         with closing(watermark):
-            current = watermark.same_boot and not (watermark.has_failed or was_overtaken(log, watermark, abort=abort))
+            overtaken = was_overtaken(log, watermark, abort=abort)
+            current = watermark.same_boot and not (watermark.has_failed or overtaken)
+            end = watermark.confirm_offset if current else watermark.flushed_offset
+            if queues and alone:
+                ends = QueueEnds.read(self.root)
+                # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
+                # log: a broker, which may have made the index anew.
+                left_alone = ends is not None and (ends.at == watermark.confirm_offset or (abort and not overtaken))
+                topics = Topics(self.root).queue_counts()
+                queues = bool(left_alone and ends and ends.hold(self.root, log, index, queue_file_size, topics, end))
             return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:

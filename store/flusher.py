@@ -34,15 +34,18 @@ class Flusher:
         queue: Callable[[str, int], ConsumeQueue],
         existing_queues: Callable[[], list[QueueName]],
         unflushed: Unflushed,
+        note: Callable[[int, int, Ranges], None],
         interval: float,
         place: Place,
     ) -> None:
+        """note: told what was flushed, as log offsets (bytes) and queue entries."""
         self._watermark = watermark
         self._log = log
         self._queue = queue
         self._existing_queues = existing_queues
         self._unflushed = unflushed
         self._tails: dict[QueueName, int] = {}
+        self._note = note
         self._interval = interval
         self._place = place
         self._stop = threading.Event()
@@ -84,6 +87,7 @@ class Flusher:
             self._watermark.flush()
             # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
             write_checkpoint(self._watermark.path.parent, store_timestamp)
+        self._note(begin, end, ranges)
 
     def _entries(self, begin: int, end: int) -> Ranges:
         ranges = self._unflushed.take(begin, end)

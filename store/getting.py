@@ -10,7 +10,7 @@ import numpy as np
 
 from store.commit_log import CommitLog
 from store.config import StoreConfig
-from store.consume_queue import ConsumeQueue, Entries
+from store.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.entering import Place
 from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.filters import TagFilter
@@ -93,7 +93,7 @@ def get_message(
             break
         where = f"topic {queue.topic}, queue {queue.queue_id}, offset {offset + row} (commit log offset {physical})"
         if physical < 0 or not MIN_RECORD_BYTES <= size <= log.segments.size:
-            raise CorruptRecord(f"{where}: an entry of {size} bytes; delete the queue's files and run recovery")
+            raise CorruptRecord(f"{where}: an entry of {size} bytes; {MAKE_ANEW}")
         try:
             record = log.segments.read(physical, size)
         except OffsetLost:

@@ -25,6 +25,7 @@ LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 WATERMARK_FILE: Final = "watermark"
+QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
 # What only RocketMQ makes, and shows a kind of directory (see `kinds`).

@@ -305,7 +305,7 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
     """
 
     def wrong(what: str) -> CorruptRecord:
-        return CorruptRecord(f"{where}: {what}; run recovery, or restore the segment from a copy")
+        return CorruptRecord(f"{where}: {what}; run 'pyspark-mq verify', and restore the segment from a copy")
 
     if len(record) < MIN_RECORD_BYTES:
         raise wrong(f"only {len(record)} bytes")

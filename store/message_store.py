@@ -87,8 +87,10 @@ class MessageStore(Opened):
             made = partial(queue, writable=False, is_message=self._watermark.is_message)
             self._queue = lru_cache(maxsize=_MAX_QUEUES)(made)
         else:
-            self._queue = lru_cache(maxsize=_MAX_QUEUES)(partial(queue, writable=True))
-            self._writer = Writer(directory, config, self._log, self._index, self._queue, self._topics.queues_on_disk)
+            ends: dict[tuple[str, int], int] = {}
+            self._queue = lru_cache(maxsize=_MAX_QUEUES)(partial(_queue_with_end, partial(queue, writable=True), ends))
+            existing = self._topics.queues_on_disk
+            self._writer = Writer(directory, config, self._log, self._index, self._queue, existing, ends)
             self._watermark = self._writer.watermark
         self._putting = Putting(self._topics, config, partial(_ever_put, self._topics, self._queue, self._watermark))
         self._watches = Watches(self._watermark)
@@ -473,6 +475,12 @@ def _ever_put(topics: Topics, queue: Callable[[str, int], ConsumeQueue], end: Wa
     """How many messages a topic ever had, those that are gone included."""
     confirm_offset = end.confirm_offset
     return sum(queue(topic, queue_id).tail(confirm_offset) for queue_id in range(topics.known(topic)))
+
+
+def _queue_with_end(
+    queue: Callable[..., ConsumeQueue], ends: Mapping[tuple[str, int], int], topic: str, queue_id: int
+) -> ConsumeQueue:
+    return queue(topic, queue_id, least_tail=ends.get((topic, queue_id), 0))
 
 
 def _drop(path: str, writer: Writer | None, watches: Watches) -> None:

@@ -25,6 +25,7 @@ from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
 from store.lives import QueueInLog, QueueName, QueuesInLog
 from store.log_end import is_message, last_segment
+from store.queue_ends import QueueEnds
 from store.segments import OpenFiles
 from store.watermark import Watermark
 
@@ -36,7 +37,7 @@ class Evidence(NamedTuple):
 
     watermark: bool
     current: bool  # it was made since the machine came up, and the log does not go on behind it
-    queues: bool  # there are queues, or the watermark says that there is nothing in them
+    queues: bool  # queues and index are where they were left, or the watermark says that there is nothing in them
     abort: bool  # a writer, ours or RocketMQ, did not leave in good order
     checkpoint: bool  # RocketMQ's has a time
 
@@ -74,7 +75,7 @@ CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
     ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL)),  # the machine came up, or a broker appended
     ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),  # the machine died
-    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # somebody deleted the queues
+    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # a part of queues or index is gone
     ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL)),
     ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
     # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
@@ -197,6 +198,8 @@ class Recovery:
             self._queue(*name).flush(queue.begin, queue.tail)
         self._index.truncate(end)
         Watermark.create(self._root, end, decision.store_timestamp)
+        ends = {name: queue.tail for name, queue in queues.items() if queue.tail}
+        QueueEnds(end, ends).write(self._root, self._index)
 
     def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"

@@ -41,7 +41,8 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         queues = Topics(root).queues_on_disk()
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue, queues)
-        plan = plan_for(directory.evidence(log)) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
+        evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, alone=True)
+        plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
         filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
         decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
         directory.mark_open()

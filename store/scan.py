@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from store.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
 from store.commit_log import CommitLog
-from store.consume_queue import ConsumeQueue, Entries
+from store.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.inflating import Bounds, inflated
@@ -92,7 +92,7 @@ def _view(log: CommitLog, queue: ConsumeQueue, queue_offsets: Ints, physical: In
     if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
         raise CorruptRecord(
             f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
-            "entries are no records in ascending order; delete the queue's files and run recovery"
+            f"entries are no records in ascending order; {MAKE_ANEW}"
         )
     return log.segments.view(begin, end - begin)
 

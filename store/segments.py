@@ -145,7 +145,7 @@ class SegmentFile:
         if length != self.size:
             raise CorruptSegment(
                 f"{self.path}: {length} bytes, but segments of this store have {self.size}; "
-                "restore the file from a copy, or move it away and run recovery"
+                "restore the file from a copy"
             )
 
 

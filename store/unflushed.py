@@ -79,16 +79,14 @@ class Unflushed:
 def ranges_of(log: CommitLog, begin: int, end: int) -> Ranges | None:
     """The queue entries of messages put in [begin, end) of the log, by the log; None when it does not have them all.
 
-    What is put enters the queue that it names and no other (see `entering`). Messages behind `end` may be among them.
+    What is put enters the queue that it names and no other (see `entering`).
     """
     found: Ranges = {}
-    chunks = walk(log, begin, check_crc=False) if begin < end else ()
+    chunks = walk(log, begin, until=end, check_crc=False)
     at = begin
     for chunk in chunks:
         _merge(found, _ranges_in(chunk))
         at = chunk.end
-        if at >= end:
-            break
     return found if at >= end else None
 
 

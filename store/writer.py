@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
 
 from store.appender import Appender, AppendResult
 from store.commit_log import CommitLog
@@ -15,10 +17,11 @@ from store.errors import StoreBusy, StoreLocked
 from store.flusher import Flusher
 from store.index import Index
 from store.locks import Result, StoreLock
+from store.queue_ends import QueueEnds
 from store.records import Records
 from store.recovery import Decision, Recovery, plan_for
 from store.retention import refuse_when_full
-from store.unflushed import Unflushed
+from store.unflushed import QueueName, Ranges, Unflushed
 from store.watermark import Watermark
 
 
@@ -32,14 +35,19 @@ class Writer:
         log: CommitLog,
         index: Index,
         queue: Callable[[str, int], ConsumeQueue],
-        existing_queues: Callable[[], list[tuple[str, int]]],
+        existing_queues: Callable[[], list[QueueName]],
+        ends: dict[QueueName, int],
     ) -> None:
-        """Join, recover what needs it. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`."""
+        """Join, recover what needs it. ends: to be told how many entries each queue has at least.
+
+        Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
+        """
         self._directory = directory
         self._config = config
         self._log = log
         self._index = index
         self._existing_queues = existing_queues
+        self._least_ends = ends
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         try:
             self.watermark = lock.exclusively(self._join)
@@ -51,7 +59,9 @@ class Writer:
             lock, self.watermark, log, index, queue, existing_queues, unflushed, sync_flush=config.sync_flush
         )
         interval = config.flushIntervalCommitLog / 1000
-        self._flusher = Flusher(self.watermark, log, queue, existing_queues, unflushed, interval, lock.place)
+        self._flusher = Flusher(
+            self.watermark, log, queue, existing_queues, unflushed, self._note_ends, interval, lock.place
+        )
 
     def _join(self) -> Watermark:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
@@ -61,11 +71,16 @@ class Writer:
         if decision is not None:
             recovery.carry_out(decision)
         self._directory.save_configuration(self._config)
+        ends = QueueEnds.read(root)
+        self._least_ends.update({} if ends is None else ends.of)
+        # Without a reference to this object: it goes when nobody has it any more.
+        self._note_ends = partial(_note_ends, ends, root, self._log, self._index)
         return Watermark(root, writable=True)
 
     def _decide(self, recovery: Recovery, *, alone: bool) -> Decision | None:
         """What is to be recovered, None for nothing. Whatever this raises, the directory is as it was."""
-        evidence = self._directory.evidence(self._log)
+        size = self._config.mappedFileSizeConsumeQueue
+        evidence = self._directory.evidence(self._log, self._index, size, alone=alone)
         plan = plan_for(evidence)
         if plan is None:
             self._index.check()
@@ -140,5 +155,26 @@ class Writer:
         if self._lock.is_last():
             with self.watermark.noting_failure():
                 self._index.flush()
+            self._note_ends(self.watermark.confirm_offset, self.watermark.confirm_offset, {}, at_once=True)
             self._directory.mark_closed()
         self._lock.close()
+
+
+def _note_ends(
+    ends: QueueEnds | None,
+    root: Path,
+    log: CommitLog,
+    index: Index,
+    begin: int,
+    end: int,
+    ranges: Ranges,
+    *,
+    at_once: bool = False,
+) -> None:
+    """Keep the ends of queues that were flushed up to `end`, now and then in their file."""
+    if ends is None:  # somebody deleted the file while another writer was there
+        return
+    ends.follow(begin, end, ranges)
+    if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root)):
+        with suppress(OSError):  # an old file is noticed, and costs the next opening a look at the whole log
+            ends.write(root, index)

@@ -131,7 +131,7 @@ def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> N
 def test_a_file_missing_in_the_middle(tmp_path: Path) -> None:
     queue(tmp_path).write(0, entries(0, 45))
     (tmp_path / "consumequeue/t/0" / segment_name(2 * PER_FILE * CQ_ENTRY.itemsize)).unlink()
-    with pytest.raises(CorruptSegment, match=r"t/0: no file for bytes 400 to 600; move this folder away, and .*repair"):
+    with pytest.raises(CorruptSegment, match=r"t/0: no file for bytes 400 to 600; close the store everywhere, move"):
         queue(tmp_path).tail(4500)
 
 

@@ -22,7 +22,7 @@ from store.repair import repair
 from tests.store.test_golden import GOLDEN, NAMES
 from tests.store.test_golden_recovery import index_config, killed
 
-DAMAGED = int(os.environ.get("DAMAGED", "10"))
+DAMAGED = int(os.environ.get("DAMAGED", "20"))
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=100, maxIndexNum=400)
 Bodies = dict[tuple[str, int], list[bytes]]
 

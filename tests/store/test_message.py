@@ -177,7 +177,7 @@ def test_arbitrary_bytes_are_no_record(data: bytes) -> None:
 
 def test_a_wrong_crc_is_named_and_may_be_passed_over() -> None:
     changed = V1.replace(b"hello", b"hullo")
-    with pytest.raises(CorruptRecord, match=r"here: body CRC 0x[0-9a-f]+, stored 0x551f0a28; run recovery"):
+    with pytest.raises(CorruptRecord, match=r"here: body CRC 0x[0-9a-f]+, stored 0x551f0a28; run 'pyspark-mq verify'"):
         decode_record(changed, "here")
     assert decode_record(changed, "here", check_crc=False).body == b"hullo-0-"
 

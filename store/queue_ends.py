@@ -1,0 +1,136 @@
+"""Where every queue ended at some offset of the log: what the queues' own files must agree with.
+
+A queue whose folder or last file is gone looks like a shorter one, and an append would give its offsets a second
+time. So who writes keeps the ends in a file of this project, `queueends`: written when a recovery ends, every now and
+then behind a flush, and when the last writer leaves. What was appended since is told by the log. A file that cannot be
+read is none: then the queues are made anew from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from store.atomic import write_file
+from store.commit_log import CommitLog
+from store.index import Index
+from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, QUEUE_ENDS_FILE, segment_name
+from store.unflushed import QueueName, Ranges, ranges_of
+
+_VERSION = 1
+_WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
+
+
+@dataclass
+class QueueEnds:
+    """What was seen of queues and index when the log ended at `at` (bytes).
+
+    of: queue offset after the last entry of each queue that has any. index: log offset of the last record in each index
+    file, by the file's name. gaps: stretches of the log before `at` whose records are not in `of` yet.
+    """
+
+    at: int
+    of: dict[QueueName, int]
+    index: dict[str, int] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    written_at: int = 0
+
+    @staticmethod
+    def read(root: Path) -> QueueEnds | None:
+        """What the file of a directory says; None without one, or for one that is damaged."""
+        try:
+            content = json.loads((root / QUEUE_ENDS_FILE).read_bytes())
+            if content["version"] != _VERSION:
+                return None
+            ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
+            index = {str(name): int(end) for name, end in content["index"].items()}
+            return QueueEnds(int(content["logOffset"]), ends, index, written_at=int(content["logOffset"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, root: Path, index: Index) -> None:
+        """Replace the file of a directory."""
+        names = index.names()
+        self.index = {name: end for name in names for _, end in index.spans([name])}
+        queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
+        content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
+        write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
+        self.written_at = self.at
+
+    @property
+    def is_due(self) -> bool:
+        """Whether much was flushed since it was written."""
+        return self.at - self.written_at >= _WRITE_EVERY
+
+    def follow(self, begin: int, end: int, ranges: Ranges) -> None:
+        """Take what [begin, end) of the log brought to the queues; others flushed what lies between."""
+        if begin > self.at:
+            self.gaps.append((self.at, begin))
+        self._merge({name: stop for name, (_, stop) in ranges.items()})
+        self.at = max(self.at, end)
+
+    def complete(self, log: CommitLog, written: QueueEnds | None) -> bool:
+        """Close the gaps, by what another may have written meanwhile and by the log; whether all are closed.
+
+        They are not where the log is damaged, or its head was deleted; then the next opening looks at everything.
+        """
+        if written is not None:
+            self._merge(written.of)
+            self.gaps = [(max(begin, written.at), end) for begin, end in self.gaps if end > written.at]
+        for gap in self.gaps:
+            ranges = ranges_of(log, *gap)
+            if ranges is None:
+                self.written_at = self.at
+                return False
+            self._merge({name: stop for name, (_, stop) in ranges.items()})
+        self.gaps = []
+        return True
+
+    def hold(
+        self, root: Path, log: CommitLog, index: Index, queue_file_size: int, topics: Container[str], end: int
+    ) -> bool:
+        """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
+
+        A topic that is none any more was deleted by a broker.
+        """
+        appended = ranges_of(log, self.at, end) if self.at <= end else None
+        if appended is None:
+            return False
+        self._merge({name: stop for name, (_, stop) in appended.items()})
+        folder = root / CONSUME_QUEUE_DIR
+        queues_hold = all(
+            _reaches(folder / topic / str(queue_id), stop, queue_file_size, end)
+            for (topic, queue_id), stop in self.of.items()
+            if topic in topics
+        )
+        return queues_hold and self._index_holds(log, index)
+
+    def _merge(self, ends: Mapping[QueueName, int]) -> None:
+        self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
+
+    def _index_holds(self, log: CommitLog, index: Index) -> bool:
+        names, first_byte = set(index.names()), log.min_offset()
+        return not index.is_enabled or all(name in names or last < first_byte for name, last in self.index.items())
+
+
+def _reaches(folder: Path, stop: int, file_size: int, end: int) -> bool:
+    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`."""
+    position = (stop - 1) * CQ_ENTRY.itemsize
+    start = position - position % file_size
+    try:
+        fd = os.open(folder / segment_name(start), os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        data = os.pread(fd, CQ_ENTRY.itemsize, position - start)
+    finally:
+        os.close(fd)
+    if len(data) < CQ_ENTRY.itemsize:
+        return False
+    offset, size, _ = np.frombuffer(data, CQ_ENTRY)[0].item()
+    return bool(size == CQ_PRE_BLANK_SIZE or (size > 0 and 0 <= offset <= end - size))
