@@ -35,7 +35,7 @@ from pyspark_mq.offsets import (
     positions_from_json,
     to_json,
 )
-from store.atomic import create_file, open_file
+from store.atomic import create_file, make_folder, open_file
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
@@ -84,7 +84,7 @@ class Ledger:
     def prepare(self, reader: str) -> None:
         """Make room for the records of a reader. Raises `LedgerError` where this cannot be written."""
         try:
-            self._folder(reader).mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder(reader))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -118,7 +118,7 @@ class Ledger:
         last = fingerprints_to_json(record.last)
         content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             create_file(path, json.dumps(content).encode("ascii"))
         except OSError as error:
             raise self._unwritable(error) from error

@@ -7,12 +7,15 @@ to the device last. A process that is killed meanwhile leaves the other name beh
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-_MODE = 0o644
+# What the owner, the group and others may at most do: others never write.
+_FILE_RIGHTS = 0o664
+_FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def write_file(path: Path, data: bytes, *, backup: Path | None = None) -> None:
@@ -34,14 +37,68 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """A descriptor to read and write `path` with, made empty if it is not there: all files of a store get their mode
-    here."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, _MODE)
+    """A descriptor to read and write `path` with, made empty if it is not there, with the rights that its directory
+    gives (see `_follow`). flags: `os.O_EXCL` to make it anew in any case, `os.O_TRUNC`.
+    """
+    flags |= os.O_RDWR | os.O_CLOEXEC
+    if not flags & os.O_EXCL:
+        with suppress(FileNotFoundError):
+            return os.open(path, flags)
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, _FILE_RIGHTS & path.parent.stat().st_mode)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        return os.open(path, flags)  # somebody else has just made it
+    try:
+        _follow(fd, path.parent, _FILE_RIGHTS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of a store, and those above it that are missing, with the rights that the one above them gives."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return  # somebody else has just made it
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _follow(fd, path.parent, _FOLDER_RIGHTS)
+    finally:
+        os.close(fd)
+
+
+def _follow(fd: int, directory: Path, rights: int) -> None:
+    """Give what was just made the group of its directory, and those of `rights` that the directory gives.
+
+    So whoever may write there, for being in its group, may write all of a store that lies there, whatever the umask of
+    the one who made it; and who may not look into it cannot read anything. What root makes gets the directory's owner,
+    too, or that one could no longer write to a store that root has cleaned. A group that the maker is not in gets
+    nothing: then his own has no more rights than others have.
+    """
+    around, made = directory.stat(), os.fstat(fd)
+    mode = around.st_mode & rights
+    owner = around.st_uid if os.geteuid() == 0 else made.st_uid
+    if (made.st_uid, made.st_gid) != (owner, around.st_gid):
+        try:
+            os.fchown(fd, owner, around.st_gid)
+        except PermissionError:
+            mode = mode & ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+    if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+        os.fchmod(fd, mode)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory unless it is there; its name is on the device when this returns."""
-    path.mkdir(parents=True, exist_ok=True)
+    """`make_folder`, whose name is on the device when this returns."""
+    make_folder(path)
     sync_directory(path.parent)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from store.atomic import make_directory, sync_directory, write_file
+from store.atomic import make_directory, make_folder, sync_directory, write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import SIZES, StoreConfig, read_settings
@@ -87,7 +87,8 @@ class Directory:
                 f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
                 "and no store; name a new or an empty directory"
             )
-        (self.root / COMMIT_LOG_DIR).mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)  # whose rights are for the user to choose
+        make_folder(self.root / COMMIT_LOG_DIR)
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
         """The settings to use: those given, else the directory's own; file sizes as the files have them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from store.atomic import sync_directory
+from store.atomic import make_folder, open_file, sync_directory
 from store.config import StoreConfig
 from store.errors import ReadOnlyStore, StoreFull
 from store.index_file import IndexFile, file_bytes
@@ -172,9 +173,9 @@ class Index:
             "slots_used": 0,
             "next_entry": INDEX_NO_ENTRY + 1,
         }
-        self.directory.mkdir(exist_ok=True)
+        make_folder(self.directory)
         try:
-            with self._temporary.open("wb") as made:
+            with open(open_file(self._temporary, os.O_TRUNC), "wb") as made:
                 made.truncate(file_bytes(*self._shape))
             file = IndexFile(self._temporary, *self._shape, writable=True)
             file.write_header(header)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
+from store.atomic import make_folder
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.directory import Directory
@@ -70,7 +71,7 @@ def _alone(root: Path, work: Callable[[], None]) -> None:
 @contextmanager
 def _in_place_of(made: Path, root: Path) -> Iterator[None]:
     """A new index, in the folder `made`, takes the place of the one that is there when all went well."""
-    (made / INDEX_DIR).mkdir(parents=True)
+    make_folder(made / INDEX_DIR)
     try:
         yield
         shutil.rmtree(root / INDEX_DIR, ignore_errors=True)

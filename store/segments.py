@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import numpy.typing as npt
 
-from store.atomic import sync_directory
+from store.atomic import make_folder, open_file, sync_directory
 from store.errors import CorruptSegment, FlushFailed, OffsetLost, ReadOnlyStore, StoreFull
 from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 
@@ -368,8 +368,8 @@ class Segments:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
         with full_device(self.path(start)):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
+            make_folder(self.directory)
+            with open(open_file(temporary, os.O_TRUNC), "wb") as file:
                 file.truncate(self.size)
                 sync(file.fileno(), temporary)
             temporary.rename(self.path(start))

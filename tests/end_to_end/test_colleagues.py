@@ -1,0 +1,156 @@
+"""One directory, several users: who may write there for being in its group may write all of it; others nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.atomic import make_folder, open_file
+from store.verify import verify
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=50, maxIndexNum=60)
+ALICE, BOB, STRANGER = 12001, 12002, 12003  # users, and the group of each
+TEAM = 13000
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else: run this as root, in CI too")
+
+
+def as_user(user: int, groups: list[int], umask: int, work: Callable[[], object]) -> str:
+    """What `work` answers in a process of that user, as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups(groups)
+            os.setgid(user)
+            os.setuid(user)
+            os.umask(umask)
+            os.write(write, str(work()).encode())
+        except BaseException as error:  # noqa: BLE001 - the parent's test says what it was
+            os.write(write, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def use(path: Path) -> int:
+    """Everything that makes files."""
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        for _ in range(3):
+            store.put_many([Message("t", bytes(300), keys=(f"k{number}",)) for number in range(20)])
+        store.commit_offsets("g", "t", {0: 1})
+        store.clean(forced=True)
+    return sum(store_offsets(path))
+
+
+def store_offsets(path: Path) -> list[int]:
+    with MessageStore.open(path, read_only=True) as reader:
+        assert len(reader.query("t", "k19")) > 0
+        return [reader.max_offset("t", queue) for queue in range(2)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """For another user may not be allowed to read the modules of this one's Python."""
+    assert use(tmp_path_factory.mktemp("first") / "mq") == 60
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user reaches."""
+    folder = Path(tempfile.mkdtemp(prefix="mq-colleagues-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def modes(path: Path) -> dict[str, set[str]]:
+    """The modes of all files, and of all folders, of a store."""
+    entries = [path, *path.rglob("*")]
+    return {
+        "files": {oct(stat.S_IMODE(each.stat().st_mode)) for each in entries if each.is_file()},
+        "folders": {oct(stat.S_IMODE(each.stat().st_mode)) for each in entries if each.is_dir()},
+    }
+
+
+def refused(told: str, path: Path) -> bool:
+    """Whether it is an error of the tree that says where, and what to do."""
+    return told.startswith("StoreUnavailable") and str(path) in told and "ask its owner for the right" in told
+
+
+@needs_root
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+@pytest.mark.parametrize("mode", [0o770, 0o2770, 0o775, 0o2775])
+def test_a_colleague_of_the_group_may_write(shared: Path, mode: int, umask: int) -> None:
+    path = shared / "mq"
+    path.mkdir()
+    os.chown(path, ALICE, TEAM)
+    path.chmod(mode)
+    assert as_user(ALICE, [TEAM], umask, lambda: use(path)) == "60"
+    assert as_user(BOB, [TEAM], umask, lambda: use(path)) == "120"
+    assert as_user(ALICE, [TEAM], umask, lambda: use(path)) == "180"
+    assert verify(path).findings == []
+    assert {each.stat().st_gid for each in path.rglob("*")} == {TEAM}
+    assert modes(path) == {"files": {oct(mode & 0o664)}, "folders": {oct(mode)}}
+    told = as_user(STRANGER, [], umask, lambda: store_offsets(path))
+    assert told.startswith("[") if mode & 0o005 else refused(told, path)
+    assert refused(as_user(STRANGER, [], umask, lambda: use(path)), path)
+
+
+@needs_root
+def test_what_root_does_in_the_directory_of_a_user(shared: Path) -> None:
+    path = shared / "mq"
+    path.mkdir(mode=0o700)
+    os.chown(path, ALICE, ALICE)
+    assert as_user(ALICE, [], 0o022, lambda: use(path)) == "60"
+    assert use(path) == 120
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in path.rglob("*")} == {(ALICE, ALICE)}
+    assert as_user(ALICE, [], 0o022, lambda: use(path)) == "180"
+    assert modes(path) == {"files": {"0o600"}, "folders": {"0o700"}}
+
+
+@needs_root
+def test_a_group_that_the_maker_is_not_in_gets_nothing(shared: Path) -> None:
+    """Nor does his own get what the directory gives to that one."""
+    path = shared / "mq"
+    path.mkdir()
+    os.chown(path, ALICE, TEAM)
+    path.chmod(0o770)
+    assert as_user(ALICE, [], 0o022, lambda: use(path)) == "60"
+    assert {each.stat().st_gid for each in path.rglob("*")} == {ALICE}
+    assert {oct(stat.S_IMODE(each.stat().st_mode)) for each in path.rglob("*")} == {"0o600", "0o700"}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o770, 0o2775, 0o777])
+def test_rights_are_those_of_the_directory(tmp_path: Path, mode: int, umask: int) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(mode)
+    before = os.umask(umask)
+    try:
+        make_folder(root / "a" / "b")
+        os.close(open_file(root / "a" / "b" / "file"))
+        (root / "old").touch(0o640)
+        os.close(open_file(root / "old"))
+    finally:
+        os.umask(before)
+    for folder in (root / "a", root / "a" / "b"):
+        assert stat.S_IMODE(folder.stat().st_mode) == mode & 0o2775
+    assert stat.S_IMODE((root / "a" / "b" / "file").stat().st_mode) == mode & 0o664
+    assert stat.S_IMODE((root / "old").stat().st_mode) == 0o640 & ~umask, "what is there stays as it is"
+    with pytest.raises(FileExistsError):
+        open_file(root / "old", os.O_EXCL)
+    with pytest.raises(FileExistsError):
+        make_folder(root / "old")
