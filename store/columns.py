@@ -128,8 +128,12 @@ class Block:
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
-        """Raises `CorruptRecord` for the first body whose CRC32 differs from the stored one."""
-        self._need(self._records.crc_matches(), lambda row: f"its body does not match its CRC; {_COPY}")
+        """Raises `CorruptRecord` for the first record whose CRC32, of all of it or of its body, is another."""
+        whole = self._records.have_property_crc
+        self._need(
+            self._records.crc_matches(),
+            lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC; {_COPY}",
+        )
 
     def check_tags_codes(self, codes: Ints) -> None:
         """Raises `CorruptRecord` for the first record whose tag is not that of its entry's tags code, shape (n,)."""

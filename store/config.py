@@ -36,6 +36,7 @@ class StoreConfig:
     mappedFileSizeConsumeQueue: int = 300_000 * CQ_ENTRY.itemsize
     maxMessageSize: int = 4 << 20
     maxDecompressedMessageSize: int = 64 << 20
+    enabledAppendPropCRC: bool = False
     flushDiskType: str = "ASYNC_FLUSH"
     flushIntervalCommitLog: int = 500
     lockTimeoutMillis: int = 30_000

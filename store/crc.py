@@ -1,4 +1,7 @@
-"""CRC32 of bodies, as RocketMQ's `UtilAll.crc32` returns it: zlib's polynomial without the top bit.
+"""CRC32 of bodies and of records, as RocketMQ's `UtilAll.crc32` returns it: zlib's polynomial without the top bit.
+
+A record may end with one of everything before it, as a property (`enabledAppendPropCRC`); it covers what the append
+decided, too.
 
 zlib-ng computes the same numbers three to four times faster than zlib; where it has no build, zlib serves.
 """
@@ -11,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.layout import BODY_CRC_MASK
-from store.strings import flat
+from store.layout import BODY_CRC_MASK, PROPERTY_CRC_DIGITS, PROPERTY_CRC_END, PROPERTY_CRC_NAME
+from store.strings import cut, flat
 
 _LONG_BODY = 900  # bytes; a shorter one is copied in less time than a view of it takes
+_TENS = 10.0 ** np.arange(PROPERTY_CRC_DIGITS)
 _COPIED_AT_ONCE = 512  # so few stay in the processor's cache
 
 try:
@@ -26,6 +30,35 @@ except ImportError:
 def body_crc(body: bytes) -> int:
     """The checksum of one body."""
     return int(crc32(body)) & BODY_CRC_MASK
+
+
+def property_crc(before: bytes) -> bytes:
+    """The property that ends a record, whose bytes are `before` up to there."""
+    return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
+
+
+def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Checksums as a property holds them: decimal digits, the last one first, uint8, shape (n, PROPERTY_CRC_DIGITS)."""
+    digits, rest = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8), crcs.astype(np.uint32)
+    for column in digits.T:  # divisions by one number are fast
+        column[:] = rest % 10 + ord("0")
+        rest //= 10
+    return digits
+
+
+def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """The reverse; -1 for what are no digits."""
+    values = digits - np.uint8(ord("0"))
+    crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # exact: ten digits fit
+    crcs[(values > 9).any(axis=1)] = -1
+    return crcs
+
+
+def crcs_between(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The checksums of n stretches [start, end) of `data`, in ascending order, shape (n,)."""
+    return body_crcs(cut(data, starts, ends - starts))
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:

@@ -23,6 +23,7 @@ from store.layout import (
     KEY_SEPARATOR,
     LIGHT_PREFIX,
     LIGHT_SEPARATOR,
+    PROPERTY_CRC,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_LIGHT_OFFSETS,
@@ -60,7 +61,7 @@ RESERVED: Mapping[str, str] = {
     "INNER_NUM": _BATCH,
     "INNER_BASE": _BATCH,
     "POP_CK": "a broker's pop consumers take it for their receipt",
-    "__CRC32#": "the store itself writes this checksum, if enabledAppendPropCRC says so",
+    PROPERTY_CRC: "the store itself writes this checksum, if enabledAppendPropCRC says so",
 }
 """Properties that a broker, or this store, acts upon when it meets them in a log, and why that cannot be."""
 _RESERVED = pa.array(RESERVED, pa.string())

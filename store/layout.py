@@ -153,9 +153,16 @@ PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
 PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, and its offsets there
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+PROPERTY_CRC: Final = "__CRC32#"  # where it is there, it stands last: it covers the record's bytes before it
+PROPERTY_CRC_DIGITS: Final = 10  # decimal, the last one first
 LIGHT_SEPARATOR: Final = ","
 LIGHT_PREFIX: Final = "%LMQ%"  # such a queue is number 0 of a topic of its own
 KEY_SEPARATOR: Final = " "
+
+
+PROPERTY_CRC_NAME: Final = PROPERTY_CRC.encode() + bytes([NAME_VALUE_SEPARATOR])
+PROPERTY_CRC_END: Final = bytes([PROPERTY_SEPARATOR])
+PROPERTY_CRC_BYTES: Final = len(PROPERTY_CRC_NAME) + PROPERTY_CRC_DIGITS + len(PROPERTY_CRC_END)
 
 
 def field_offset(dtype: np.dtype[np.void], name: str) -> int:
@@ -250,6 +257,7 @@ assert all(
     for header in row
     for name in (RECORD_HEADER.names or ())[:9]
 )
+assert PROPERTY_CRC_BYTES == 20
 assert CQ_ENTRY.itemsize == 20
 assert INDEX_HEADER.itemsize == 40
 assert INDEX_ENTRY.itemsize == 20

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from store.crc import body_crc
+from store.crc import body_crc, property_crc
 from store.entering import Place, are_wrong_codes, keys_of, stands_in, tag_of
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.filters import NO_TAG, java_hash_code
@@ -27,6 +27,10 @@ from store.layout import (
     MAX_TOPIC_BYTES,
     MIN_RECORD_BYTES,
     PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC_BYTES,
+    PROPERTY_CRC_DIGITS,
+    PROPERTY_CRC_END,
+    PROPERTY_CRC_NAME,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
@@ -126,10 +130,12 @@ def encode_messages(
     now: int,
     with_keys: bool = True,
     with_tags: bool = False,
+    with_crc: bool = False,
 ) -> Records:
     """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
 
-    with_keys: hash their keys for the index. with_tags: and their tags.
+    with_keys: hash their keys for the index. with_tags: and their tags. with_crc: let each
+    record end with a CRC of all of it.
 
     Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
     values of other kinds than their fields.
@@ -138,7 +144,7 @@ def encode_messages(
     headers, rests, queues, codes, hashes, rows = [], [], [], [], [], []
     for row, (message, queue_id) in enumerate(zip(messages, queue_ids, strict=True)):
         properties = message.all_properties()
-        header, rest = _encode(message, properties, queue_id, store_host, max_message_size, now)
+        header, rest = _encode(message, properties, queue_id, store_host, max_message_size, now, with_crc=with_crc)
         headers.append(header)
         rests.append(rest)
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
@@ -157,6 +163,7 @@ def encode_messages(
         tags_codes=np.array(codes, np.int64),
         key_hashes=np.array(hashes, np.int32),
         key_rows=np.array(rows, np.int64),
+        with_crc=with_crc,
     )
 
 
@@ -179,11 +186,13 @@ def _encode(
     store_host: tuple[bytes, int],
     max_body: int,
     now: int,
+    *,
+    with_crc: bool,
 ) -> tuple[bytes, bytes]:
     """A record's header, and what follows it."""
     body, topic = _bytes(message.body), message.topic.encode()
     check_body_size(len(body), max_body)
-    properties = encode_properties(all_properties)
+    properties = encode_properties(all_properties, bytes(PROPERTY_CRC_BYTES) if with_crc else b"")
     magic = topic_magic(message.topic)
     born = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
@@ -301,7 +310,7 @@ def inflated(message: StoredMessage, where: str, max_bytes: int) -> StoredMessag
 def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> StoredMessage:
     """The message of one whole record, its body as it is stored; `where` names it in errors.
 
-    Raises `CorruptRecord` when lengths, magic or body CRC do not hold together.
+    Raises `CorruptRecord` when lengths, magic or CRC (that of the record, or else of its body) do not hold together.
     """
 
     def wrong(what: str) -> CorruptRecord:
@@ -331,7 +340,10 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
     properties_bytes, end = take(end, PROPERTIES_LENGTH_BYTES, "properties")
     if end != len(record):
         raise wrong(f"its parts take {end} bytes of {len(record)}")
-    if check_crc and body and (crc := body_crc(body)) != stored_crc:
+    has_crc = _has_property_crc(properties_bytes)
+    if check_crc and has_crc and not record.endswith(property_crc(record[:-PROPERTY_CRC_BYTES])):
+        raise wrong(f"its CRC is {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}, which is another's")
+    if check_crc and body and not has_crc and (crc := body_crc(body)) != stored_crc:
         raise wrong(f"body CRC {crc:#x}, stored {stored_crc:#x}")
     properties = decode_properties(properties_bytes)
     store_ip, store_port = header["store_ip"].tobytes(), header["store_port"]
@@ -353,6 +365,12 @@ def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> Store
         body_crc=stored_crc,
         prepared_transaction_offset=header["prepared_transaction_offset"],
     )
+
+
+def _has_property_crc(properties: bytes) -> bool:
+    before, last = properties[:-PROPERTY_CRC_BYTES], properties[-PROPERTY_CRC_BYTES:]
+    is_separate = not before or before.endswith(PROPERTY_CRC_END)
+    return len(last) == PROPERTY_CRC_BYTES and last.startswith(PROPERTY_CRC_NAME) and is_separate
 
 
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from store.errors import MessageRefused, PutStatus
-from store.layout import MAX_PROPERTIES_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from store.layout import MAX_PROPERTIES_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR
 
 _NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
 _PROPERTY = chr(PROPERTY_SEPARATOR)
 _MIN_UNITS = 3  # a name, the separator, a value: shorter pieces are passed over
 
 
-def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The property string, UTF-8.
+def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
+    """The property string, UTF-8, and `behind` it what does not come from the user.
 
     Raises `MessageRefused` for what is no text, for a separator inside a name or a value (it could not be read back),
     for an empty name, for a lone surrogate, and for more than 32,767 bytes. Empty values are left out: RocketMQ's
@@ -34,7 +34,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
             )
     text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
     try:
-        encoded = text.encode()
+        encoded = text.encode() + behind
     except UnicodeEncodeError as error:
         raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"properties {text!r} have no UTF-8 form: {error}") from error
     if len(encoded) > MAX_PROPERTIES_BYTES:
@@ -55,11 +55,12 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
     """Name to value, as `MessageDecoder.string2messageProperties` reads it.
 
     A missing last separator is tolerated, pieces without a name or a value are passed over, the last one of
-    a name wins.
+    a name wins. The checksum that a record may end with is none of them.
     """
     properties: dict[str, str] = {}
     for piece in encoded.decode("utf-8", "replace").split(_PROPERTY):
         name, separator, value = piece.partition(_NAME_VALUE)
         if separator and name and value and len(piece) >= _MIN_UNITS:
             properties[name] = value
+    properties.pop(PROPERTY_CRC, None)
     return properties

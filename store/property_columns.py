@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store.layout import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from store.layout import NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR
 from store.strings import cut, flat
 
 Ints = npt.NDArray[np.int64]
@@ -63,8 +63,12 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """All properties, map<string, string>, length n; messages without any have an empty map."""
+        """All properties, map<string, string>, length n; messages without any have an empty map.
+
+        The checksum that a record may end with is none of them.
+        """
         keep = ~self._overridden
+        keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
         names = _strings(self._data, self._starts[keep], self._splits[keep])
         values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])

@@ -76,6 +76,7 @@ class Putting:
             now=_now(),
             with_keys=self._config.messageIndexEnable,
             with_tags=self._config.tagIndexEnable,
+            with_crc=self._config.enabledAppendPropCRC,
         )
 
     def of_table(self, topic: str, table: object) -> Generator[Records]:
@@ -107,6 +108,7 @@ class Putting:
             now=_now(),
             with_keys=self._config.messageIndexEnable,
             with_tags=self._config.tagIndexEnable,
+            with_crc=self._config.enabledAppendPropCRC,
         )
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:

@@ -11,12 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.crc import body_crcs
+from store.crc import body_crcs, crcs_between, crcs_of_digits
 from store.layout import (
     IPV6_EXTRA,
     MAGIC_V1,
     MAGIC_V2,
+    NAME_VALUE_SEPARATOR,
     PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC,
+    PROPERTY_CRC_BYTES,
+    PROPERTY_CRC_DIGITS,
+    PROPERTY_SEPARATOR,
     RECORD_HEADER,
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
@@ -25,7 +30,7 @@ from store.layout import (
 )
 from store.records import gather, gather_rows
 from store.segments import Bytes
-from store.strings import cut
+from store.strings import cut, flat
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -34,6 +39,7 @@ _BODY_LENGTH_BYTES = RECORD_HEADER["body_length"].itemsize
 _BEHIND_BORN_IP = field_offset(RECORD_HEADER, "born_ip")
 _BEHIND_STORE_IP = field_offset(RECORD_HEADER, "store_ip")
 _WORD = np.dtype(np.uint64)
+_CRC_WORD = np.frombuffer(PROPERTY_CRC.encode(), _WORD)
 _PROPERTIES_LENGTH = np.dtype(f">i{PROPERTIES_LENGTH_BYTES}")
 _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
@@ -168,8 +174,39 @@ class RecordView:
         return self.slices(self.properties_starts, self.properties_lengths)
 
     def crc_matches(self) -> Mask:
-        """Where the body's CRC32 is the stored one, or there is no body; all records must be sound."""
+        """Where a record is what its CRC32 says; all must be sound, their topics expected or measured.
+
+        That is the one at its end, which covers all of it, and without one the body's, if there is a body.
+        """
+        whole = self.have_property_crc
+        if whole.all():
+            return self._property_crc_matches(whole)
         matches: Mask = (body_crcs(self.stored_bodies) == self._headers["body_crc"]) | (self.body_lengths == 0)
+        if whole.any():
+            matches[whole] = self._property_crc_matches(whole)
+        return matches
+
+    @cached_property
+    def have_property_crc(self) -> Mask:
+        """Which records end with a CRC of all that is before it, shape (n,); as for `crc_matches`."""
+        if self.properties_lengths.sum() < _CRC_WORD.nbytes:
+            return np.zeros(len(self), np.bool_)
+        data, bounds = flat(self.properties)  # they lie closer together than in the log
+        words = np.ndarray((len(data) - _CRC_WORD.nbytes + 1,), np.uint64, buffer=data, strides=(1,))
+        starts = bounds[1:] - PROPERTY_CRC_BYTES
+        have: Mask = (words[np.maximum(starts, 0)] == _CRC_WORD) & (starts >= bounds[:-1])
+        rows = have.nonzero()[0]
+        if len(rows):
+            is_first = starts[rows] == bounds[rows]
+            have[rows] = is_first | (data[starts[rows] - 1] == PROPERTY_SEPARATOR)
+            have[rows] &= data[starts[rows] + _CRC_WORD.nbytes] == NAME_VALUE_SEPARATOR
+        return have
+
+    def _property_crc_matches(self, rows: Mask) -> Mask:
+        ends = self._ends[rows]
+        crcs = crcs_between(self.view, self.positions[rows], ends - PROPERTY_CRC_BYTES)
+        digits = gather_rows(self.view, ends - PROPERTY_CRC_DIGITS - 1, PROPERTY_CRC_DIGITS)
+        matches: Mask = (crcs_of_digits(digits) == crcs) & (self.view[ends - 1] == PROPERTY_SEPARATOR)
         return matches
 
     def _topic_widths(self) -> Ints | int:

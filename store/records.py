@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store.layout import CQ_ENTRY
+from store.crc import crc_digits, crcs_between, property_crc
+from store.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME
 from store.segments import Bytes
 
 
@@ -27,6 +28,7 @@ class Records:
     tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
     key_hashes: int32, shape (m,), for the index, in the order in which they are filed; key_rows: int64, shape (m,),
     the record of each, ascending.
+    with_crc: each record's last PROPERTY_CRC_BYTES are kept free, for a CRC of what is before them.
     """
 
     headers: npt.NDArray[np.void]
@@ -37,6 +39,7 @@ class Records:
     tags_codes: npt.NDArray[np.int64]
     key_hashes: npt.NDArray[np.int32]
     key_rows: npt.NDArray[np.int64]
+    with_crc: bool = False
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -56,12 +59,15 @@ class Records:
         """Records [first, last) as they stand in the log, back to back; one at least, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         if isinstance(self.rests, list):  # as Python made them, often only one: Arrow would take several times as long
-            return memoryview(
-                b"".join(chain.from_iterable(zip(map(bytes, headers), self.rests[first:last], strict=True)))
-            )
+            pairs = zip(map(bytes, headers), self.rests[first:last], strict=True)
+            if self.with_crc:
+                before = [(header + rest)[:-PROPERTY_CRC_BYTES] for header, rest in pairs]
+                pairs = zip(before, map(property_crc, before), strict=True)
+            return memoryview(b"".join(chain.from_iterable(pairs)))
         parts = [part if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, b"")
-        return memoryview(joined.buffers()[2]).cast("B")[: int(self.sizes[first:last].sum())]
+        data = np.frombuffer(joined.buffers()[2], np.uint8)[: int(self.sizes[first:last].sum())]
+        return (_with_crcs(data, self.sizes[first:last]) if self.with_crc else data).data
 
     def entries(self, physical_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
         """ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
@@ -70,6 +76,19 @@ class Records:
         entries["size"] = self.sizes
         entries["tags_code"] = self.tags_codes
         return entries
+
+
+def _with_crcs(data: Bytes, sizes: npt.NDArray[np.int64]) -> Bytes:
+    """Records back to back, each with its CRC in the bytes that were kept free for it."""
+    data = data if data.flags.writeable else data.copy()
+    ends = np.cumsum(sizes)
+    crcs = crcs_between(data, ends - sizes, ends - PROPERTY_CRC_BYTES)
+    template = np.frombuffer(property_crc(b""), np.uint8)
+    last = np.repeat(template[None], len(sizes), axis=0)
+    digits = len(PROPERTY_CRC_NAME)
+    last[:, digits : digits + PROPERTY_CRC_DIGITS] = crc_digits(crcs)
+    data[ends[:, None] + np.arange(-PROPERTY_CRC_BYTES, 0)] = last
+    return data
 
 
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:

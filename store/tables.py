@@ -17,6 +17,7 @@ from store.layout import (
     MAX_PROPERTIES_BYTES,
     NAME_VALUE_SEPARATOR,
     PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC_BYTES,
     PROPERTY_KEYS,
     PROPERTY_SEPARATOR,
     PROPERTY_SHARDING_KEY,
@@ -51,10 +52,12 @@ def encode_columns(
     now: int,
     with_keys: bool = True,
     with_tags: bool = False,
+    with_crc: bool = False,
 ) -> Records:
     """Records of one topic, in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
 
-    with_keys: hash their keys for the index. with_tags: and their tags.
+    with_keys: hash their keys for the index. with_tags: and their tags. with_crc: let each
+    record end with a CRC of all of it.
     Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
     appended then.
     """
@@ -62,6 +65,7 @@ def encode_columns(
     body_lengths = _lengths(messages.body)
     check_body_size(int(body_lengths.max(initial=0)), max_message_size)
     texts, values = _encode_properties(messages)
+    texts[-1] += bytes(PROPERTY_CRC_BYTES) if with_crc else b""
     properties_lengths = sum(map(_lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
@@ -86,6 +90,7 @@ def encode_columns(
         tags_codes=np.zeros(count, np.int64) if tags is None else tags_codes(tags),
         key_hashes=hashes,
         key_rows=rows,
+        with_crc=with_crc,
     )
 
 

@@ -139,6 +139,7 @@ def _expected_row(line: dict[str, Any]) -> Row:
         **same,
         "body": base64.b64decode(line["body"]),
         "sysFlag": line["sysFlag"] & ~SYS_COMPRESSED,  # after inflating, RocketMQ 5 clears it and 4.9 leaves it
+        "properties": {name: value for name, value in line["properties"].items() if name != "__CRC32#"},
         "tags": line["properties"].get("TAGS"),
         "keys": line["properties"].get("KEYS"),
         "bornHost": _host(line["bornHost"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,15 @@ def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path, com
     with filled(tmp_path / "ours", by_all_of_them, SMALL) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
         compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy, INDEX)))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_records_with_property_crcs(rocketmq: RocketMQ, tmp_path: Path, compare: Compare, verify: bool) -> None:
+    """After a kill RocketMQ 5 checks them in its recovery, if it is told to; 4.9 takes them for a property."""
+    with filled(tmp_path / "ours", by_all_of_them, replace(SMALL, enabledAppendPropCRC=True)) as store:
+        copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
+        told = {"enabledAppendPropCRC": True, "forceVerifyPropCRC": verify} if rocketmq.line != "4.9" else {}
+        compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy, {**INDEX, **told})))
 
 
 def test_taking_turns(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:

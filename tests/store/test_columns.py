@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from store import COLUMNS, CorruptRecord, InvalidColumns, Message
 from store.columns import DEFAULT_COLUMNS, Block, check_columns
-from store.layout import BODY_CRC_MASK, RECORD_HEADERS
+from store.layout import BODY_CRC_MASK, PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME, RECORD_HEADERS, SYS_COMPRESSED
 from store.message import decode_record, host_text
 from store.record_view import RecordView
 from tests import seen
@@ -22,9 +23,11 @@ from tests.store.test_message import encode, messages
 LONG_TOPIC = "%RETRY%" + "g" * 140
 
 
-def in_a_log(rows: list[Message], base: int) -> tuple[bytes, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def in_a_log(
+    rows: list[Message], base: int, *, with_crc: bool = False
+) -> tuple[bytes, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Records as they stand in the log from offset `base`: bytes, physical offsets, sizes."""
-    records = encode(*rows)
+    records = encode(*rows, with_crc=with_crc)
     physical = base + np.cumsum(records.sizes) - records.sizes
     records.stamp(np.arange(len(rows)), physical, 1_700_000_000_123)
     return bytes(records.encoded(0, len(rows))), physical, records.sizes
@@ -46,27 +49,33 @@ def rows_of(block: Block) -> list[dict[str, Any]]:
 
 
 def one_by_one(data: bytes, physical: Any, sizes: Any, base: int) -> list[dict[str, Any]]:
+    """Bodies as they are stored; the column sysFlag says what it is once they are inflated."""
     starts = (physical - base).tolist()
-    return [
-        seen._message_row(decode_record(data[start : start + size], "here"))
-        for start, size in zip(starts, sizes.tolist(), strict=True)
-    ]
+    messages = (
+        decode_record(data[start : start + size], "here") for start, size in zip(starts, sizes.tolist(), strict=True)
+    )
+    return [seen._message_row(replace(one, sys_flag=one.sys_flag & ~SYS_COMPRESSED)) for one in messages]
 
 
 @settings(deadline=None)
-@given(st.lists(messages(), min_size=1, max_size=5), st.sampled_from(["orders", LONG_TOPIC]), st.integers(0, 1 << 40))
-def test_every_column_of_many_is_that_of_each(rows: list[Message], topic: str, base: int) -> None:
+@given(
+    st.lists(messages(), min_size=1, max_size=5),
+    st.sampled_from(["orders", LONG_TOPIC]),
+    st.integers(0, 1 << 40),
+    st.booleans(),
+)
+def test_every_column_of_many_is_that_of_each(rows: list[Message], topic: str, base: int, with_crc: bool) -> None:
     rows = [Message(topic, row.body, row.tags, row.keys, row.properties, 3, flag=row.flag) for row in rows]
-    data, physical, sizes = in_a_log(rows, base)
+    data, physical, sizes = in_a_log(rows, base, with_crc=with_crc)
     assert len(data) == sizes.sum()
     assert rows_of(block_of(data, base, topic, physical, sizes)) == one_by_one(data, physical, sizes, base)
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.DataObject) -> None:
+@given(data=st.data(), with_crc=st.booleans())
+def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.DataObject, with_crc: bool) -> None:
     rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]
-    content, physical, sizes = in_a_log(rows, 500)
+    content, physical, sizes = in_a_log(rows, 500, with_crc=with_crc)
     changed = bytearray(content)
     changed[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     try:
@@ -172,3 +181,33 @@ def test_times_that_no_timestamp_can_be_are_null() -> None:
     assert [None if time is None else time // 1000 for time in column.cast(pa.int64()).to_pylist()] == [
         time if first <= time <= last else None for time in times
     ]
+
+
+def test_any_changed_byte_of_records_with_property_crcs_is_noticed() -> None:
+    """Every byte of the second of three; one of another kind stands among them."""
+    rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]
+    content, physical, sizes = in_a_log(rows, 0, with_crc=True)
+    begin, end = int(physical[1]), int(physical[1] + sizes[1])
+    name = range(end - PROPERTY_CRC_BYTES - 1, end - PROPERTY_CRC_BYTES + len(PROPERTY_CRC_NAME))
+    for position in sorted(set(range(begin, end)) - set(name)):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        with pytest.raises(CorruptRecord, match=r"^topic orders, queue 3, offset 1 "):
+            block_of(bytes(changed), 0, "orders", physical, sizes)
+
+
+def test_records_with_and_without_a_property_crc_in_one_block() -> None:
+    rows = [Message("orders", f"{n}".encode(), "tag", queue_id=3) for n in range(4)]
+    pieces = [encode(row, with_crc=bool(n % 2)) for n, row in enumerate(rows)]
+    sizes = np.concatenate([piece.sizes for piece in pieces])
+    physical = np.cumsum(sizes) - sizes
+    for n, piece in enumerate(pieces):
+        piece.stamp(np.array([n]), physical[n : n + 1], 5)
+    data = b"".join(bytes(piece.encoded(0, 1)) for piece in pieces)
+    assert [row["properties"] for row in rows_of(block_of(data, 0, "orders", physical, sizes))] == [{"TAGS": "tag"}] * 4
+    for n in range(4):
+        changed = bytearray(data)
+        changed[int(physical[n]) + RECORD_HEADERS[0][0].itemsize] ^= 1  # its body
+        what = "record" if n % 2 else "body"
+        with pytest.raises(CorruptRecord, match=rf"offset {n} .*: its {what} does not match its CRC; restore"):
+            block_of(bytes(changed), 0, "orders", physical, sizes)

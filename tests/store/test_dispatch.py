@@ -13,7 +13,7 @@ from store import Message, MessageStore, StoreConfig
 from store.commit_log import CommitLog
 from store.dispatch import queue_entries, walk
 from store.filters import java_hash_code
-from store.layout import CQ_ENTRY, segment_name
+from store.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from tests.store.test_golden import GOLDEN, NAMES
 
 SIZE = 4096
@@ -130,3 +130,18 @@ def test_no_entry_of_rocketmq_is_missing(name: str) -> None:
         topic, queue_id = file.parts[-3], int(file.parts[-2])
         theirs |= {(topic, queue_id, int(file.name) // 20 + int(n)) for n in np.flatnonzero(entries["size"] > 0)}
     assert ours == theirs
+
+
+@pytest.mark.parametrize(("with_crc", "found"), [(True, 1), (False, 3)])
+def test_a_property_crc_covers_the_header(tmp_path: Path, with_crc: bool, found: int) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(enabledAppendPropCRC=with_crc)) as store:
+        store.create_topic("t", 1)
+        second = store.put_many([Message("t", b"body", "tag") for _ in range(3)])[1].physical_offset
+        assert [message.properties for message in store.get_message("g", "t", 0, 0).messages] == [{"TAGS": "tag"}] * 3
+        path = tmp_path / "commitlog" / segment_name(0)
+        with path.open("r+b") as file:
+            file.seek(second + field_offset(RECORD_HEADER, "flag"))
+            file.write(b"\1")
+        log = CommitLog(tmp_path, store.config.mappedFileSizeCommitLog, writable=False)
+        assert sum(len(chunk.records) for chunk in walk(log, 0)) == found
+        assert sum(len(chunk.records) for chunk in walk(log, 0, check_crc=False)) == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from store import CorruptRecord, Message, MessageRefused, PutStatus, StoredMessage
 from store.filters import java_hash_code
-from store.layout import RECORD_HEADER, field_offset
+from store.layout import PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME, RECORD_HEADER, field_offset
 from store.message import decode_record, encode_messages, host_text, offset_msg_id, topic_magic
 from store.message_columns import MessageColumns, split
 from store.records import Records
@@ -45,9 +45,11 @@ def messages(draw: st.DrawFn) -> Message:
     )
 
 
-def encode(*rows: Message, max_message_size: int = 1 << 20) -> Records:
+def encode(*rows: Message, max_message_size: int = 1 << 20, with_crc: bool = False) -> Records:
     queue_ids = [row.queue_id or 0 for row in rows]
-    return encode_messages(rows, queue_ids, store_host=HOST, max_message_size=max_message_size, now=NOW)
+    return encode_messages(
+        rows, queue_ids, store_host=HOST, max_message_size=max_message_size, now=NOW, with_crc=with_crc
+    )
 
 
 def decode(records: Records) -> list[StoredMessage]:
@@ -55,9 +57,9 @@ def decode(records: Records) -> list[StoredMessage]:
 
 
 @settings(deadline=None)
-@given(st.lists(messages(), max_size=4))
-def test_what_was_encoded_is_decoded(rows: list[Message]) -> None:
-    records = encode(*rows)
+@given(st.lists(messages(), max_size=4), st.booleans())
+def test_what_was_encoded_is_decoded(rows: list[Message], with_crc: bool) -> None:
+    records = encode(*rows, with_crc=with_crc)
     for row, stored in zip(rows, decode(records), strict=True):
         assert stored.topic == row.topic
         assert stored.body == row.body
@@ -71,8 +73,8 @@ def test_what_was_encoded_is_decoded(rows: list[Message]) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(messages(), min_size=1, max_size=4), st.integers(0, 2))
-def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int) -> None:
+@given(st.lists(messages(), min_size=1, max_size=4), st.integers(0, 2), st.booleans())
+def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int, with_crc: bool) -> None:
     topic = rows[0].topic
     rows = [Message(**{**fields(row), "topic": topic}) for row in rows]
     table = pa.table(
@@ -91,8 +93,9 @@ def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int) -> None:
     for piece in split(table):
         columns = MessageColumns.of(piece)
         assert columns.queue_ids is not None
-        bulk = encode_columns(topic, columns, columns.queue_ids, store_host=HOST, max_message_size=1 << 20, now=NOW)
-        single = encode(*rows)
+        limits: dict[str, Any] = {"store_host": HOST, "max_message_size": 1 << 20, "now": NOW, "with_crc": with_crc}
+        bulk = encode_columns(topic, columns, columns.queue_ids, **limits)
+        single = encode(*rows, with_crc=with_crc)
         assert bulk.encoded(0, len(rows)) == single.encoded(0, len(rows))
         assert bulk.sizes.tolist() == single.sizes.tolist()
         assert bulk.tags_codes.tolist() == single.tags_codes.tolist()
@@ -148,6 +151,38 @@ def test_an_ipv6_born_host_and_an_appended_property_crc() -> None:
     assert stored.msg_id == offset_msg_id(*HOST, 17679)
     with_crc = decode_record(PROPERTY_CRC, "here")
     assert (with_crc.body, with_crc.tags) == (b"abc", "T")
+
+
+def test_a_property_crc_as_rocketmq_makes_it() -> None:
+    records = encode(Message("TopicA", b"abc", "T", flag=7, born_timestamp=0x18BCFE56800, queue_id=0), with_crc=True)
+    stored = decode_record(PROPERTY_CRC, "here")
+    assert stored.properties == {"TAGS": "T"}, "the CRC is none of a user's"
+    records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
+    born = field_offset(RECORD_HEADER, "born_ip")
+    header = records.headers.view(np.uint8)
+    header[born : born + 8] = np.frombuffer(PROPERTY_CRC, np.uint8)[born : born + 8]  # ours is the store itself
+    assert bytes(records.encoded(0, 1)) == PROPERTY_CRC
+
+
+@given(st.integers(0, len(PROPERTY_CRC) - 1), st.integers(1, 255))
+def test_any_changed_byte_is_noticed_by_a_property_crc(position: int, change: int) -> None:
+    """But for those that make it another property: then the body's CRC counts, and the rest has none."""
+    changed = bytearray(PROPERTY_CRC)
+    changed[position] ^= change
+    named = len(PROPERTY_CRC) - PROPERTY_CRC_BYTES - 1
+    if named <= position < named + 1 + len(PROPERTY_CRC_NAME):
+        with suppress(CorruptRecord):
+            decode_record(bytes(changed), "here")
+    else:
+        with pytest.raises(CorruptRecord):
+            decode_record(bytes(changed), "here")
+
+
+def test_room_for_the_property_crc() -> None:
+    room = 32_767 - PROPERTY_CRC_BYTES - len("n\x01\x02")
+    encode(Message("t", b"", properties={"n": "x" * room}), with_crc=True)
+    with pytest.raises(MessageRefused, match="32768 bytes of properties"):
+        encode(Message("t", b"", properties={"n": "x" * (room + 1)}), with_crc=True)
 
 
 def test_tags_among_the_properties_count_as_tags() -> None:
