@@ -6,6 +6,7 @@ kept: the same store, another one, and another process go on.
 
 from __future__ import annotations
 
+import dis
 import fcntl
 import json
 import os
@@ -16,8 +17,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import pyarrow as pa
 import pytest
@@ -42,6 +45,22 @@ class Interrupt(BaseException):
     pass
 
 
+@cache
+def leaving_with(code: CodeType) -> set[int]:
+    """Where a `with` block that went well calls `__exit__`: the interpreter looks for signals before and after it.
+
+    An `__exit__` in Python is looked into itself.
+    """
+    found: set[int] = set()
+    instructions = list(dis.get_instructions(code))
+    for at in range(len(instructions) - 4):
+        nones, after = instructions[at : at + 3], instructions[at + 3 : at + 5]
+        if all(each.opname == "LOAD_CONST" and each.argval is None for each in nones) and "CALL" in after[0].opname:
+            calls = [each for each in after if "CALL" in each.opname]
+            found.update(each.offset for each in (*nones, *calls))
+    return found
+
+
 def interrupted_at(place: int, verb: Callable[[], object]) -> int:
     """Run `verb` with an exception before the instruction number `place` of this package, or as it is called.
 
@@ -54,6 +73,8 @@ def interrupted_at(place: int, verb: Callable[[], object]) -> int:
         if not frame.f_code.co_filename.startswith(CODE):
             return None
         frame.f_trace_opcodes = True
+        if frame.f_lasti in leaving_with(frame.f_code):
+            return trace
         at += 1
         if at == place:
             sys.settrace(None)
@@ -261,4 +282,36 @@ def test_a_signal_in_a_loop_of_puts(tmp_path: Path) -> None:
     assert told.items() <= found.items()
     assert max(Counter(found.values()).values()) <= 2  # both put the same
     assert not (tmp_path / "abort").exists()
+    check_log(tmp_path, len(found))
+
+
+def test_opening_and_closing_interrupted_at_any_place(tmp_path: Path) -> None:
+    """Whoever opens next can, and once all are closed nobody holds anything."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+    opened: list[MessageStore] = []
+
+    def open_and_close() -> None:
+        opened.append(MessageStore.open(tmp_path))
+        opened[0].put(Message("t", b"x"))
+        opened[0].close()
+
+    places = interrupted_at(-1, open_and_close)
+    opened.clear()
+    choose = random.Random(7)
+    for _ in range(max(20, INTERRUPTS // 10)):
+        place = choose.randint(1, places)
+        with suppress(Interrupt):
+            interrupted_at(place, open_and_close)
+        for store in opened:
+            store.close()  # a second time, where the first was interrupted
+        opened.clear()
+        assert is_free(tmp_path, 0), f"place {place} of {places}"
+        assert is_free(tmp_path, 1), f"place {place} of {places}"
+        with MessageStore.open(tmp_path) as again:
+            before = again.max_offset("t", 0)
+            assert again.put(Message("t", b"y")).queue_offset == before
+        assert not (tmp_path / "abort").exists(), f"place {place} of {places}"
+    with MessageStore.open(tmp_path, read_only=True) as reader:
+        found = bodies(reader)
     check_log(tmp_path, len(found))
