@@ -9,7 +9,8 @@ there for queues that the batch reads first (all of them in the first batch, lat
 where lost messages were skipped; elsewhere a batch begins where the one before it ended. Spark asks for the
 initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
 pin has not. `$last` is the fingerprint of each queue's last message before `next`: log offset and store time. Where
-another message stands there now, the topic was created anew, or the store put back from a backup.
+another message stands there now, the topic was created anew, the store was put back from a backup, or lost messages
+that were not flushed when its machine went down.
 
     {"orders": {"0": 23}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
 
@@ -185,8 +186,8 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 ANOTHER = (
-    "another message stands before it than the one that was read; the topic was created anew, or the store put back "
-    "from a backup"
+    "another message stands before it than the one that was read; the topic was created anew, the store put back from "
+    "a backup, or what was not flushed lost with its machine"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,14 @@ class Query:
                 yield process
             finally:
                 kill_tree(process.pid)
+
+    def copy(self, directory: Path) -> Query:
+        """The same query on a copy of its checkpoint and of its sink."""
+        it = Query(directory)
+        for ours, theirs in ((self.out, it.out), (self.checkpoint, it.checkpoint)):
+            shutil.copytree(ours, theirs)
+        it._given["path"] = self._given["path"]
+        return it
 
     def drain(self) -> None:
         """As micro-batches, to the end of what is there."""
@@ -252,3 +261,18 @@ def test_a_task_that_fails_after_its_record_is_run_again_and_reads_the_same(
     assert {(batch, task, attempt) for batch in (0, 1) for task in range(QUEUES) for attempt in (0, 1)} <= seen
     query.drain()
     assert query.rows() == everything(store)
+
+
+def test_a_copied_checkpoint_goes_on_beside_the_original(store: MessageStore, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    with steadily_put(store):
+        with query.running(batchDuration="1s"):
+            until(lambda: query.committed() >= 2)
+        copy = query.copy(tmp_path / "copy")
+        for each in (copy, query):
+            before = each.committed()
+            with each.running(batchDuration="1s"):
+                until(lambda each=each, before=before: each.committed() >= before + 2)
+    for each in (query, copy):
+        each.drain()
+        assert each.rows() == everything(store)

@@ -73,7 +73,7 @@ def test_a_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled
     filled.put("orders", 0, 2)
     progress = run(spark, filled, sink, checkpoint, **EARLIEST)
     assert sink.batches[1] == sorted(filled.rows[-2:])
-    assert progress[0]["endOffset"] == {"orders": {"0": 5, "1": 5}}
+    assert progress[0]["endOffset"]["orders"] == {"0": 5, "1": 5}
     with query(spark, filled, sink, checkpoint, {}, **EARLIEST) as running:
         filled.put("orders", 1, 1)
         running.processAllAvailable()
