@@ -14,8 +14,13 @@ import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.checkpoint import read_checkpoint, write_checkpoint
+from store.commit_log import CommitLog
+from store.dispatch import index_keys, walk
+from store.index import Index
 from store.layout import CQ_ENTRY, RECORD_HEADER, WATERMARK, field_offset, segment_name
 from store.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
+from store.repair import repair
+from store.verify import verify
 from store.watermark import checked
 from tests.end_to_end.test_kill import bodies, check_log
 
@@ -350,3 +355,37 @@ def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Pat
     write_checkpoint(path, 1)
     with MessageStore.open(path) as store:
         assert store.confirm_offset == SIZE
+
+
+@pytest.mark.parametrize("appends", [False, True])
+@pytest.mark.parametrize("first_kept", [1, 30, 60])
+def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
+    tmp_path: Path, first_kept: int, appends: bool
+) -> None:
+    """RocketMQ 5.5 does, from where it recovers: the keys before are missing, and are filed again."""
+    live, path, copy = (tmp_path / name for name in ("live", "mq", "copy"))
+    store = MessageStore.open(live, config=SMALL)
+    store.create_topic("t", 1)
+    store.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(60)])
+    shutil.copytree(live, path)  # as a killed writer leaves it
+    store.close()
+    ours = {name: (path / name).read_bytes() for name in ("watermark", "queueends")}
+    count = 60
+    if appends:  # as a broker does, who knows neither
+        with MessageStore.open(path) as broker:
+            broker.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(60, 70)])
+        count = 70
+        for name, content in ours.items():
+            (path / name).write_bytes(content)
+    (path / "abort").unlink(missing_ok=True)
+    shutil.rmtree(path / "index")
+    log, index = CommitLog(path, SIZE, writable=False), Index.of(path, StoreConfig(), writable=True)
+    for at in [int(offset) for chunk in walk(log, 0) for offset in chunk.offsets][first_kept : first_kept + 1]:
+        for chunk in walk(log, at):
+            index.append(*index_keys(chunk, tags=False))
+    shutil.copytree(path, copy)
+    with MessageStore.open(path) as store:
+        assert [store.query("t", f"k{n}")[0].body for n in range(count)] == [b"%d" % n for n in range(count)]
+    assert verify(path).findings == []
+    repair(copy)
+    assert verify(copy).findings == []
