@@ -14,15 +14,17 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from store.atomic import write_file
 from store.commit_log import CommitLog
 from store.index import Index
-from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, QUEUE_ENDS_FILE, segment_name
+from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, QUEUE_ENDS_FILE, field_offset, segment_name
 from store.unflushed import QueueName, Ranges, ranges_of
 
 _VERSION = 1
+_OFFSET, _SIZE = (
+    (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
+    for name in ("physical_offset", "size")
+)
 _WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
 
 
@@ -102,9 +104,8 @@ class QueueEnds:
         if appended is None:
             return False
         self._merge({name: stop for name, (_, stop) in appended.items()})
-        folder = root / CONSUME_QUEUE_DIR
         queues_hold = all(
-            _reaches(folder / topic / str(queue_id), stop, queue_file_size, end)
+            _reaches(f"{root}/{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", stop, queue_file_size, end)
             for (topic, queue_id), stop in self.of.items()
             if topic in topics
         )
@@ -118,19 +119,20 @@ class QueueEnds:
         return not index.is_enabled or all(name in names or last < first_byte for name, last in self.index.items())
 
 
-def _reaches(folder: Path, stop: int, file_size: int, end: int) -> bool:
-    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`."""
+def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
+    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`.
+
+    Without `Segments`, paths and arrays: there may be ten thousand queues, and this is all that is asked of most.
+    """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
     try:
-        fd = os.open(folder / segment_name(start), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         data = os.pread(fd, CQ_ENTRY.itemsize, position - start)
     finally:
         os.close(fd)
-    if len(data) < CQ_ENTRY.itemsize:
-        return False
-    offset, size, _ = np.frombuffer(data, CQ_ENTRY)[0].item()
-    return bool(size == CQ_PRE_BLANK_SIZE or (size > 0 and 0 <= offset <= end - size))
+    offset, size = (int.from_bytes(data[first:last], "big", signed=True) for first, last in (_OFFSET, _SIZE))
+    return size == CQ_PRE_BLANK_SIZE or (size > 0 and 0 <= offset <= end - size)

@@ -38,6 +38,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     def make_anew() -> None:
         if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
             index.check()
+        Topics(root).queue_counts()  # raises for a damaged table, without which the store could not be opened
         shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         queues = Topics(root).queues_on_disk()

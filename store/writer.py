@@ -74,7 +74,7 @@ class Writer:
         ends = QueueEnds.read(root)
         self._least_ends.update({} if ends is None else ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
-        self._note_ends = partial(_note_ends, ends, root, self._log, self._index)
+        self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)
         return Watermark(root, writable=True)
 
     def _decide(self, recovery: Recovery, *, alone: bool) -> Decision | None:
@@ -161,6 +161,7 @@ class Writer:
 
 
 def _note_ends(
+    turn: threading.Lock,
     ends: QueueEnds | None,
     root: Path,
     log: CommitLog,
@@ -174,7 +175,8 @@ def _note_ends(
     """Keep the ends of queues that were flushed up to `end`, now and then in their file."""
     if ends is None:  # somebody deleted the file while another writer was there
         return
-    ends.follow(begin, end, ranges)
-    if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root)):
-        with suppress(OSError):  # an old file is noticed, and costs the next opening a look at the whole log
-            ends.write(root, index)
+    with turn:
+        ends.follow(begin, end, ranges)
+        if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root)):
+            with suppress(OSError):  # an old file is noticed, and costs the next opening a look at the whole log
+                ends.write(root, index)

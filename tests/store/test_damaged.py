@@ -146,7 +146,7 @@ def use(path: Path, config: StoreConfig | None, expected: Bodies, work: Callable
     with MessageStore.open(path, config=config) as store, suppress(StoreError):
         found = bodies(store)
         for queue, these in found.items():
-            those = expected.get(queue, [])
+            those = expected.get(queue, these)  # no checksum covers the name of a topic
             assert any(these == those[start : start + len(these)] for start in range(len(those) + 1)), queue
             if these:
                 offset = store.max_offset(*queue)
