@@ -50,13 +50,15 @@ class History:
     """Everything that was done to one store, by one life of the machine after the other.
 
     sent: in the order of the log. may: how many of them can be there; must: how many have to be; both with the number
-    of changes from which on that is so. gone: log offsets below which retention may have deleted.
+    of changes from which on that is so. gone: log offsets below which retention may have deleted. refused: bodies of
+    messages whose put was answered with an error; they may be anywhere or nowhere.
     """
 
     sent: list[Sent] = field(default_factory=list)
     may: list[tuple[int, int]] = field(default_factory=list)
     must: list[tuple[int, int]] = field(default_factory=list)
     gone: list[tuple[int, int]] = field(default_factory=list)
+    refused: set[bytes] = field(default_factory=set)
     topics: dict[str, Steps[int]] = field(default_factory=lambda: defaultdict(lambda: Steps(0)))
     groups: dict[tuple[str, int], Steps[int | None]] = field(default_factory=lambda: defaultdict(lambda: Steps(None)))
 
@@ -71,8 +73,8 @@ class History:
         It is a piece of the log without a hole that begins where retention did and ends behind all that is promised.
         """
         numbers = {each.body: number for number, each in enumerate(self.sent)}
-        found = sorted(found, key=lambda each: each.physical_offset or 0)
         self.check_each(found)
+        found = [each for each in _in_order(found) if each.body not in self.refused]
         must, may, gone = (_last(steps, cut) for steps in (self.must, self.may, self.gone))
         first = numbers[found[0].body] if found else must
         end = first + len(found)
@@ -87,12 +89,19 @@ class History:
         """Whether each was put as it is found; and none in a queue is passed over, which `everything` saw to."""
         sent = {each.body: each for each in self.sent}
         for here in found:
+            if here.body in self.refused:
+                continue
             put = sent[here.body]
             if put.queue_offset is None:  # no answer came
                 put = put.placed(here.queue_id, here.queue_offset, here.physical_offset)
             if not PROPERTIES_ARE_CHECKED:  # a sector of them may be lost, and nothing tells
                 put = replace(put, tags=here.tags, keys=here.keys)
             assert here == put, f"{here} was put as {put}"
+
+    def refuse(self, answered: int) -> None:
+        """What was put since there were `answered` messages was answered with an error."""
+        self.refused.update(each.body for each in self.sent[answered:])
+        del self.sent[answered:]
 
     def check_names(self, store: MessageStore, cut: int) -> None:
         """Whether topics and the offsets of groups may be what is left after that many changes."""
@@ -105,16 +114,22 @@ class History:
 
     def goes_on(self, store: MessageStore, found: list[Sent], end: int, cut: int) -> History:
         """The history of the next life, at whose begin what was promised before may be all that there is."""
-        places = {each.body: each for each in found}
+        first = end - sum(1 for each in found if each.body not in self.refused)
+        sent = self.sent[:first] + _in_order(found)
         groups = {(topic, queue): Steps(store.consumer_offset("g", topic, queue)) for topic, queue in self.groups}
         return History(
-            [places.get(each.body, each) for each in self.sent[:end]],
-            [(0, end)],
+            sent,
+            [(0, len(sent))],
             [(0, _last(self.must, cut))],
             [(0, _last(self.gone, cut))],
+            set(),
             defaultdict(lambda: Steps(0), {name: Steps(min(s.possible(cut))) for name, s in self.topics.items()}),
             defaultdict(lambda: Steps(None), groups),
         )
+
+
+def _in_order(messages: list[Sent]) -> list[Sent]:
+    return sorted(messages, key=lambda each: each.physical_offset or 0)
 
 
 def _last(steps: list[tuple[int, int]], cut: int) -> int:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageStore, StoreConfig, StoreError
 from store.verify import verify
-from tests.device.history import PROPERTIES_ARE_CHECKED, History, Sent, everything
+from tests.device.history import PROPERTIES_ARE_CHECKED, History, Sent, Steps, everything
 from tests.device.recorder import Recorder
 
+T = TypeVar("T")
+NEVER = sys.maxsize
 _TOPICS = ("a", "b")
 _QUEUES = 2
 
@@ -45,9 +51,11 @@ class Life:
 
     def begin(self, cut: int | None = None) -> None:
         """Open the store; if the machine died at change `cut` of `history`, see whether all is there that has to be."""
-        self._stores.append(MessageStore.open(self._path, config=self._config))
         if cut is None:
+            with self._maybe_refused():
+                self._stores.append(MessageStore.open(self._path, config=self._config))
             return
+        self._stores.append(MessageStore.open(self._path, config=self._config))
         store = self._stores[0]
         opened = self._recorder.look()
         found = everything(store)
@@ -70,17 +78,33 @@ class Life:
             k=verbs,
         )
         for verb in chosen:
-            verb()
+            with self._maybe_refused():
+                if not self._stores:
+                    self._stores.append(MessageStore.open(self._path, config=self._config))
+                verb()
+
+    @contextmanager
+    def _maybe_refused(self) -> Iterator[None]:
+        """A device that failed makes errors; nothing else does."""
+        answered = len(self.history.sent)
+        try:
+            yield
+        except (StoreError, OSError):
+            if not self._recorder.struck:
+                raise
+            self.history.refuse(answered)
 
     def end(self) -> None:
         """Close the store."""
         while self._stores:
-            self._close()
+            with self._maybe_refused():
+                self._close()
 
     def abandon(self) -> None:
         """Close what is still open, after the machine went down; nobody looks at the files any more."""
         for store in self._stores:
-            store.close()
+            with self._maybe_refused():
+                store.close()
 
     # --- verbs -----------------------------------------------------------------------------------------
 
@@ -128,31 +152,33 @@ class Life:
         self._promise()
 
     def _topic(self) -> None:
-        store, topic, begun = self._any(), self._chance.choice(_TOPICS), self._recorder.look()
+        store, topic = self._any(), self._chance.choice(_TOPICS)
+        begun = self._recorder.look()
         queues = store.topics().get(topic, _QUEUES - 1) + 1 if self._chance.random() < 0.2 else _QUEUES
         queues = max(queues, store.topics().get(topic, 0))
-        store.create_topic(topic, queues)
-        self.history.topics[topic].steps.append((begun, self._recorder.look(), queues))
+        with self._begun(self.history.topics[topic], begun, queues):
+            store.create_topic(topic, queues)
 
     def _commit(self) -> None:
         store = self._any()
         for topic in list(store.topics())[:1]:
             begun, offset = self._recorder.look(), self._chance.randrange(1000)
-            store.commit_offsets("g", topic, {0: offset})
-            self.history.groups[topic, 0].steps.append((begun, self._recorder.look(), offset))
+            with self._begun(self.history.groups[topic, 0], begun, offset):
+                store.commit_offsets("g", topic, {0: offset})
 
     def _clean(self) -> None:
         begun = self._recorder.look()
-        cleaned = self._any().clean(forced=True)
-        self.history.gone.append((begun, cleaned.min_offset))
+        try:
+            self._any().clean(forced=True)
+        finally:
+            left = [int(file.name) for file in (self._path / "commitlog").iterdir()]
+            self.history.gone.append((begun, min(left, default=0)))
 
     def _come_or_go(self) -> None:
         if len(self._stores) == 1 and self._chance.random() < 0.5:
             self._stores.append(MessageStore.open(self._path, config=self._config))
             return
         self._close()
-        if not self._stores:
-            self._stores.append(MessageStore.open(self._path))
 
     def _close(self) -> None:
         self._stores.pop(self._chance.randrange(len(self._stores))).close()
@@ -175,10 +201,21 @@ class Life:
         self.history.sent += sent
         return begun
 
+    @contextmanager
+    def _begun(self, steps: Steps[T], begun: int, value: T) -> Iterator[None]:
+        """A value is replaced by another; by which one is known when the verb answers, not when it raises."""
+        done = NEVER
+        try:
+            yield
+            done = self._recorder.look()
+        finally:
+            steps.steps.append((begun, done, value))
+
     def _answered(self, begun: int, sent: list[Sent], places: list[tuple[int, int, int]]) -> None:
         first = len(self.history.sent) - len(sent)
         for number, (message, place) in enumerate(zip(sent, places, strict=True), first):
-            assert place[1] == self.history.next_offset(message.topic, place[0])
+            expected = self.history.next_offset(message.topic, place[0])
+            assert place[1] == expected or (self.history.refused and place[1] > expected)
             self.history.sent[number] = message.placed(*place)
         if self._config.sync_flush:
             self._promise()

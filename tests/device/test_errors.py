@@ -1,0 +1,87 @@
+"""The device fails at any call: the verb raises an error of the tree, nothing that was promised is lost.
+
+Afterwards the process is started anew, or the machine goes down. ERRORS=10000 lets so many calls fail; a failure names
+the one, and FAIL=17 repeats it alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.device.disk import Disk
+from tests.device.history import History
+from tests.device.life import Life
+from tests.device.recorder import Fault, Recorder
+from tests.device.test_crashes import STORE, lived, up_again
+
+ERRORS = int(os.environ.get("ERRORS", "60"))
+ONLY = os.environ.get("FAIL", "")
+VERBS = 25
+SHORT = 0  # half of what was to be written is
+CALLS = {
+    "pwrite": (errno.EIO, errno.ENOSPC, errno.EDQUOT, SHORT),
+    "write": (errno.EIO, errno.ENOSPC, SHORT),
+    "pread": (errno.EIO,),
+    "open": (errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES),
+    "ftruncate": (errno.ENOSPC, errno.EIO),
+    "fsync": (errno.EIO, errno.ENOSPC),
+    "fdatasync": (errno.EIO, errno.ENOSPC),
+    "mkdir": (errno.ENOSPC, errno.EIO),
+    "rename": (errno.ENOSPC, errno.EIO),
+    "replace": (errno.ENOSPC, errno.EIO),
+    "link": (errno.ENOSPC, errno.EIO),
+    "unlink": (errno.EIO,),
+}
+SYNCS = ("fsync", "fdatasync")
+
+
+def life_with(root: Path, number: int, flush: str, fault: Fault | None) -> tuple[Recorder, Life]:
+    root.mkdir()
+    recorder = Recorder(root, fault=fault)
+    life = Life(root / STORE, recorder, random.Random(number), History(), flush)
+    with recorder.recording():
+        life.begin()
+        life.go_on(VERBS)
+        life.end()
+    return recorder, life
+
+
+def fault_of(calls: dict[str, int], chance: random.Random) -> Fault:
+    function = chance.choice([name for name in CALLS if calls.get(name)])
+    times = chance.choice((1, 1, 3, 1 << 30))
+    return Fault(function, chance.randrange(calls[function]), chance.choice(CALLS[function]), times)
+
+
+def fail(memory: Path, number: int) -> None:
+    chance = random.Random(f"fault {number}")
+    flush = chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
+    whole, _ = life_with(memory / "whole", number, flush, Fault("pread", -1, 0))
+    fault = fault_of(whole.calls, chance)
+    try:
+        recorder, life = life_with(memory / "failing", number, flush, fault)
+        changes, history = recorder.changes, life.history
+        cut = len(changes)
+        if chance.random() < 0.5:
+            tree = up_again(Disk({}, changes, chance).after_power_loss(chance))
+        else:
+            tree = Disk({}, changes, chance).now()
+            if fault.function not in SYNCS:  # or else what the device has counts
+                history.must.append((cut, len(history.sent)))
+        lived(memory / "after", tree, chance, flush, history, cut)
+    except Exception as error:
+        error.add_note(f"FAIL={number}: {fault}, {flush}")
+        raise
+
+
+@pytest.mark.parametrize("numbers", [range(ERRORS) if not ONLY else [int(ONLY)]])
+def test_nothing_promised_is_lost(memory: Path, numbers: range) -> None:
+    for number in numbers:
+        fail(memory, number)
+        for path in memory.iterdir():
+            shutil.rmtree(path)
