@@ -1,4 +1,4 @@
-# make demo | test | check | bench | install | clean. Each makes .venv and installs what it needs by itself.
+# make demo | test | crashes | mutants | check | bench | install | clean. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # which an editable install by import hook would hide from it.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
 
-.PHONY: install demo test test-rocketmq check bench clean
+.PHONY: install demo test crashes mutants test-rocketmq check bench clean
 
 install: $(VENV)/.with-demo
 
@@ -15,6 +15,15 @@ demo: $(VENV)/.with-demo
 
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest
+
+# The machine goes down, or a call fails, so many times: make crashes CUTS=100000
+CUTS ?= 10000
+crashes: $(VENV)/.with-test
+	CUTS=$(CUTS) ERRORS=$$(( $(CUTS) / 10 )) $(BIN)/python -m pytest tests/device
+
+# Changes of the store that the tests must notice, each applied to a copy: make mutants
+mutants: $(VENV)/.with-test
+	$(BIN)/python -m tests.mutants
 
 test-rocketmq: $(VENV)/.with-test
 	$(BIN)/python -m pytest -m rocketmq

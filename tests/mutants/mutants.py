@@ -1,0 +1,151 @@
+"""Changes of `store/` that must not survive the tests: what each breaks, where, and the tests that notice.
+
+A text that is not there exactly once is an error of this list.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CRASHES = "tests/device/test_crashes.py"
+SYNCED = f"{CRASHES}::test_what_was_promised_is_there[SYNC_FLUSH]"
+
+
+class Mutant(NamedTuple):
+    """name: what goes wrong; `before` in `file` becomes `after`; one of `tests` has to fail, or never end."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    Mutant(
+        "SYNC_FLUSH that does not flush",
+        "store/appender.py",
+        "            self._log.segments.flush(self._watermark.flushed_offset, placement.end)\n",
+        "",
+        (SYNCED,),
+    ),
+    Mutant(
+        "queues never flushed",
+        "store/flusher.py",
+        "self._queue(*name).flush(*entries)",
+        "self._queue(*name)",
+        (CRASHES,),
+    ),
+    Mutant(
+        "recovery that does not flush the log",
+        "store/recovery.py",
+        "        segments.flush(decision.begin, files_end)\n",
+        "",
+        (CRASHES,),
+    ),
+    Mutant(
+        "a new segment whose length is not flushed",
+        "store/segments.py",
+        "                sync(file.fileno(), temporary)\n",
+        "",
+        (CRASHES,),
+    ),
+    Mutant(
+        "a new segment whose name is not flushed",
+        "store/segments.py",
+        "            with flushing(directory):\n                sync_directory(directory)\n",
+        "            pass\n",
+        (CRASHES,),
+    ),
+    Mutant(
+        "the confirm offset read after the look instead of before",
+        "store/log_end.py",
+        "            if watermark.numbers != numbers:",
+        "            numbers = watermark.numbers\n            if watermark.numbers != numbers:",
+        ("tests/store/test_log_end.py",),
+    ),
+    Mutant(
+        "no second look at a torn queue entry",
+        "store/consume_queue.py",
+        "        while low > start and not self._counts(low - 1, confirm_offset):\n            low -= 1\n",
+        "",
+        ("tests/store/test_consume_queue.py",),
+    ),
+    Mutant(
+        "the slot of a single key written before the index header",
+        "store/index_file.py",
+        "        self.write_header(header)\n        self._file.write(slot, memoryview(_SLOT.pack(number)))\n",
+        "        self._file.write(slot, memoryview(_SLOT.pack(number)))\n        self.write_header(header)\n",
+        ("tests/store/test_index.py", "tests/store/test_keys.py"),
+    ),
+    Mutant(
+        "entries made for inner-batch records",
+        "store/entering.py",
+        "~outside & (sys_flags & SYS_INNER_BATCH == 0)",
+        "~outside",
+        ("tests/store/test_entering.py", "tests/store/test_dispatch.py", "tests/store/test_golden.py"),
+    ),
+    Mutant(
+        "retention that keeps one segment too few",
+        "store/retention.py",
+        "            if start + segments.size < confirm_offset:",
+        "            if start + segments.size <= confirm_offset:",
+        ("tests/store/test_retention.py",),
+    ),
+    Mutant(
+        "no page reservation",
+        "store/index_file.py",
+        "        table.reserve(heads)\n",
+        "",
+        ("tests/end_to_end/test_full_disk.py", "tests/store/test_index_slots.py", "tests/store/test_index.py"),
+    ),
+    Mutant(
+        "endless retry on lost offsets",
+        "store/query.py",
+        "            if bounds()[0] <= minimum:  # not by retention\n                raise\n",
+        "",
+        ("tests/store/test_query.py",),
+    ),
+    Mutant(
+        "retention that deletes what is not yet flushed",
+        "store/message_store.py",
+        "            writer.flush()\n        return retention.clean(",
+        "            pass\n        return retention.clean(",
+        (CRASHES,),
+    ),
+    Mutant(
+        "retention whose deleted segments come back",
+        "store/retention.py",
+        "            sync_directory(self._log.segments.directory)\n",
+        "            pass\n",
+        (CRASHES,),
+    ),
+    Mutant(
+        "index files behind the end that come back",
+        "store/index.py",
+        "        if names:\n            sync_directory(self.directory)\n",
+        "",
+        (CRASHES,),
+    ),
+    Mutant(
+        "an index file whose length is not flushed",
+        "store/index.py",
+        "            file.flush()  # a file that exists has its length\n",
+        "",
+        (CRASHES,),
+    ),
+    Mutant(
+        "a new store whose own name is not flushed",
+        "store/directory.py",
+        "            sync_directory(made)\n",
+        "            pass\n",
+        (CRASHES,),
+    ),
+    Mutant(
+        "a new folder of settings whose name is not flushed",
+        "store/atomic.py",
+        "    sync_directory(path.parent)\n\n\ndef sync_directory",
+        "\n\ndef sync_directory",
+        (CRASHES,),
+    ),
+]

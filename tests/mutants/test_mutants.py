@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_none_is_stale(mutant: Mutant) -> None:
+    """Whether each is noticed takes longer: `make mutants`."""
+    assert (ROOT / mutant.file).read_text("utf-8").count(mutant.before) == 1
+    assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests)
