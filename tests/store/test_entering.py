@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageRefused, MessageStore, PutStatus, StoreConfig, StoreError
 from store.entering import (
-    NOT_FOR_PUTTING,
-    RESERVED,
     Place,
     check_name_column,
     light_places,
@@ -29,9 +27,18 @@ from store.verify import verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 14, mappedFileSizeConsumeQueue=400, maxHashSlotNum=50, maxIndexNum=100)
 TOPICS = ("t", "%RETRY%group", "%DLQ%group", "%LMQ%device", "rmq_sys_x", "T" * 127, "%RETRY%" + "g" * 200)
+REFUSED_NAMES = (
+    *("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+    *("TIMER_DELIVER_MS", "TRAN_MSG", "INNER_NUM", "INNER_BASE", "POP_CK", "__CRC32#"),
+)
+REFUSED_TOPICS = (
+    *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"),
+    *("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"),
+    "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+)
 # What RocketMQ's clients and brokers put into messages (MessageConst), and what looks like it.
 NAMES = (
-    *RESERVED,
+    *REFUSED_NAMES,
     *(
         "KEYS",
         "TAGS",
@@ -72,6 +79,13 @@ VALUES = (
     "1_2",
     "",
 )
+LOADED: tuple[dict[str, str], ...] = (
+    {},
+    {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "3"},
+    {"DELAY": "1"},
+    {"TRAN_MSG": "true", "PGROUP": "g"},
+    {"__CRC32#": "0" * 10},
+)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5) | st.text(max_size=3)
 WORD = st.sampled_from(VALUES) | TEXT
 
@@ -83,11 +97,12 @@ LIGHT_OFFSETS = st.none() | st.lists(st.sampled_from(["0", "1", "2", "", "x"]), 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
     return Message(
-        draw(st.sampled_from((*TOPICS, *sorted(NOT_FOR_PUTTING)))),
+        draw(st.sampled_from((*TOPICS, *REFUSED_TOPICS)) | st.sampled_from(("t", "SCHEDULE_TOPIC_XXXX"))),
         draw(st.binary(max_size=50)),
         tags=draw(st.none() | WORD),
         keys=draw(WORD | st.lists(WORD, max_size=3)),
-        properties=draw(st.dictionaries(st.sampled_from(NAMES) | TEXT, WORD, max_size=4)),
+        properties=draw(st.dictionaries(st.sampled_from(NAMES) | TEXT, WORD, max_size=3))
+        | draw(st.sampled_from(LOADED)),
         queue_id=draw(st.integers(0, 1)),
         sharding_key=draw(st.none() | WORD),
         flag=draw(st.integers(-(1 << 31), (1 << 31) - 1)),
@@ -161,7 +176,7 @@ def test_what_was_appended_is_what_recovery_finds(rows: list[Message], as_tables
         assert not verify(path).findings
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
+@pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_reserved_properties(tmp_path: Path, name: str) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -179,7 +194,7 @@ def test_a_delay_says_what_to_do(tmp_path: Path) -> None:
             store.put(Message("t", b"", properties={"DELAY": "3"}))
 
 
-@pytest.mark.parametrize("topic", sorted(NOT_FOR_PUTTING))
+@pytest.mark.parametrize("topic", REFUSED_TOPICS)
 def test_a_brokers_own_topics(tmp_path: Path, topic: str) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic(topic, 1)
