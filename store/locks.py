@@ -35,9 +35,9 @@ _APPEND_BYTE = 1
 Result = TypeVar("Result")
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 _TIMEOUT_SECONDS = 30.0
-# Between two looks at a lock that is held: the first about as long as a short append, so that it is soon one's turn;
-# then longer, so that somebody's long append costs the others nothing.
-_PAUSE_SECONDS = (0.00005, 0.002)
+# Between two looks at a lock that is held: the first are shorter than a short append, so that it is soon one's turn;
+# then they grow, so that somebody's long append costs the others nothing.
+_PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _NOBODY_SEEN = "a process that this user may not look into ('lslocks', run by root, names it)"
 

@@ -20,6 +20,7 @@ from pyspark_mq.pull import PullMessageProcessor, PullRequest
 from store import Message, MessageStore, StoreClosed, StoreError, StoreForked, StoreNotOpen, StoreReplaced
 from store.log_end import LOOK_SECONDS
 from store.watch import Watch
+from store.watermark import Watermark
 from tests.waiting import until
 
 ID = "7F00000100002A9F0000000000000000"
@@ -233,6 +234,8 @@ def test_closing_while_others_append(tmp_path: Path) -> None:
                 store.close()
                 assert {end.result(60) for end in ends} == {"StoreClosed"}
         assert not (tmp_path / "abort").exists()
+        watermark = Watermark(tmp_path, writable=False)
+        assert watermark.flushed_offset == watermark.confirm_offset
         with MessageStore.open(tmp_path, read_only=True) as reader:
             assert reader.max_offset("t", 0) == before + sum(done)
 
