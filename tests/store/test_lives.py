@@ -158,20 +158,24 @@ def test_a_life_whose_queue_a_crash_took(path: Path) -> None:
     assert_last_life(path)
 
 
-@pytest.mark.parametrize("queue_is_lost", [False, True])
-def test_a_damaged_offset_begins_no_life(tmp_path: Path, queue_is_lost: bool) -> None:
-    """The last record says an offset that an older one has, and the queue knows better."""
+@pytest.mark.parametrize("lost", [None, 0, 8, "queue"])
+def test_a_damaged_offset_begins_no_life(tmp_path: Path, lost: int | str | None) -> None:
+    """The last record says an offset that an older one has, and either of two entries of the queue knows better."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"body") for _ in range(9)])
     renumber(path, int(entries(path)["physical_offset"][8]), 0)
     (path / "watermark").unlink()
-    if queue_is_lost:  # then nothing does
+    if lost == "queue":  # then nothing does
         shutil.rmtree(path / "consumequeue")
         with MessageStore.open(path) as store:
             assert store.offsets("t", 0) == (0, 1)
         return
+    if isinstance(lost, int):
+        with (path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:
+            file.seek(lost * CQ_ENTRY.itemsize)
+            file.write(bytes(CQ_ENTRY.itemsize))
     with pytest.raises(CorruptRecord, match=r"offset 0, but 8 is the next there; .* move consumequeue/t/0 out of"):
         MessageStore.open(path)
 
