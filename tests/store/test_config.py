@@ -128,7 +128,7 @@ def test_what_is_not_understood(tmp_path: Path, line: str, message: str) -> None
 
 def test_every_number_has_a_minimum() -> None:
     for field in fields(StoreConfig):
-        if type(field.default) is int and field.name not in ("listenPort", "fileReservedTime"):
+        if type(field.default) is int and field.name not in ("listenPort", "fileReservedTime", "lockTimeoutMillis"):
             with pytest.raises(ConfigError, match=f"{field.name}=0: must lie between"):
                 StoreConfig(**{field.name: 0})
 
