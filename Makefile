@@ -25,8 +25,9 @@ crashes: $(VENV)/.with-test
 mutants: $(VENV)/.with-test
 	$(BIN)/python -m tests.mutants
 
+# LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
 test-rocketmq: $(VENV)/.with-test
-	$(BIN)/python -m pytest -m rocketmq
+	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq
 
 check: $(VENV)/.with-test
 	$(BIN)/python -m ruff check .

@@ -33,7 +33,8 @@ class Queue:
     rows: list[Row] = field(default_factory=list)
 
 
-Queues = dict[tuple[str, int], Queue]
+QueueName = tuple[str, int]
+Queues = dict[QueueName, Queue]
 Reader = Callable[[MessageStore], Queues]
 
 
@@ -70,19 +71,19 @@ def assert_same(ours: Queues, theirs: Queues) -> None:
     assert not differences, f"{len(differences)} fields differ:\n" + "\n".join(differences[:10])
 
 
-def by_scan(store: MessageStore) -> Queues:
-    """Every queue read completely with `scan`, all columns."""
+def by_scan(store: MessageStore, names: Iterable[QueueName] | None = None) -> Queues:
+    """Every queue, or those of `names`, read completely with `scan`, all columns."""
     return {
         name: Queue(*store.offsets(*name), rows=_scan(store, *name))
-        for name in _queues(store)
+        for name in (queues_of(store) if names is None else names)
         if store.max_offset(*name)
     }
 
 
-def by_get_message(store: MessageStore) -> Queues:
-    """Every queue read completely with `get_message`, from call to call by the offset it gives."""
+def by_get_message(store: MessageStore, names: Iterable[QueueName] | None = None) -> Queues:
+    """Every queue, or those of `names`, read completely with `get_message`, from call to call."""
     queues: Queues = {}
-    for topic, queue_id in _queues(store):
+    for topic, queue_id in queues_of(store) if names is None else names:
         queue = Queue(*store.offsets(topic, queue_id))
         offset = queue.minimum
         while offset < queue.maximum:
@@ -96,7 +97,8 @@ def by_get_message(store: MessageStore) -> Queues:
     return queues
 
 
-def _queues(store: MessageStore) -> list[tuple[str, int]]:
+def queues_of(store: MessageStore) -> list[QueueName]:
+    """(topic, queue id) of all."""
     return [(topic, queue_id) for topic, count in store.topics().items() for queue_id in range(count)]
 
 

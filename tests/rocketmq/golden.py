@@ -52,7 +52,7 @@ def make(name: str) -> None:
     """Write tests/golden/NAME anew."""
     line, *mixes = MADE[name]
     chosen = [mix for mix in MIXES if mix.name in mixes]
-    puts = [one for mix in chosen for one in mix.puts(MESSAGES // len(chosen))]
+    puts = [one for mix in chosen for one in mix.puts(MESSAGES // len(chosen), line)]
     shutil.rmtree(GOLDEN / name, ignore_errors=True)
     RocketMQ(line).write(GOLDEN / name, puts, config_of(name))
 

@@ -17,13 +17,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 HERE = Path(__file__).parent
-LINES = ("5.3", "4.9")
-"""RocketMQ release lines; pom.xml names the exact versions."""
+LINES = ("5.5", "5.3", "5.1", "4.9", "4.3")
+"""RocketMQ release lines, newest first; pom.xml names the exact versions."""
+USUAL_LINES = ("5.5", "4.9")
+"""Those of a run that names none: the newest, and the last one before queues, hosts and pulls of RocketMQ 5."""
 
-# RocketMQ 4.9 unmaps files by way of JDK internals.
+# RocketMQ 4 unmaps files by way of JDK internals.
 JVM_OPTIONS = (
     "-Xmx1g",
     "-XX:+UseSerialGC",  # this and the next: quick to start, for a short life
@@ -53,20 +55,30 @@ def put(topic: str, body: bytes = b"", queue_id: int = 0, **fields: Any) -> Json
     return {"topic": topic, "queueId": queue_id, "body": base64.b64encode(body).decode(), **fields}
 
 
+def chosen_lines() -> tuple[str, ...]:
+    """The release lines of this run: `make test-rocketmq LINES=all`, or LINES="5.3 4.3", which gives ROCKETMQ_LINES."""
+    asked = os.environ.get("ROCKETMQ_LINES", "").split() or list(USUAL_LINES)
+    unknown = set(asked) - {*LINES, "all"}
+    if unknown:
+        raise ValueError(f"ROCKETMQ_LINES: {', '.join(sorted(unknown))} is not one of {', '.join(LINES)}, all")
+    return tuple(line for line in LINES if line in asked or "all" in asked)
+
+
 class Broker:
     """A running broker: an iterator over its answers, as they come."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], words: IO[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
-        self._requests, self._answers = process.stdin, process.stdout
+        self._requests, self._answers, self._words = process.stdin, process.stdout, words
 
     def ask(self, verb: str, **fields: Any) -> None:
         """Make a request, with fields of Request in Spec.java.
 
         send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". consume:
-        "consumed" for each message, then "done". describe: "described". persist: "persisted".
+        "consumed" for each message, then "done". describe: "described". persist: "persisted". produce: "done".
+        look: lines as of `RocketMQ.read` and what the admin tool answers, then "done". stop: "stopped".
         """
         print(json.dumps({"verb": verb, **fields}), file=self._requests, flush=True)
 
@@ -74,8 +86,17 @@ class Broker:
         return self
 
     def __next__(self) -> Json:
-        line: Json = json.loads(next(self._answers))
-        return line
+        line = self._answers.readline()
+        if not line:
+            self._process.wait(COMMAND_SECONDS)
+            self._words.seek(0)
+            raise HarnessError(f"the broker ended:\n{_tail(self._words.read())}")
+        answer: Json = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(COMMAND_SECONDS)
 
     def leave(self) -> None:
         """Halt everything: a shutdown of all of RocketMQ's services takes twenty seconds."""
@@ -96,7 +117,7 @@ def free_ports() -> dict[str, int]:
 class RocketMQ:
     """One release line of RocketMQ, built on first use and again when pom.xml or src/ changed."""
 
-    def __init__(self, line: str = LINES[0]) -> None:
+    def __init__(self, line: str) -> None:
         self.line = line
         self._target = HERE / "target" / line
         self._build()
@@ -143,7 +164,7 @@ class RocketMQ:
     def broker(self, directory: Path, config: Mapping[str, object] | None = None, **live: Any) -> Iterator[Broker]:
         """A name server and a broker on `directory`; leaving the block halts both, as a kill does.
 
-        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes; ports are found.
+        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes, brokerConfig; ports are found.
         """
         with (
             _spec_file({"config": _strings(config), "live": {**free_ports(), **live}}) as spec,
@@ -156,12 +177,9 @@ class RocketMQ:
                 stderr=words,
                 text=True,
             )
-            broker = Broker(process)
-            if next(broker, None) is None:
-                process.wait()
-                words.seek(0)
-                raise HarnessError(f"the broker did not start:\n{_tail(words.read())}")
+            broker = Broker(process, words)
             try:
+                assert next(broker)["kind"] == "ready"
                 yield broker
             finally:
                 broker.leave()
@@ -195,13 +213,13 @@ class RocketMQ:
 
     def _build(self) -> None:
         digest = hashlib.sha256()
-        for source in [HERE / "pom.xml", *sorted((HERE / "src").rglob("*.*"))]:
+        for source in [HERE / "pom.xml", *sorted(path for path in (HERE / "src").rglob("*") if path.is_file())]:
             digest.update(source.read_bytes())
         stamp = self._target / "built"
         if stamp.exists() and stamp.read_text() == digest.hexdigest():
             return
-        profile = [] if self.line == LINES[0] else ["-P", f"rocketmq-{self.line}"]
-        command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), *profile, "clean", "process-classes"]
+        pom = str(HERE / "pom.xml")
+        command = ["mvn", "-q", "-B", "-f", pom, "-P", f"rocketmq-{self.line}", "clean", "process-classes"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise HarnessError(f"{' '.join(command)}:\n{_tail((done.stdout + done.stderr).encode())}")

@@ -6,11 +6,13 @@ A mix is a function of a random generator and a number of messages; equal seeds 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.rocketmq.harness import LINES, Json, put
+from tests.rocketmq.harness import Json, put
+
+Make = Callable[[random.Random, int], Json]
 
 BORN = 1_700_000_000_000
 IPV4 = ("10.1.2.3", "127.0.0.1", "255.255.255.254")
@@ -142,8 +144,11 @@ KINDS = (
 )
 
 
-def everything(rng: random.Random, number: int) -> Json:
-    return rng.choice(KINDS)(rng, number)
+IN_4_3 = tuple(kind for kind in KINDS if kind not in (hosts, compressed))  # no IPv6, no LZ4, no ZSTD
+
+
+def any_of(kinds: Sequence[Make]) -> Make:
+    return lambda rng, number: rng.choice(kinds)(rng, number)
 
 
 SMALL_FILES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
@@ -152,21 +157,23 @@ INDEX = {"maxHashSlotNum": 1000, "maxIndexNum": 4000}
 
 @dataclass(frozen=True)
 class Mix:
-    """What to put and how the store is set up; `lines` are the RocketMQ lines that can write it."""
+    """What to put and how the store is set up; `since` is the oldest RocketMQ line that can write it."""
 
     name: str
-    make: Callable[[random.Random, int], Json]
+    make: Make
     config: dict[str, object] = field(default_factory=dict)
     exit: str = "clean"
-    lines: tuple[str, ...] = LINES
+    since: str = "4.3"
+    make_in_4_3: Make | None = None
 
     @property
     def full_config(self) -> dict[str, object]:
         return {**SMALL_FILES, **INDEX, **self.config}
 
-    def puts(self, count: int, seed: int = 1) -> list[Json]:
-        """At least `count` messages; a batch counts as its parts."""
-        return list(_until(count, partial(self.make, random.Random(f"{self.name} {seed}"))))
+    def puts(self, count: int, line: str, seed: int = 1) -> list[Json]:
+        """At least `count` messages that this RocketMQ line can write; a batch counts as its parts."""
+        make = (self.make_in_4_3 if line == "4.3" else None) or self.make
+        return list(_until(count, partial(make, random.Random(f"{self.name} {seed}"))))
 
 
 def _until(count: int, make: Callable[[int], Json]) -> Iterator[Json]:
@@ -177,7 +184,8 @@ def _until(count: int, make: Callable[[int], Json]) -> Iterator[Json]:
         yield one
 
 
-ONLY_5 = ("5.3",)
+EVERYTHING = any_of(KINDS)
+EVERYTHING_IN_4_3 = any_of(IN_4_3)
 MIXES = (
     Mix("plain", plain),
     Mix("tagged", tagged),
@@ -185,23 +193,24 @@ MIXES = (
     Mix("properties", with_properties),
     Mix("sized", sized),
     Mix("headers", headers),
-    Mix("hosts", hosts),
+    Mix("hosts", hosts, since="4.9"),
     Mix("zlib", partial(compressed, kind="ZLIB")),
-    Mix("lz4", partial(compressed, kind="LZ4")),
-    Mix("zstd", partial(compressed, kind="ZSTD")),
+    Mix("lz4", partial(compressed, kind="LZ4"), since="4.9"),
+    Mix("zstd", partial(compressed, kind="ZSTD"), since="4.9"),
     Mix("batch", batch),
     Mix("transactions", transactions),
     Mix("delayed", delayed),
-    Mix("long-topic", long_topic, lines=ONLY_5),
+    Mix("long-topic", long_topic, since="5.1"),
     Mix("many-topics", many_topics),
-    Mix("property-crc", with_properties, {"enabledAppendPropCRC": True}, lines=ONLY_5),
-    Mix("multi-dispatch", multi_dispatch, {"enableLmq": True, "enableMultiDispatch": True}),
+    Mix("property-crc", with_properties, {"enabledAppendPropCRC": True}, since="5.3"),
+    Mix("multi-dispatch", multi_dispatch, {"enableLmq": True, "enableMultiDispatch": True}, since="4.9"),
     Mix("queue-extension", tagged, {"enableConsumeQueueExt": True}),
     Mix(
         "large-files",
-        everything,
+        EVERYTHING,
         {"mappedFileSizeCommitLog": 1 << 28, "mappedFileSizeConsumeQueue": 6_000_000},
+        make_in_4_3=EVERYTHING_IN_4_3,
     ),
-    Mix("everything", everything),
-    Mix("halted", everything, exit="halt"),
+    Mix("everything", EVERYTHING, make_in_4_3=EVERYTHING_IN_4_3),
+    Mix("halted", EVERYTHING, exit="halt", make_in_4_3=EVERYTHING_IN_4_3),
 )

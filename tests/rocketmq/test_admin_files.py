@@ -20,7 +20,7 @@ pytestmark = pytest.mark.rocketmq
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
 COMMITTED = {0: 4, 1: 10, 2: 7}  # of 10 in each queue
-NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster", "DefaultCluster_REPLY_TOPIC"}
+NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster"}  # and the topic for replies, which 4.3 does not know
 DELAYED_TO = 1  # the queue
 
 
@@ -65,12 +65,13 @@ def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp
 
     with rocketmq.broker(path, INDEX, topic="orders") as broker:
         answer = described(broker)
-        assert {topic for topic in answer["systemTopics"] if not is_internal_topic(topic)} == NAMED_AFTER_THE_BROKER
+        named = {topic for topic in answer["systemTopics"] if not is_internal_topic(topic)}
+        assert named - {"DefaultCluster_REPLY_TOPIC"} == NAMED_AFTER_THE_BROKER
         assert (answer["topic"]["readQueueNums"], answer["topic"]["perm"]) == (3, 6)
         assert answer["offsets"] == {str(queue): offset for queue, offset in COMMITTED.items()}
         settings = groups.settings("readers") or {}
         plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
-        known = answer["group"].keys() & plain.keys()  # 4.9 has fewer
+        known = answer["group"].keys() & plain.keys()  # RocketMQ 4 has fewer
         assert {"groupName", "retryMaxTimes", "consumeEnable"} <= known
         assert all(answer["group"][name] == plain[name] for name in known)
 

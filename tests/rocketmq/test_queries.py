@@ -26,8 +26,8 @@ def answers(rocketmq: RocketMQ, name: str, queries: list[Json], folder: Path) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_offset_by_time(name: str, rocketmq53: RocketMQ, tmp_path: Path) -> None:
-    """4.9 knows no boundary: it answers the nearest message."""
+def test_offset_by_time(name: str, rocketmq5: RocketMQ, tmp_path: Path) -> None:
+    """RocketMQ 4 knows no boundary: it answers the nearest message."""
     queues = seen.golden(GOLDEN / f"{name}.jsonl")
     queries = [
         {"topic": topic, "queueId": queue_id, "time": row["storeTimestamp"] + step, "boundary": boundary.name}
@@ -37,15 +37,17 @@ def test_offset_by_time(name: str, rocketmq53: RocketMQ, tmp_path: Path) -> None
         for boundary in Boundary
     ]
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
-        for line in answers(rocketmq53, name, queries, tmp_path):
+        for line in answers(rocketmq5, name, queries, tmp_path):
             ours = store.offset_by_time(line["topic"], line["queueId"], line["time"], Boundary[line["boundary"]])
             assert line["offset"] == ours, line
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_message_by_id(name: str, rocketmq: RocketMQ, tmp_path: Path) -> None:
-    if rocketmq.line == "4.9" and name == "clean":
-        pytest.skip("RocketMQ 4.9 knows no V2 records and ends the log at the first")
+    if rocketmq.line < "5" and name == "clean":
+        pytest.skip(f"RocketMQ {rocketmq.line} knows no V2 records and ends the log at the first")
+    if rocketmq.line == "4.3" and name == "hosts-5.3":
+        pytest.skip("RocketMQ 4.3 knows no IPv6 hosts")
     rows = [row for queue in seen.golden(GOLDEN / f"{name}.jsonl").values() for row in queue.rows]
     ids = [f"7F00000100002A9F{row['physicalOffset']:016X}" for row in rows]
     log = CommitLog(GOLDEN / name, SIZES["mappedFileSizeCommitLog"], writable=False)

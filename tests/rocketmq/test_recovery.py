@@ -91,7 +91,7 @@ DAMAGES = (
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_recovers_what_rocketmq_recovers(damage: Callable[[Path], None], rocketmq: RocketMQ, tmp_path: Path) -> None:
     directory = tmp_path / "ours"
-    rocketmq.write(directory, HALTED.puts(MESSAGES), HALTED.full_config, exit="halt")
+    rocketmq.write(directory, HALTED.puts(MESSAGES, rocketmq.line), HALTED.full_config, exit="halt")
     damage(directory)
     copy = shutil.copytree(directory, tmp_path / "theirs")
     theirs = seen.by_rocketmq(rocketmq.read(copy, INDEX))

@@ -158,9 +158,9 @@ def test_reads_what_a_broker_writes_while_it_deletes(rocketmq: RocketMQ, spark: 
         assert bodies(sink) == left
 
 
-def test_reads_in_real_time_what_a_broker_writes_while_it_deletes(rocketmq53: RocketMQ, tmp_path: Path) -> None:
+def test_reads_in_real_time_what_a_broker_writes_while_it_deletes(rocketmq5: RocketMQ, tmp_path: Path) -> None:
     query = Query(tmp_path)
-    with client(rocketmq53, tmp_path / "mq") as it:
+    with client(rocketmq5, tmp_path / "mq") as it:
         with query.running(batchDuration="1 second", ledgerPath=str(tmp_path / "ledger")):
             it.send(1000, per_second=200)
             minimum = delete_what_is_read(it, 1000, query.committed, query.rows)

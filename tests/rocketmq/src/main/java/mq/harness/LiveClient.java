@@ -6,6 +6,7 @@ import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -14,15 +15,16 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
-import org.apache.rocketmq.common.topic.TopicValidator;
 import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** Answers requests to a live broker: sends and consumes with the real client, deletes, looks at its tables. */
+/** Answers requests to a live broker: with the real client and the admin tool, and by what the broker does itself. */
 final class LiveClient {
     private final BrokerController broker;
     private final Spec.Live live;
     private final String namesrv;
     private DefaultMQProducer producer;
+    private DefaultMQAdminExt admin;
     private Thread sender;
     private int number;
 
@@ -30,6 +32,7 @@ final class LiveClient {
         this.broker = broker;
         this.live = live;
         this.namesrv = namesrv;
+        System.setProperty("rocketmq.client.rebalance.waitInterval", "500");  // instead of 20 s
     }
 
     void answer(Spec.Request request) throws Exception {
@@ -39,6 +42,9 @@ final class LiveClient {
             case "consume" -> consume(request);
             case "describe" -> describe(request);
             case "persist" -> persist();
+            case "produce" -> produce(request);
+            case "look" -> look(request);
+            case "stop" -> stop();
             default -> throw new IllegalArgumentException("no verb of Request: " + request.verb);
         }
     }
@@ -112,7 +118,7 @@ final class LiveClient {
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
-        consumer.setAwaitTerminationMillisWhenShutdown(60_000);  // or the last message counts as not consumed
+        Line.awaitTermination(consumer);  // or the last message counts as not consumed
         consumer.start();
         left.await();
         consumer.shutdown();
@@ -128,7 +134,37 @@ final class LiveClient {
         }
         Main.print(StoreReader.line("described", "topic", topic, "offsets", offsets,
             "group", broker.getSubscriptionGroupManager().getSubscriptionGroupTable().get(request.group),
-            "systemTopics", TopicValidator.getSystemTopicSet()));
+            "systemTopics", Line.systemTopics(broker)));
+    }
+
+    private void produce(Spec.Request request) throws Exception {
+        new LiveKinds(broker, admin(), namesrv, broker.getBrokerAddr()).produce(request.kinds);
+        Main.print(StoreReader.line("done"));
+    }
+
+    /** From here on the broker takes nothing more: what is seen is what it leaves. */
+    private void look(Spec.Request request) throws Exception {
+        Line.fence((DefaultMessageStore) broker.getMessageStore(), true);
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("looking");
+        consumer.setNamesrvAddr(namesrv);
+        consumer.start();
+        new LiveLook(broker, admin(), consumer).look(request.topics);
+    }
+
+    /** A clean shutdown, which takes seconds. */
+    private void stop() {
+        Line.fence((DefaultMessageStore) broker.getMessageStore(), false);  // or `abort` stays
+        broker.shutdown();
+        Main.print(StoreReader.line("stopped"));
+    }
+
+    private DefaultMQAdminExt admin() throws Exception {
+        if (admin == null) {
+            admin = new DefaultMQAdminExt("administering");
+            admin.setNamesrvAddr(namesrv);
+            admin.start();
+        }
+        return admin;
     }
 
     /** What the broker does every five or ten seconds. */

@@ -63,14 +63,19 @@ final class Spec {
         String topic = "Live";
         int queues = 4;
         int bodyBytes = 100;
+        /** Keys of RocketMQ's BrokerConfig. */
+        Map<String, String> brokerConfig = Map.of();
     }
 
     /** A line of standard input to a live broker. */
     static final class Request {
-        /** send (messages, perSecond), clean, consume (group, topic, messages), describe (group, topic), persist. */
+        /** send (messages, perSecond), clean, consume (group, topic, messages), describe (group, topic), persist,
+         *  produce (kinds), look (topics, light ones that are in no table), stop. */
         String verb;
         int messages;
         double perSecond = 100;
+        List<String> kinds = List.of();
+        List<String> topics = List.of();
         String group;
         String topic;
     }

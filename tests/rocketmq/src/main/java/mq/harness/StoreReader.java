@@ -83,6 +83,10 @@ final class StoreReader {
         if (message == null) {
             throw new IllegalStateException("RocketMQ does not decode a record of " + size + " bytes");
         }
+        return message(message, size, tagsCode, storedSysFlag);
+    }
+
+    static Map<String, Object> message(MessageExt message, int size, Long tagsCode, int storedSysFlag) {
         Map<String, String> properties = message.getProperties() == null ? Map.of() : message.getProperties();
         String unique = properties.get(MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX);
         byte[] body = message.getBody() == null ? new byte[0] : message.getBody();

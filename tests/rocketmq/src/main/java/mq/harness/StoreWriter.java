@@ -11,21 +11,16 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.apache.rocketmq.common.compression.CompressionType;
-import org.apache.rocketmq.common.compression.CompressorFactory;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageExtBatch;
-import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.PutMessageResult;
 
 /** Writes what the spec lists, in that order, and prints RocketMQ's answer to each put. */
 final class StoreWriter {
-    private static final int COMPRESSION_LEVEL = 5;
-
     private StoreWriter() { }
 
     static void run(Path directory, Spec spec) throws Exception {
@@ -58,14 +53,8 @@ final class StoreWriter {
         MessageExt message = Line.message();
         envelope(put, message);
         byte[] body = Base64.getDecoder().decode(put.body);
-        int sysFlag = message.getSysFlag() | put.transaction;
-        if (put.compression != null) {
-            CompressionType type = CompressionType.of(put.compression);
-            body = CompressorFactory.getCompressor(type).compress(body, COMPRESSION_LEVEL);
-            sysFlag |= MessageSysFlag.COMPRESSED_FLAG | type.getCompressionFlag();
-        }
-        message.setBody(body);
-        message.setSysFlag(sysFlag);
+        message.setSysFlag(message.getSysFlag() | put.transaction);
+        message.setBody(put.compression == null ? body : Line.compress(message, body, put.compression));
         message.setFlag(put.flag);
         message.setReconsumeTimes(put.reconsumeTimes);
         message.setPreparedTransactionOffset(put.preparedTransactionOffset);
@@ -96,10 +85,10 @@ final class StoreWriter {
         message.setBornHost(new InetSocketAddress(born, put.bornPort));
         message.setStoreHost(new InetSocketAddress(stored, put.storePort));
         if (born instanceof Inet6Address) {
-            message.setBornHostV6Flag();
+            Line.bornHostIsV6(message);
         }
         if (stored instanceof Inet6Address) {
-            message.setStoreHostAddressV6Flag();
+            Line.storeHostIsV6(message);
         }
     }
 }

@@ -24,14 +24,17 @@ final class Stores {
         config.setDiskMaxUsedSpaceRatio(99);
         long segment = firstFileSize(directory.resolve("commitlog"), 1);
         long queueFile = firstFileSize(directory.resolve("consumequeue"), 3);
+        Properties properties = new Properties();
         if (segment > 0) {
-            config.setMappedFileSizeCommitLog((int) segment);
+            properties.put("mappedFileSizeCommitLog", "" + segment);
         }
         if (queueFile > 0) {
-            config.setMappedFileSizeConsumeQueue((int) queueFile);
+            properties.put("mappedFileSizeConsumeQueue", "" + queueFile);
         }
-        Properties properties = new Properties();
         properties.putAll(spec.config);
+        for (String name : properties.stringPropertyNames()) {  // RocketMQ 4.3 to 4.6 spell it so
+            properties.put(name.replace("mapped", "maped"), properties.get(name));
+        }
         MixAll.properties2Object(properties, config);
         return config;
     }
