@@ -53,13 +53,13 @@ class Kind(NamedTuple):
 
 
 def _first(root: Path, *patterns: str) -> Path | None:
-    return next((found for pattern in patterns for found in sorted(root.glob(pattern))), None)
+    return next((found for pattern in patterns for found in root.glob(pattern)), None)
 
 
 def _rocksdb_queues(root: Path) -> Path | None:
     own = _first(root, f"{CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}")
     beside = _first(root, f"{ROCKSDB_CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}")
-    return own or (beside if _queue_file(root) is None else None)
+    return own or (beside if beside and _queue_file(root) is None else None)
 
 
 def _queue_file(root: Path) -> Path | None:
@@ -67,7 +67,7 @@ def _queue_file(root: Path) -> Path | None:
 
 
 def _log_elsewhere(root: Path) -> Path | None:
-    return _queue_file(root) if _first(root, f"{COMMIT_LOG_DIR}/*") is None else None
+    return None if _first(root, f"{COMMIT_LOG_DIR}/*") else _queue_file(root)
 
 
 _COPY = "copy its messages to another store with RocketMQ's own client"
