@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from store import InvalidTopic, Message, MessageRefused, MessageStore, PutStatus
 from store.entering import (
     Place,
     check_name_column,
+    in_own_queue,
     light_places,
     stand_in_light_queue,
     stands_in,
@@ -261,3 +263,8 @@ def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str |
         stands_in(Place("%LMQ%a", 0, row[2]), Place("t", 7, 9), decode_properties(text.encode()))
         for row, text in zip(rows, texts, strict=True)
     ]
+
+
+def test_prepared_rolled_back_and_inner_batch_records_stand_in_no_queue() -> None:
+    flags = np.array([0, 0x4, 0x8, 0xC, 0x80, 0x88, 0x1 | 0x10], np.int64)
+    assert in_own_queue(flags).tolist() == [True, False, True, False, False, False, True]

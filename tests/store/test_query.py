@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from store import MessageStore
+from store import Message, MessageStore, StoreConfig
 from store.commit_log import CommitLog
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.index import Index
@@ -140,3 +141,26 @@ def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch
         monkeypatch.setattr(MessageStore, "offsets", stale)
         with MessageStore.open(filled.path, read_only=True) as reader:
             assert reader.offset_by_time("t", 0, 0) == filled.store.min_offset("t", 0) > 0
+
+
+def test_a_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
+    """Retention takes segments from the head only: trying again would not help."""
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(500)) for _ in range(60)])
+    for segment in sorted((tmp_path / "mq" / "commitlog").iterdir())[1:-1]:
+        segment.unlink()
+    raised: list[OffsetLost] = []
+
+    def search() -> None:
+        with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
+            try:
+                reader.offset_by_time("t", 0, 1)
+            except OffsetLost as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert raised

@@ -292,3 +292,18 @@ def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pyte
         assert names(tmp_path, "consumequeue/t/0") == [0]
         assert store.offsets("t", 0) == (10, 10)
         assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 10
+
+
+def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment(tmp_path: Path) -> None:
+    """Of the next segment there is nothing but its file: then the log ends where a segment does."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(500)) for _ in range(9)])
+    (path / "commitlog" / segment_name(4096)).write_bytes(bytes(4096))
+    (path / "watermark").unlink()
+    (path / "abort").write_text("1")
+    with MessageStore.open(path) as store:
+        assert store.confirm_offset == 4096
+        assert store.clean(forced=True).log == []
+        assert store.offsets("t", 0)[0] == 0
