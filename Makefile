@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # which an editable install by import hook would hide from it.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
 
-.PHONY: install demo test crashes mutants test-rocketmq check bench clean
+.PHONY: install demo test crashes mutants mutation test-rocketmq check bench clean
 
 install: $(VENV)/.with-demo
 
@@ -26,6 +26,17 @@ mutants: $(VENV)/.with-test
 	$(BIN)/python -m tests.mutants
 
 # LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
+# Small changes everywhere in one module of the store, against its own tests: make mutation MODULE=watermark
+MODULE ?= watermark
+MUTATION := build/mutation
+mutation: $(VENV)/.with-mutation
+	rm -rf $(MUTATION) && mkdir -p $(MUTATION)
+	cp -r store pyspark_mq tests conf README.md LICENSE setup.cfg pyproject.toml $(MUTATION)
+	printf '\n[mutmut]\npaths_to_mutate=store/\ntests_dir=tests/store/test_%s.py\nalso_copy=\n    pyspark_mq\n    tests\n    conf\n    README.md\n' \
+	$(MODULE) >> $(MUTATION)/setup.cfg
+	cd $(MUTATION) && export PYTHONPATH=$$PWD && $(CURDIR)/$(BIN)/python -m mutmut run 'store.$(MODULE)*' && \
+	$(CURDIR)/$(BIN)/python -m mutmut results
+
 test-rocketmq: $(VENV)/.with-test
 	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq
 
