@@ -96,8 +96,10 @@ def known(test: str, line: str, ending: str, state: str, kind: str) -> str | Non
             return INDEX_ANEW
         case ("verify", "delayed", "as left") | ("entries", "delayed", "opened"):
             return DELAYS
-    if (test, kind, ending) in {("verify", "deleted", "killed"), ("topics", "deleted", "stopped")}:
-        return DELETED
+        case ("verify", "deleted", "as left") if ending == "killed":
+            return DELETED
+        case "topics", "deleted", "as left" if ending == "stopped":
+            return DELETED
     return None
 
 
