@@ -6,11 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from store import MessageStore, StoreConfig
+from store import MessageStore
 
 T = TypeVar("T")
-# With a checksum over its properties a record without them is no record.
-PROPERTIES_ARE_CHECKED = hasattr(StoreConfig, "enabledAppendPropCRC")
+# Not where the sector is lost that holds properties and their checksum, which is one of them: nothing tells then.
+PROPERTIES_ARE_CHECKED = False
 COLUMNS = ("queueOffset", "body", "tags", "keys", "physicalOffset", "storeTimestamp")
 
 
