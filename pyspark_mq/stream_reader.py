@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from pyspark_mq.planning import Sizes, limit_ranges, split
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader
 from store import MessageStore, OffsetLost
+from store.cached import cached_property
 
 _NO_LIMIT = (1 << 63) - 1
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.cached import cached_property
 from store.entering import are_wrong_codes, stand_in_light_queue
 from store.errors import CorruptRecord, InvalidColumns
 from store.layout import (

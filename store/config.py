@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import javaproperties
 
+from store.cached import cached_property
 from store.errors import ConfigError
 from store.layout import CQ_ENTRY
 

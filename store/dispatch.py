@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
+from store.cached import cached_property
 from store.commit_log import CommitLog
 from store.consume_queue import Entries
 from store.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from store.cached import cached_property
 from store.errors import ConfigError
 from store.index_slots import IndexSlots
 from store.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT

@@ -52,6 +52,8 @@ class StoreLock(Opened):
     place: where it was; another lock file there would not exclude this one.
     """
 
+    _fd = -1  # a child that is forked before there is one lets go of nothing
+
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS) -> None:
         """timeout: how long to wait for a turn, in seconds."""
         super().__init__(str(root), f"MessageStore.open({str(root)!r})")
@@ -59,7 +61,6 @@ class StoreLock(Opened):
         self._timeout = timeout
         self._threads = threading.RLock()  # it knows whose it is
         self._this_thread = _ThisThread()
-        self._fd = -1
         with opening:
             self._fd = open_file(self._path)
         status = os.fstat(self._fd)

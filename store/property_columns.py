@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.cached import cached_property
 from store.layout import NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR
 from store.strings import cut, flat
 

@@ -20,7 +20,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
@@ -28,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.atomic import make_folder, open_file, sync_directory
+from store.cached import cached_property
 from store.errors import CorruptSegment, FlushFailed, OffsetLost, ReadOnlyStore, StoreFull
 from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 

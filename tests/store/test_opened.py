@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -323,6 +324,36 @@ def test_a_child_opens_the_directory_anew(store: MessageStore) -> None:
 
     assert in_a_child(put) == "1"
     assert store.max_offset("t", 0) == 2
+
+
+def test_a_child_of_a_process_whose_threads_read(tmp_path: Path) -> None:
+    """No lock that one of them holds at the fork is of use to the child."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x", keys=("k",), properties={"a" * (1 + n % 9): "b"}) for n in range(5000)])
+    stop = threading.Event()
+
+    def scan() -> int:
+        with MessageStore.open(tmp_path, read_only=True) as own:
+            return sum(map(len, own.scan("t", 0, *own.offsets("t", 0), columns=("body", "keys", "properties"))))
+
+    def scan_on() -> None:
+        while not stop.is_set():
+            scan()
+
+    def scan_in_time() -> int:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        return scan()
+
+    with ThreadPoolExecutor(2) as others:
+        scanning = [others.submit(scan_on) for _ in range(2)]
+        try:
+            for _ in range(20):
+                assert in_a_child(scan_in_time) == "5000", "no answer: it hung"
+        finally:
+            stop.set()
+        assert [each.result() for each in scanning] == [None, None]
 
 
 REPLACED: dict[str, Callable[[Path], object]] = {
