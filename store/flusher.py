@@ -50,12 +50,14 @@ class Flusher:
         self._place = place
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()  # several threads may append for the first time at once
 
     def start(self) -> None:
         """Flush from now on in the background; does nothing while it does."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
+                thread.start()
 
     @property
     def is_this_thread(self) -> bool:

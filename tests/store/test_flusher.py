@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,20 @@ def test_nothing_is_flushed_before_its_time(tmp_path: Path) -> None:
         assert flushed(tmp_path) < store.confirm_offset
         confirm = store.confirm_offset
     assert flushed(tmp_path) == confirm, "closing flushes"
+
+
+def test_threads_that_append_for_the_first_time_at_once_share_one_in_the_background(tmp_path: Path) -> None:
+    threads, interval = 8, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for n in range(10):
+            with MessageStore.open(tmp_path / str(n)) as store, ThreadPoolExecutor(threads) as pool:
+                store.create_topic("t", 1)
+                together = threading.Barrier(threads)
+                list(pool.map(lambda _, s=store, t=together: (t.wait(), s.put(Message("t", b"x"))), range(threads)))
+                assert [thread.name for thread in threading.enumerate()].count("mq-flush") == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_the_background_catches_up(tmp_path: Path) -> None:
