@@ -14,7 +14,7 @@ from store.atomic import make_directory, make_folder, sync_directory, write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
 from store.config import SIZES, StoreConfig, read_settings
-from store.errors import NotAStore
+from store.errors import ConfigError, NotAStore
 from store.index import Index
 from store.index_tags import tags_are_filed
 from store.kinds import refuse_kinds
@@ -82,6 +82,8 @@ class Directory:
         if self.root.exists() and not self.root.is_dir():
             raise NotAStore(f"{self.root}: a file; name a directory")
         others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
+        if self.is_store():  # another process has just made one of it
+            return
         if others and others != [CONFIG_DIR]:
             raise NotAStore(
                 f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
@@ -107,6 +109,18 @@ class Directory:
     def has_configuration(self) -> bool:
         """Whether its own `config/store.conf` says what sizes its files have."""
         return self._own_settings().keys() >= set(SIZES)
+
+    def check_sizes(self, config: StoreConfig) -> None:
+        """Raises `ConfigError` for other sizes than the directory's own. Call under the store lock.
+
+        Whoever opened it first may have made it with his own after `configuration` looked.
+        """
+        for name, size in self._own_settings().items():
+            if name in SIZES and size != getattr(config, name):
+                raise ConfigError(
+                    f"{self._conf}: {name}={size}, not {getattr(config, name)}: another process made the store at the "
+                    "same moment, with other sizes; open it again, which takes those"
+                )
 
     def save_configuration(self, config: StoreConfig) -> None:
         """Keep the settings of a new store, or the sizes of one, in its own `config/store.conf`, if that lacks them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,6 +110,16 @@ class QueueEnds:
             if topic in topics
         )
         return queues_hold and self._index_holds(log, index)
+
+    def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
+        """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
+
+        existing: the queues on disk, of a directory where these `hold`.
+        """
+        gone = self.of.keys() - set(existing)
+        for name in gone:
+            del self.of[name]
+        return bool(gone)
 
     def _merge(self, ends: Mapping[QueueName, int]) -> None:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})

@@ -65,13 +65,17 @@ class Writer:
 
     def _join(self) -> Watermark:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
+        self._directory.check_sizes(self._config)
         recovery = Recovery(root, self._log, self._index, size, self._existing_queues())
-        decision = self._decide(recovery, alone=self._lock.join())
+        alone = self._lock.join()
+        decision = self._decide(recovery, alone=alone)
         self._directory.mark_open()
         if decision is not None:
             recovery.carry_out(decision)
         self._directory.save_configuration(self._config)
         ends = QueueEnds.read(root)
+        if alone and ends is not None and ends.forget_all_but(self._existing_queues()):
+            ends.write(root, self._index)  # for who joins later, when the topic may be there again
         self._least_ends.update({} if ends is None else ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from store import CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
+from store import ConfigError, CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
 from store.directory import Directory
 from store.layout import segment_name
 
@@ -65,6 +66,34 @@ def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
             assert store.config.mappedFileSizeConsumeQueue == 200
     with MessageStore.open(tmp_path, config=StoreConfig(maxMessageSize=10)) as store:
         assert store.config.maxMessageSize == 10
+
+
+def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Path) -> None:
+    """The second looked for sizes before there were any."""
+    directory = Directory.at(tmp_path)
+    directory.create()
+    small = directory.configuration(SMALL)
+    with MessageStore.open(tmp_path) as first:
+        first.create_topic("t", 1)
+        first.put_many([Message("t", bytes(100)) for _ in range(100)])
+        with pytest.raises(ConfigError, match=r"store.conf: mappedFileSizeCommitLog=1073741824, not 4096: another pro"):
+            MessageStore(directory, small, read_only=False)
+        with MessageStore.open(tmp_path, config=SMALL) as second:
+            assert second.put(Message("t", b"x")).queue_offset == 100
+        assert first.get_message("g", "t", 0, 100).messages[0].body == b"x"
+
+
+def test_a_store_that_another_process_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is faster than the look at what the directory holds."""
+    listed = Path.iterdir
+
+    def list_later(path: Path) -> Iterator[Path]:
+        (path / "commitlog").mkdir(exist_ok=True)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", list_later)
+    with MessageStore.open(tmp_path) as store:
+        assert store.create_topic("t", 1) == 1
 
 
 def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:

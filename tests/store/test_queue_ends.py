@@ -210,6 +210,29 @@ def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
         assert list(store.topics()) == ["other"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_topic_that_a_broker_deleted_begins_anew(path: Path, killed: bool) -> None:
+    with MessageStore.open(path) as store:
+        store.create_topic("other", 1)
+        store.put(Message("other", b"stays"))
+    shutil.rmtree(path / "consumequeue/t")
+    table = path / "config/topics.json"
+    table.write_text(json.dumps({**json.loads(table.read_text()), "topicConfigTable": {}}))
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 3)
+        assert store.put(Message("t", b"new", queue_id=1)).queue_offset == 0
+        with MessageStore.open(path) as second:
+            assert second.put(Message("t", b"newer", queue_id=1)).queue_offset == 1
+            assert second.put(Message("t", b"newer", queue_id=2)).queue_offset == 0
+        if killed:
+            copied = path.parent / "killed"
+            shutil.copytree(path, copied)
+            path = copied
+    with MessageStore.open(path) as store:
+        assert [message.body for message in store.get_message("g", "t", 1, 0).messages] == [b"new", b"newer"]
+        assert store.put(Message("t", b"newest", queue_id=1)).queue_offset == 2
+
+
 def test_two_writers_know_the_ends_of_both(path: Path) -> None:
     with MessageStore.open(path) as first:
         with MessageStore.open(path) as second:
