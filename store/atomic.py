@@ -102,6 +102,14 @@ def make_directory(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
+    """Write all of `data` there: the system may take a part of it at a time."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left, position)
+        left, position = left[written:], position + written
+
+
 def sync_directory(directory: Path) -> None:
     """Bring the names in a directory to the device."""
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from store.atomic import open_file, write_file
+from store.atomic import open_file, write_at, write_file
 from store.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
 
 
@@ -45,6 +45,6 @@ def write_checkpoint(root: Path, store_timestamp: int) -> None:
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
     fd = open_file(root / CHECKPOINT_FILE)
     try:
-        os.pwrite(fd, fields.tobytes(), 0)
+        write_at(fd, fields.tobytes(), 0)
     finally:
         os.close(fd)

@@ -37,6 +37,7 @@ _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
 _BEGIN = struct.Struct(">ii").unpack_from  # a record's total_size and magic, or a blank's length and magic
+SECTOR_BYTES = 512  # a device writes so many at once, or none of them
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
@@ -60,19 +61,23 @@ class LogChunk:
         return PropertyColumns(self.records.properties)
 
 
-def walk(log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True) -> Iterator[LogChunk]:
+def walk(
+    log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True, torn_from: int | None = None
+) -> Iterator[LogChunk]:
     """Walk the log from record boundary `begin` to the first thing that is no record, as RocketMQ's recovery does.
 
     Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
-    carry a blank. until: the record boundary where the walk ends at the latest.
+    carry a blank. until: the record boundary where the walk ends at the latest. torn_from: the log offset from which on
+    a machine that went down may have lost sectors: a record that has one of zeros in its properties is none, too.
     """
     at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
-    stop = _NO_END if until is None else until
+    stop, torn = (_NO_END if offset is None else offset for offset in (until, torn_from))
     while at < stop and log.segments.exists(at):
         try:
             length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
             wanted = min(max(length, chunk_bytes), stop - at)
-            chunk = _chunk(log, at, wanted, check_crc=check_crc) if length > 0 else None  # 0 at an idle log's end
+            # 0 at an idle log's end
+            chunk = _chunk(log, at, wanted, check_crc=check_crc, torn_from=torn) if length > 0 else None
         except OffsetLost:  # retention was faster
             return
         if chunk is None or chunk.end == at:
@@ -82,7 +87,7 @@ def walk(log: CommitLog, begin: int, *, until: int | None = None, check_crc: boo
         at, chunk_bytes = chunk.end, min(2 * chunk_bytes, _CHUNK_BYTES)
 
 
-def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool) -> LogChunk:
+def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
     """The sound records that lie wholly in the `length` bytes from `at` on."""
     data = _read(log, at, length)
     positions, sizes, position = _hop(data)
@@ -93,11 +98,29 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool) -> LogChunk
     records = _first(records, _are_names(topics))
     if check_crc:
         records = _first(records, records.crc_matches())
+    if len(records) and at + records.positions[-1] >= torn_from:
+        records = _first(records, _are_whole(records, at % log.segments.size) | (records.positions + at < torn_from))
     end = int(at + records.positions[-1] + records.sizes[-1]) if len(records) else at
     blank = data[position : position + BLANK.itemsize]
     if len(records) == len(starts) and _is_blank(blank, log.next_segment(at) - at - position):
         end = log.next_segment(at)
     return LogChunk(at, end, records, records.positions + at, topics[: len(records)])
+
+
+def _are_whole(records: RecordView, at: int) -> Mask:
+    """Where no sector of the properties reads as zeros; `at`: where in its file the records' view begins.
+
+    They are what body CRC and the sum of a record's parts say nothing of.
+    """
+    whole = np.ones(len(records), np.bool_)
+    begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
+    sectors = -(-(begins + at) // SECTOR_BYTES) * SECTOR_BYTES - at
+    while len(rows := np.flatnonzero(sectors < ends)):
+        for row in rows[records.view[sectors[rows]] == 0].tolist():
+            begin = int(sectors[row])
+            whole[row] &= records.view[begin : min(begin + SECTOR_BYTES, int(ends[row]))].any()
+        sectors += SECTOR_BYTES
+    return whole
 
 
 def _read(log: CommitLog, at: int, length: int) -> bytes:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from store.atomic import open_file
+from store.atomic import open_file, write_at
 from store.errors import StoreBusy, StoreLocked
 from store.layout import LOCK_FILE
 from store.lock_holders import holders
@@ -66,7 +66,7 @@ class StoreLock(Opened):
         status = os.fstat(self._fd)
         self.place = Place(self._path, status)
         if status.st_size == 0:
-            os.pwrite(self._fd, b"lock", 0)
+            write_at(self._fd, b"lock", 0)
 
     def exclusively(self, work: Callable[[], Result], timeout: float | None = None) -> Result:
         """What `work` answers, called while holding byte 1: at most one appender on this host. Waits for its turn.

@@ -98,10 +98,13 @@ class LogEnd:
             if counts:
                 self.by_log, self._seen = False, numbers[0]
                 return self._seen
+        # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
+        flushed = None if watermark is None or watermark.same_boot else watermark.flushed_offset
         if not self.by_log or self._is_deleted(self._end):
             self.by_log = True
-            self._end = max(self._seen, last_segment(self._log))
-        for chunk in walk(self._log, self._end):
+            start = last_segment(self._log)
+            self._end = max(self._seen, start if flushed is None else min(start, max(flushed, self._log.min_offset())))
+        for chunk in walk(self._log, self._end, torn_from=flushed):
             self._end = chunk.end
         return self._end
 

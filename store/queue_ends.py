@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,13 +57,17 @@ class QueueEnds:
             return None
 
     def write(self, root: Path, index: Index) -> None:
-        """Replace the file of a directory."""
+        """Replace the file of a directory, if the device takes it: it may be full.
+
+        An old file is noticed, and costs the next opening a look at the whole log.
+        """
         names = index.names()
         self.index = {name: end for name in names for _, end in index.spans([name])}
         queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
         content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
-        write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
-        self.written_at = self.at
+        with suppress(OSError):
+            write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
+            self.written_at = self.at
 
     @property
     def is_due(self) -> bool:

@@ -141,7 +141,9 @@ class Recovery:
             self._queue(*name).check()
             queues.begin(name, self._queue(*name).tail(begin))
         end, store_timestamp = begin, _last_timestamp(self._root)
-        for chunk in walk(self._log, begin, until=trusted if plan.trusted is Point.CONFIRMED else None):
+        until = trusted if plan.trusted is Point.CONFIRMED else None
+        torn_from = trusted if plan.trusted is Point.FLUSHED else None
+        for chunk in walk(self._log, begin, until=until, torn_from=torn_from):
             end = chunk.end
             if len(chunk.records):
                 times = chunk.records.field("store_timestamp")

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import numpy.typing as npt
 
-from store.atomic import make_folder, open_file, sync_directory
+from store.atomic import make_folder, open_file, sync_directory, write_at
 from store.cached import cached_property
 from store.errors import CorruptSegment, FlushFailed, OffsetLost, ReadOnlyStore, StoreFull
 from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
@@ -114,9 +114,7 @@ class SegmentFile:
     def write(self, position: int, data: memoryview) -> None:
         """Write all of `data`; raises `StoreFull`."""
         try:
-            while data:
-                written = os.pwrite(self._fd, data, position)
-                data, position = data[written:], position + written
+            write_at(self._fd, data, position)
         except OSError as error:
             _raise_if_full(self.path, error)
             raise

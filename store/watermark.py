@@ -27,7 +27,7 @@ from weakref import finalize
 
 import numpy as np
 
-from store.atomic import write_file
+from store.atomic import write_at, write_file
 from store.errors import CorruptStore, FlushFailed
 from store.layout import (
     WATERMARK,
@@ -96,7 +96,7 @@ class Watermark:
             write_file(path, data)
             return
         try:
-            os.pwrite(fd, data, 0)
+            write_at(fd, data, 0)
             sync(fd, path)
         finally:
             os.close(fd)
@@ -174,7 +174,7 @@ class Watermark:
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""
-        os.pwrite(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
+        write_at(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
 
     def mark_flushed(self, offset: int) -> None:
         """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""

@@ -182,5 +182,4 @@ def _note_ends(
     with turn:
         ends.follow(begin, end, ranges)
         if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root)):
-            with suppress(OSError):  # an old file is noticed, and costs the next opening a look at the whole log
-                ends.write(root, index)
+            ends.write(root, index)

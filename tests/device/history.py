@@ -9,8 +9,6 @@ from typing import Any, Generic, TypeVar
 from store import MessageStore
 
 T = TypeVar("T")
-# Not where the sector is lost that holds properties and their checksum, which is one of them: nothing tells then.
-PROPERTIES_ARE_CHECKED = False
 COLUMNS = ("queueOffset", "body", "tags", "keys", "physicalOffset", "storeTimestamp")
 
 
@@ -94,8 +92,6 @@ class History:
             put = sent[here.body]
             if put.queue_offset is None:  # no answer came
                 put = put.placed(here.queue_id, here.queue_offset, here.physical_offset)
-            if not PROPERTIES_ARE_CHECKED:  # a sector of them may be lost, and nothing tells
-                put = replace(put, tags=here.tags, keys=here.keys)
             assert here == put, f"{here} was put as {put}"
 
     def refuse(self, answered: int) -> None:

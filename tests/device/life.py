@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from store import Message, MessageStore, StoreConfig, StoreError
 from store.verify import verify
-from tests.device.history import PROPERTIES_ARE_CHECKED, History, Sent, Steps, everything
+from tests.device.history import History, Sent, Steps, everything
 from tests.device.recorder import Recorder
 
 T = TypeVar("T")
@@ -33,7 +33,6 @@ def small(flush: str) -> StoreConfig:
         flushIntervalCommitLog=3_600_000,
         deleteFileBatchMax=2,
         flushDiskType=flush,
-        **({"enabledAppendPropCRC": True} if PROPERTIES_ARE_CHECKED else {}),
     )
 
 

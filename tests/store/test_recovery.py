@@ -15,7 +15,7 @@ import pytest
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.checkpoint import read_checkpoint, write_checkpoint
 from store.commit_log import CommitLog
-from store.dispatch import index_keys, walk
+from store.dispatch import SECTOR_BYTES, index_keys, walk
 from store.index import Index
 from store.layout import CQ_ENTRY, RECORD_HEADER, WATERMARK, field_offset, segment_name
 from store.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
@@ -123,6 +123,36 @@ def test_a_machine_crash(crashed: tuple[Path, dict[tuple[int, int], bytes], int]
         result = store.put(Message("t", b"next", queue_id=1))
         assert bodies(store) == {**found, (1, result.queue_offset): b"next"}
     check_log(path, len(found) + 1)
+
+
+@pytest.mark.parametrize("length", [20, 600])
+def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length: int) -> None:
+    """Its body's CRC holds, and so do all lengths."""
+    live, path = tmp_path / "live", tmp_path / "mq"
+    with MessageStore.open(live, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"%d" % n, properties={"p": "x" * length}) for n in range(60)])
+        shutil.copytree(live, path)
+    another_boot(path)
+    file = path / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    sector = next(
+        at for at in range(SECTOR_BYTES, SIZE, SECTOR_BYTES) if content[at - 3 : at] == content[at : at + 3] == b"xxx"
+    )
+    lost = len(records_before(content, sector))
+    content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
+    file.write_bytes(content)
+    for read_only in (True, False):
+        with MessageStore.open(path, read_only=read_only) as store:
+            assert list(bodies(store).values()) == [b"%d" % n for n in range(lost)]
+
+
+def records_before(content: bytes, end: int) -> list[int]:
+    """Where the records begin that end before `end`."""
+    starts, at = [], 0
+    while (following := at + int.from_bytes(content[at : at + 4], "big")) <= end:
+        starts, at = [*starts, at], following
+    return starts
 
 
 def test_a_crash_that_lost_nothing_loses_nothing(crashed: tuple[Path, dict[tuple[int, int], bytes], int]) -> None:
