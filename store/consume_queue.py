@@ -156,6 +156,16 @@ class ConsumeQueue:
             start = stop
         return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
 
+    def entries_left(self, start: int, end: int) -> Entries:
+        """`entries`, zeros where a file is gone."""
+        found, at = np.zeros(end - start, CQ_ENTRY), start
+        while at < end:
+            stop = min(end, (at // self.entries_per_file + 1) * self.entries_per_file)
+            with suppress(OffsetLost):
+                found[at - start : stop - start] = self.entries(at, stop)
+            at = stop
+        return found
+
     def write(self, start: int, entries: Entries) -> None:
         """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`."""
         while len(entries):

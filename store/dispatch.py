@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from store.cached import cached_property
+from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.consume_queue import Entries
 from store.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes
@@ -203,6 +204,23 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     for row, (topic, queue_id, offset) in light_places(chunk.properties, topics, topic_ids, queue_ids):
         if queued[row]:
             yield topic, queue_id, np.array([offset]), entries[row : row + 1]
+
+
+def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
+    """Entries made of the chunk's records, with the delivery times that the queue has in its own, `found`; both (k,).
+
+    Which delay a level means was its broker's to say (`messageDelayLevel`), so each time can be that is not before
+    the message was stored.
+    """
+    if topic != SCHEDULE_TOPIC:
+        return entries
+    rows = np.searchsorted(chunk.offsets, entries["physical_offset"].astype(np.int64))
+    stored, times = chunk.records.field("store_timestamp")[rows], found["tags_code"]
+    same = (found["physical_offset"] == entries["physical_offset"]) & (found["size"] == entries["size"])
+    same &= (entries["tags_code"] >= stored) & (times >= stored) & (times <= LAST_MS)
+    kept = entries.copy()
+    kept["tags_code"][same] = times[same]
+    return kept
 
 
 def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:

@@ -158,7 +158,8 @@ class IndexFile:
         restored = dropped["previous"][oldest].astype(np.int64)
         for slot, number in zip(heads.tolist(), restored.tolist(), strict=True):
             self._restore_slot(slot, number)
-        header["slots_used"] = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
+        slots_used = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
+        header["slots_used"] = min(slots_used, keep - INDEX_NO_ENTRY - 1)  # RocketMQ 4.3 counts one for each entry
         header["next_entry"] = keep
         last = self.entries(keep - 1, keep)[0]
         header["end_offset"] = int(last["physical_offset"])

@@ -8,7 +8,7 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from enum import Enum, auto
 from functools import cache, partial
@@ -18,15 +18,17 @@ from typing import NamedTuple
 from store.checkpoint import read_checkpoint, read_index_checkpoint
 from store.columns import LAST_MS
 from store.commit_log import CommitLog
-from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
-from store.dispatch import index_keys, queue_entries, walk
+from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries
+from store.dispatch import LogChunk, index_keys, queue_entries, walk, with_delivery_times
 from store.errors import CorruptRecord
 from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
 from store.lives import QueueInLog, QueueName, QueuesInLog
 from store.log_end import is_message, last_segment
 from store.queue_ends import QueueEnds
+from store.record_view import Ints
 from store.segments import OpenFiles
+from store.topics import Topics
 from store.watermark import Watermark
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
@@ -123,6 +125,7 @@ class Recovery:
         self._log = log
         self._index = index
         self._existing_queues = existing_queues
+        self._is_there = Topics(root).are_there()
         self._is_message = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
         queue = partial(ConsumeQueue, root, file_size=queue_file_size, writable=True, is_message=self._is_message)
         self._queue = cache(partial(queue, files=OpenFiles(OPEN_QUEUE_FILES)))
@@ -148,8 +151,8 @@ class Recovery:
             if len(chunk.records):
                 times = chunk.records.field("store_timestamp")
                 store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
-            for topic, queue_id, offsets, entries in queue_entries(chunk):
-                name, at = (topic, queue_id), int(entries["physical_offset"][0])
+            for name, offsets, entries in self._queue_entries(chunk):
+                at = int(entries["physical_offset"][0])
                 if not queues.add(name, offsets, entries):
                     if begin > first_byte:  # entries before it are missing
                         return self.decide(plan._replace(begin=Point.FIRST_BYTE))
@@ -189,10 +192,12 @@ class Recovery:
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
-            for topic, queue_id, offsets, entries in queue_entries(chunk):
-                rows = queues[topic, queue_id].counting(offsets, entries)
+            for name, offsets, entries in self._queue_entries(chunk):
+                rows = queues[name].counting(offsets, entries)
                 if rows.start < rows.stop:
-                    self._queue(topic, queue_id).write(int(offsets[rows.start]), entries[rows])
+                    first, target = int(offsets[rows.start]), self._queue(*name)
+                    found = target.entries_left(first, first + rows.stop - rows.start)
+                    target.write(first, with_delivery_times(chunk, name[0], entries[rows], found))
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
         for name, queue in queues.items():
@@ -202,6 +207,12 @@ class Recovery:
         Watermark.create(self._root, end, decision.store_timestamp)
         ends = {name: queue.tail for name, queue in queues.items() if queue.tail}
         QueueEnds(end, ends).write(self._root, self._index)
+
+    def _queue_entries(self, chunk: LogChunk) -> Iterator[tuple[QueueName, Ints, Entries]]:
+        """Those of topics that were not deleted."""
+        for topic, queue_id, offsets, entries in queue_entries(chunk):
+            if self._is_there(topic):
+                yield (topic, queue_id), offsets, entries
 
     def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,12 @@ def is_internal_topic(topic: str) -> bool:
 
     Those are retries and dead letters of consumer groups, and light queues, whose messages stand in other topics, too.
     """
-    copies = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, LIGHT_PREFIX)
-    return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, *copies))
+    return topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or _needs_no_entry(topic)
+
+
+def _needs_no_entry(topic: str) -> bool:
+    """Whether a broker has a topic without listing it: light queues, and system topics in some versions."""
+    return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, LIGHT_PREFIX))
 
 
 class Topics:
@@ -120,6 +124,14 @@ class Topics:
     def queues_on_disk(self) -> list[tuple[str, int]]:
         """(topic, queue id) of all that `on_disk` has."""
         return [(topic, queue_id) for topic, queue_ids in self.on_disk().items() for queue_id in queue_ids]
+
+    def are_there(self) -> Callable[[str], bool]:
+        """Tells, as it stands now, whether a topic that records name is there: the log keeps those of deleted ones.
+
+        Where there is a table, that is one which is neither in it nor has a folder. Raises `CorruptStore`.
+        """
+        listed, on_disk = self._table(), self.on_disk()
+        return lambda topic: not listed or topic in listed or topic in on_disk or _needs_no_entry(topic)
 
     def create(self, topic: str, queues: int) -> int:
         """Add a topic, or queues to one; the number it has now. Call under the store lock.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,14 +22,13 @@ from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries, IsMessage
 from store.directory import Directory
-from store.dispatch import LogChunk, index_keys, queue_entries, walk
+from store.dispatch import LogChunk, index_keys, queue_entries, walk, with_delivery_times
 from store.errors import CorruptRecord, CorruptStore, OffsetLost
 from store.groups import Groups
 from store.index import Index
 from store.index_check import IndexCheck
 from store.layout import (
     CONSUMER_OFFSETS_FILE,
-    CQ_ENTRY,
     CQ_EXTENSION_BELOW,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
@@ -126,7 +125,7 @@ class _Verifier:
         self._is_message: IsMessage | None = None
         self._files = OpenFiles(OPEN_QUEUE_FILES)
         self._queues: dict[QueueName, ConsumeQueue] = {}
-        self._left_out: set[str] = set()  # topics with batch queues
+        self._is_compared: Callable[[str], bool] = lambda topic: True  # not so deleted topics, and batch queues
         self._is_damaged = False  # the log is
         self._patience = 0.0  # seconds left to wait for a broker's dispatch
         self._life_begins: dict[QueueName, int] = {}
@@ -154,11 +153,9 @@ class _Verifier:
                 keys, with_tags = index_keys(chunk, tags=False), index_keys(chunk, tags=True)
                 index_check.compare(keys, with_tags, chunk.begin, min(chunk.end, end))
                 for topic, queue_id, offsets, entries in queue_entries(chunk):
-                    if topic in self._left_out:
-                        continue
                     count = int(np.searchsorted(entries["physical_offset"], end))
-                    if count:
-                        self._compare((topic, queue_id), offsets[:count], entries[:count])
+                    if count and self._is_compared(topic):
+                        self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
                 self._progress(min(chunk.end, end) - begin, end - begin)
             self.report.log_bytes = max(0, end - begin)
             for name, queue in self._queues.items():
@@ -190,7 +187,8 @@ class _Verifier:
     def _look_at_topics(self) -> None:
         topics = Topics(self._root)
         topics.queue_counts()
-        self._left_out = topics.batches()
+        batches, is_there = topics.batches(), topics.are_there()
+        self._is_compared = lambda topic: topic not in batches and is_there(topic)
 
     # --- the log ---------------------------------------------------------------------------------------
 
@@ -289,8 +287,8 @@ class _Verifier:
             else:
                 self._queues[name] = queue
 
-    def _compare(self, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare consecutive records of one queue with its entries; without those of an older life of the topic."""
+    def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
+        """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""
         born = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self._life_begin(name)))
         offsets, entries = offsets[born:], entries[born:]
         if not len(offsets):
@@ -307,11 +305,11 @@ class _Verifier:
             where = int(entries["physical_offset"][0])
             self._note(name, _TWICE, first, min(stop, expected) - first, f"the first is at log offset {where}")
             return
-        found = self._found(name, entries, first)
+        found, entries = self._found(chunk, name, first, entries)
         while self._patience > 0 and (found != entries).any():
             time.sleep(POLL_SECONDS)
             self._patience -= POLL_SECONDS
-            found = self._found(name, entries, first)
+            found, entries = self._found(chunk, name, first, entries)
         missing = found["size"] == 0
         wrong = (found["physical_offset"] != entries["physical_offset"]) | (found["size"] != entries["size"])
         extended = found["tags_code"] <= CQ_EXTENSION_BELOW
@@ -330,20 +328,17 @@ class _Verifier:
             self._life_begins[name] = life_begin(self._log, self._queues[name]) if name in self._queues else 0
         return self._life_begins[name]
 
-    def _found(self, name: QueueName, expected: Entries, first: int) -> Entries:
-        """The queue's entries from `first` on: zeros where it has no file, what is expected where retention took it."""
-        found, stop = np.zeros(len(expected), CQ_ENTRY), first + len(expected)
+    def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
+        """The queue's entries from `first` on, and what they have to be.
+
+        Zeros where it has no file, what is expected where retention took it.
+        """
         if name not in self._queues:  # there is none, or a broker made it meanwhile
             self._queues[name] = self._open_queue(name)
-        queue, at = self._queues[name], first
-        while at < stop:
-            end = min(stop, (at // queue.entries_per_file + 1) * queue.entries_per_file)
-            with suppress(OffsetLost):
-                found[at - first : end - first] = queue.entries(at, end)
-            at = end
+        found = self._queues[name].entries_left(first, first + len(expected))
         gone = (found["size"] == 0) & (expected["physical_offset"] < self._log.min_offset())
         found[gone] = expected[gone]
-        return found
+        return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> None:
         """Entries before the first and behind the last record of a queue."""

@@ -6,10 +6,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
+from store.consume_queue import Entries
 from store.entering import NOT_FOR_PUTTING
+from store.layout import CQ_ENTRY, SCHEDULE_TOPIC
+from store.repair import repair
+from store.verify import verify
 from tests import seen
 from tests.rocketmq.golden import config_of
 from tests.store.test_golden import GOLDEN, NAMES
@@ -75,6 +80,48 @@ def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, ch
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset(topic, queue_id) == result.queue_offset + 1
     assert not (path / "abort").exists()
+
+
+def codes(path: Path) -> list[int]:
+    """The tags codes of the delayed messages' entries."""
+    return [int(code) for file in delays(path) for code in entries(file)["tags_code"][entries(file)["size"] > 0]]
+
+
+def delays(path: Path) -> list[Path]:
+    return sorted(file for file in (path / "consumequeue" / SCHEDULE_TOPIC).rglob("*") if file.is_file())
+
+
+def entries(file: Path) -> Entries:
+    return np.frombuffer(file.read_bytes(), CQ_ENTRY)
+
+
+@pytest.mark.parametrize("use", [lambda path, config: MessageStore.open(path, config=config).close(), repair])
+@pytest.mark.parametrize("change", [as_it_is, without_checkpoint, killed])
+def test_delivery_times_are_their_brokers(
+    tmp_path: Path, change: Callable[[Path], None], use: Callable[[Path, StoreConfig], None]
+) -> None:
+    """`messageDelayLevel` says which delay a level means; an entry that is not there gets RocketMQ's own."""
+    path, config = shutil.copytree(GOLDEN / "delayed-5.3", tmp_path / "mq"), index_config("delayed-5.3")
+    usual = codes(path)
+    assert len(usual) > 20
+    for file in delays(path):
+        own = entries(file).copy()
+        own["tags_code"][own["size"] > 0] += 7000
+        file.write_bytes(own.tobytes())
+    expected = [code + 7000 for code in usual]
+    change(path)
+    assert verify(path, config=config).findings == []
+    use(path, config)
+    assert codes(path) == expected
+    assert verify(path, config=config).findings == []
+    damaged = entries(delays(path)[0]).copy()
+    damaged["tags_code"][0] = 5  # long before it was stored
+    damaged["tags_code"][1] = 1 << 60
+    delays(path)[0].write_bytes(damaged.tobytes())
+    (finding,) = verify(path, config=config).findings
+    assert finding.what.startswith("2 entries are not what their records say")
+    repair(path, config)
+    assert codes(path) == [*usual[:2], *expected[2:]]
 
 
 @pytest.mark.parametrize("name", ["clean", "crashed"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
+from store.index import Index
 from store.index_file import file_bytes
 from store.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
 from store.repair import repair
@@ -77,6 +78,7 @@ def test_each_byte_counts(path: Path) -> None:
     right = last.read_bytes()
     free = {
         *range(14, 16),  # of the end's time, which counts to the second
+        field_offset(INDEX_HEADER, "slots_used") + 3,  # see below
         *range(file_bytes(SLOTS, 0), file_bytes(SLOTS, 1)),  # entry 0, never used
         *range(entry(1, "seconds"), entry(1, "seconds") + 4),  # RocketMQ counts a file's first one from elsewhere
     }
@@ -104,7 +106,7 @@ DAMAGE: dict[str, tuple[Callable[[list[Path]], object], list[str]]] = {
         ["1 slots do not .*; the first is slot 3"],
     ),
     "header": (
-        lambda files: flip(files[0], field_offset(INDEX_HEADER, "slots_used") + 3),
+        lambda files: flip(files[0], field_offset(INDEX_HEADER, "slots_used") + 3, 6),
         [r"its header is wrong: slots_used \d+, expected \d+"],
     ),
     "count": (lambda files: flip(files[2], field_offset(INDEX_HEADER, "next_entry") + 3), ["1 keys are not filed"]),
@@ -131,15 +133,54 @@ def test_damage_is_found_and_repaired(path: Path, case: str) -> None:
     assert not (path / REPAIR_DIR).exists()
 
 
+def slots_used(file: Path) -> int:
+    at = field_offset(INDEX_HEADER, "slots_used")
+    return int.from_bytes(file.read_bytes()[at : at + 4], "big")
+
+
+def count_slots(file: Path, count: int) -> None:
+    data = bytearray(file.read_bytes())
+    at = field_offset(INDEX_HEADER, "slots_used")
+    data[at : at + 4] = count.to_bytes(4, "big")
+    file.write_bytes(data)
+
+
 def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
-    """As RocketMQ did before 4.7."""
-    for file in files(path):
-        at = field_offset(INDEX_HEADER, "next_entry")
-        data = bytearray(file.read_bytes())
-        entries = int.from_bytes(data[at : at + 4], "big") - 1
-        data[field_offset(INDEX_HEADER, "slots_used") : at] = entries.to_bytes(4, "big")
-        file.write_bytes(data)
+    """As RocketMQ did before 4.7; in a file that another went on with, in part."""
+    last = files(path)[-1]
+    used = slots_used(last)
+    assert used < LAST - 1
+    for count in range(used - 2, LAST + 3):
+        count_slots(last, count)
+        assert bool(verify(path).findings) == (not used <= count <= LAST), count
+
+
+def test_slots_counted_once_for_each_entry_stay_right(path: Path) -> None:
+    last = files(path)[-1]
+    count_slots(last, LAST)
+    with MessageStore.open(path) as store:
+        store.put(message(60))
+        assert verify(path).findings == []
+        assert slots_used(last) > LAST
+        confirmed = store.confirm_offset
+        store.put_many([message(n) for n in range(61, 65)])
+        Watermark(path, writable=True).publish(confirmed)  # as if it had died
+    with MessageStore.open(path):
+        pass
     assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        store.put(message(61))
+    assert verify(path).findings == []
+
+
+def test_what_is_dropped_leaves_no_more_slots_than_entries(path: Path) -> None:
+    last = files(path)[-1]
+    count_slots(last, LAST)
+    index = Index(path, SLOTS, ENTRIES, writable=True)
+    end = index.file(last.name).entries(12, 13)[0]["physical_offset"]
+    index.truncate(int(end))
+    header = index.file(last.name).header()
+    assert header["slots_used"] == header["next_entry"] - 1 < LAST
 
 
 def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:

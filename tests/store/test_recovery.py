@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +254,41 @@ def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> N
     (path / "watermark").unlink()
     with MessageStore.open(path) as store:
         assert bodies(store) == expected
+
+
+@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
+def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable[[Path], None], abort: bool) -> None:
+    """Its records stay in the log; neither its table nor a folder names it. A light queue is in no table."""
+    with MessageStore.open(path) as store:
+        for topic in ("gone", "%LMQ%light"):
+            store.create_topic(topic, 2)
+            store.put_many([Message(topic, b"%d" % n, queue_id=n % 2) for n in range(10)])
+        put(store, 3)
+        expected = bodies(store)
+    topics = json.loads((path / "config/topics.json").read_text())
+    for topic in ("gone", "%LMQ%light"):
+        del topics["topicConfigTable"][topic]
+        shutil.rmtree(path / "consumequeue" / topic)
+    (path / "config/topics.json").write_text(json.dumps(topics))
+    for file in ("watermark", "queueends"):
+        (path / file).unlink()
+    if abort:
+        (path / "abort").touch()
+    assert {finding.where for finding in verify(path).findings} == {
+        f"topic %LMQ%light, queue {queue}, offset 0" for queue in (0, 1)
+    }
+    for _ in range(2):
+        use(path)
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.topics() == {"%LMQ%light": 2, "t": 3}
+            assert bodies(reader) == expected
+        assert not (path / "consumequeue/gone").exists()
+        assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        store.create_topic("gone", 2)
+        assert [store.put(Message("gone", b"again", queue_id=queue)).queue_offset for queue in (0, 1)] == [0, 0]
+    assert verify(path).findings == []
 
 
 def test_a_log_whose_head_was_deleted(path: Path) -> None:
