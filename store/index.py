@@ -49,8 +49,8 @@ class Index:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._writable = writable
-        # By name; raises `FileNotFoundError`, `ConfigError`. Without a reference to this object (see `Segments`).
-        self.file = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
+        # Without a reference to this object (see `Segments`).
+        self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     @staticmethod
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
@@ -63,6 +63,15 @@ class Index:
             is_enabled=config.messageIndexEnable,
             has_tags=config.tagIndexEnable,
         )
+
+    def file(self, name: str) -> IndexFile:
+        """The file as it is on disk: another process may have deleted the one that is open, and made it anew.
+
+        Raises `FileNotFoundError`, `ConfigError`.
+        """
+        if self._opened(name).is_deleted:
+            self._opened.cache_clear()
+        return self._opened(name)
 
     def names(self, *, empty: bool = False) -> list[str]:
         """File names, oldest first; others than those of times are passed over, as RocketMQ does.
@@ -203,7 +212,7 @@ class Index:
         path = self.directory / name
         taken = path.stat().st_blocks * BLOCK_BYTES
         path.unlink()
-        self.file.cache_clear()
+        self._opened.cache_clear()
         return taken
 
 

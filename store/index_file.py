@@ -61,6 +61,11 @@ class IndexFile:
             )
         self._file = SegmentFile(path, size, writable=writable)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its name is gone."""
+        return self._file.is_deleted
+
     def header(self) -> Header:
         """The header as it is now; `next_entry` is at least 1."""
         values = _HEADER.unpack(self._file.read(0, _HEADER.size))

@@ -267,3 +267,17 @@ def test_expires_files_without_records(tmp_path: Path) -> None:
     assert list(index.candidates("orders", "u50")) == [5000]
     index.expire(10**9)
     assert index.names() == names[-1:], "the last file stays"
+
+
+def test_a_file_that_another_process_made_anew_under_its_name(tmp_path: Path) -> None:
+    """Names follow each other while the clock is behind them, as in the hour that local time goes back."""
+    ours, others = (Index(tmp_path, SLOTS, 30, writable=True) for _ in range(2))
+    append(ours, made_records(10))
+    (tmp_path / "index" / ours.names()[0]).rename(tmp_path / "index/29990101000000000")
+    append(ours, made_records(10, begin=10))
+    others.truncate(1000)
+    assert others.names() == ["29990101000000000"]
+    append(others, made_records(10, begin=10))
+    append(ours, made_records(10, begin=20))
+    for index in (ours, others, Index(tmp_path, SLOTS, 30, writable=False)):
+        assert [next(index.candidates("orders", f"u{n}"), None) for n in range(30)] == [n * 100 for n in range(30)]
