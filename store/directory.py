@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,8 +159,9 @@ class Directory:
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
         create_checkpoint(self.root)
-        for made in (self.root, self.root.parent):  # who made them may have died before it did this
-            sync_directory(made)
+        sync_directory(self.root)  # who made it may have died before it did this
+        with suppress(PermissionError):  # one may pass through a directory without the right to read it
+            sync_directory(self.root.parent)
 
     def mark_closed(self) -> None:
         """The last writer leaves, and everything is complete."""

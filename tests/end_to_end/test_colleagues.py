@@ -154,3 +154,12 @@ def test_rights_are_those_of_the_directory(tmp_path: Path, mode: int, umask: int
         open_file(root / "old", os.O_EXCL)
     with pytest.raises(FileExistsError):
         make_folder(root / "old")
+
+
+@needs_root
+def test_a_store_below_a_folder_that_may_not_be_listed(shared: Path) -> None:
+    path = shared / "mq"
+    path.mkdir()
+    os.chown(path, ALICE, ALICE)
+    shared.chmod(0o711)
+    assert as_user(ALICE, [], 0o022, lambda: use(path)) == "60"
