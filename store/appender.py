@@ -146,6 +146,7 @@ class Appender:
             self._queue(*name).truncate(self._queue(*name).tail(confirm))
         self._index.truncate(confirm)
         self._log.segments.zero(confirm, announced)
+        self._log.segments.flush_names()
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._watermark.announce(confirm, self._watermark.store_timestamp + 1)
 

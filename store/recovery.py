@@ -200,6 +200,7 @@ class Recovery:
                     target.write(first, with_delivery_times(chunk, name[0], entries[rows], found))
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
+        segments.flush_names()
         for name, queue in queues.items():
             self._queue(*name).truncate(queue.tail)
             self._queue(*name).flush(queue.begin, queue.tail)

@@ -337,6 +337,11 @@ class Segments:
         for _, file in self._files(begin, end):
             file.flush()
 
+    def flush_names(self) -> None:
+        """Bring the files' names to the device: who made one may have died before. Raises `FlushFailed`."""
+        with flushing(self.directory), suppress(FileNotFoundError):
+            sync_directory(self.directory)
+
     def _start(self, offset: int) -> int:
         if not self.size:
             self.starts()

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
-from store import MessageStore, StoreError
+from store import Message, MessageStore, StoreError
 from store.layout import WATERMARK, WATERMARK_FILE, field_offset
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
-from tests.device.life import Life
+from tests.device.life import Life, small
 from tests.device.recorder import Recorder
 
 CUTS = int(os.environ.get("CUTS", "200"))
@@ -102,3 +102,27 @@ def test_what_was_promised_is_there(memory: Path, flush: str) -> None:
                 raise
             shutil.rmtree(memory / "crash")
         shutil.rmtree(memory / "live")
+
+
+def test_a_segment_whose_maker_died_before_its_name_was_safe(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who appends next finds the file, and answers for what he puts there."""
+    recorder, message = Recorder(memory / "live"), Message("t", bytes(3000))
+
+    def die(directory: Path) -> None:
+        raise KeyboardInterrupt(directory)
+
+    with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=small("SYNC_FLUSH")) as store:
+        store.create_topic("t", 1)
+        store.put_many([message, message])
+        with monkeypatch.context() as patched:
+            patched.setattr("store.segments.sync_directory", die)
+            with pytest.raises(KeyboardInterrupt):
+                store.put(message)
+        assert store.put(message).queue_offset == 2
+        changes = recorder.changes[: recorder.look()]
+    for number in range(20):
+        chance = random.Random(number)
+        restore(up_again(Disk({}, changes, chance).after_power_loss(chance)), memory / "crash")
+        with MessageStore.open(memory / "crash" / STORE) as store:
+            assert store.max_offset("t", 0) >= 3
+        shutil.rmtree(memory / "crash")
