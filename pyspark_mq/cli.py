@@ -25,6 +25,7 @@ from tqdm import tqdm
 from pyspark_mq.find import at_time, by_id, by_key
 from pyspark_mq.tail import body_line, follow, json_line
 from store import MessageStore, OffsetLost, StoreError
+from store.integers import INT_MAX
 from store.layout import COMMIT_LOG_DIR
 from store.repair import repair
 from store.retention import Reason
@@ -122,7 +123,7 @@ def list_topics(store: str) -> None:
 @click.option("--file", type=click.File("rb"), help="Send each line of this file.")
 @click.option("--tags", help="The tag of every message.")
 @click.option("--keys", help="The keys of every message, separated by spaces.")
-@click.option("--queue", type=click.IntRange(0), help="The queue of every message (default: all in turn).")
+@click.option("--queue", type=click.IntRange(0, INT_MAX), help="The queue of every message (default: all in turn).")
 def send(
     store: str,
     topic: str,

@@ -35,7 +35,8 @@ from pyspark_mq.offsets import (
     positions_from_json,
     to_json,
 )
-from store.atomic import create_file, make_folder, open_file
+from store.atomic import create_file, make_folder, open_file, read_file
+from store.errors import CorruptStore
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
@@ -43,6 +44,7 @@ _NEXT = "next"
 _STARVED = "starved"
 _LAST = "last"
 _PASSED = "passed"
+_MAX_BYTES = 256 << 20
 _RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
 # What may be deleted: records, this or an earlier version's marks, and what a killed process left of one.
 _OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|before)(\.[0-9a-f]{{32}}(\.tmp)?)?")
@@ -95,7 +97,7 @@ class Ledger:
         """
         path = self._path(name)
         try:
-            json_ = json.loads(path.read_bytes())
+            json_ = json.loads(read_file(path, _MAX_BYTES))
             last = fingerprints_from_json(json_.get(_LAST, {}))  # an earlier version's has none
             record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]), last)
             if record.next.keys() != set(queues):
@@ -103,7 +105,7 @@ class Ledger:
             return record
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, CorruptStore, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LedgerError(
                 f"{path}: not a record of what a real-time task read ({error}); restore the file from a copy, "
                 "or go on without it: delete it if its batch was not committed, else use a new checkpoint"

@@ -116,8 +116,10 @@ class StreamOffset:
     @classmethod
     def from_json(cls, json_: Any) -> StreamOffset:
         """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
+        if isinstance(json_, dict):
+            _refuse_newer(json_, (_START, _LAST))
         try:
-            _refuse_newer(_object(json_, "the top level"), (_START, _LAST))
+            _object(json_, "the top level")
             return cls(
                 positions_from_json(_bare(json_)),
                 positions_from_json(json_.get(_START, {})),

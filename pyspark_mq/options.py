@@ -176,8 +176,8 @@ def _path(path: str) -> str:
     if not path:
         raise OptionError('The option path is missing: give the store\'s directory, e.g. .load("/data/mq")')
     # Executors may run in another directory than the driver.
-    local = path.removeprefix("file://").removeprefix("file:")
-    return path if "://" in local else os.path.abspath(local)
+    local = re.sub("^file:(//(?=/))?", "", path)
+    return path if "://" in local or local.startswith("//") else os.path.abspath(local)
 
 
 def _tags(name: str, text: str) -> str:

@@ -77,17 +77,19 @@ def _topics(subscribe: str) -> tuple[str, ...]:
 def _pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as error:
-        raise OptionError(f"subscribePattern {pattern!r} is no regular expression: {error}") from error
+    except (re.error, OverflowError, RecursionError) as error:
+        raise OptionError(f"subscribePattern {pattern!r:.80} is no regular expression: {error}") from error
     return pattern
 
 
 def _assigned(assign: str) -> tuple[Queue, ...]:
-    expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r}'
+    expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r:.80}'
     try:
         json_ = json.loads(assign)
     except json.JSONDecodeError as error:
         raise OptionError(f"{expected}: line {error.lineno} column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{expected}: {error}") from error
     if not isinstance(json_, dict) or not json_:
         raise OptionError(f"{expected}: the top level is no object with topics")
     queues = set()

@@ -6,13 +6,12 @@ What has another shape than RocketMQ's is `CorruptStore`, which names the file a
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
 from typing import Any
 
-from store.atomic import make_directory, write_file
+from store.atomic import make_directory, read_file, write_file
 from store.errors import CorruptStore
 from store.integers import INT_MAX, LONG_MAX
 
@@ -33,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     failure: ValueError | RecursionError | None = None
     for candidate in (path, backup):
         try:
-            text = _read(candidate)
+            text = read_file(candidate, MAX_BYTES).decode("utf-8")
             if text.strip():
                 return _parse(text)
         except FileNotFoundError:
@@ -45,14 +44,6 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: not JSON ({failure}), and no usable {backup.name}; restore it from a copy"
         ) from failure
     return {}
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_BYTES:
-            raise CorruptStore(f"{path}: {size:,} bytes, more than {MAX_BYTES:,}; restore it from a copy")
-        return file.read().decode("utf-8")
 
 
 def _parse(text: str) -> dict[str, Any]:

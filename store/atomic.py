@@ -6,6 +6,7 @@ to the device last. A process that is killed meanwhile leaves the other name beh
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -13,9 +14,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from store.errors import CorruptStore
+
 # What the owner, the group and others may at most do: others never write.
 _FILE_RIGHTS = 0o664
 _FOLDER_RIGHTS = stat.S_ISGID | 0o775
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """What a small file holds.
+
+    Raises `FileNotFoundError`, and `CorruptStore` for one of more than `max_bytes`, or for a pipe or a device, which
+    might be waited for, or read, without end.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptStore(f"{path}: a pipe or a device, where a file belongs; move it out of the store")
+        if status.st_size > max_bytes:
+            raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(fd)
 
 
 def write_file(path: Path, data: bytes, *, backup: Path | None = None) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from store.atomic import open_file, write_at, write_file
+from store.atomic import open_file, read_file, write_at, write_file
 from store.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
+
+_MAX_BYTES = 1 << 20  # far more than any has
 
 
 def read_checkpoint(root: Path) -> int | None:
     """The time (ms) up to which every record and its queue entry is on the device; None when nothing says so."""
     try:
-        data = (root / CHECKPOINT_FILE).read_bytes()
+        data = read_file(root / CHECKPOINT_FILE, _MAX_BYTES)
     except FileNotFoundError:
         return None
     if len(data) < CHECKPOINT.itemsize:
@@ -26,7 +28,7 @@ def read_checkpoint(root: Path) -> int | None:
 def read_index_checkpoint(root: Path) -> int:
     """The time (ms) up to which index files are on the device, as RocketMQ keeps it; 0 when nothing says so."""
     try:
-        data = (root / CHECKPOINT_FILE).read_bytes()
+        data = read_file(root / CHECKPOINT_FILE, _MAX_BYTES)
     except FileNotFoundError:
         return 0
     return int(np.frombuffer(data, CHECKPOINT, 1)["index_timestamp"][0]) if len(data) >= CHECKPOINT.itemsize else 0

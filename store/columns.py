@@ -63,7 +63,9 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 def check_columns(columns: Sequence[str]) -> None:
     """Raises `InvalidColumns` for a name that is not in COLUMNS."""
-    unknown = [name for name in columns if name not in COLUMNS]
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
+    unknown = [str(name) for name in columns if not isinstance(name, str) or name not in COLUMNS]
     if unknown:
         raise InvalidColumns(f"unknown columns {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
 

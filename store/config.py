@@ -146,9 +146,9 @@ def _entries(path: Path) -> Iterator[tuple[str, str, str]]:
     """Where each entry of a properties file stands, its key and its value."""
     line = 1
     with path.open("rb") as file:
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ConfigError(f"{path}: more than {_MAX_BYTES:,} bytes; name a file of settings")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes; name a file of settings")
     try:
         for element in javaproperties.parse(data):
             where = f"{path}, line {line}"
@@ -193,7 +193,7 @@ _OLD_SPELLINGS = {name.replace("mapped", "maped"): name for name in SIZES[:2]}  
 # are less alike.
 _NEAR = 0.9
 _ROCKETMQS_NEIGHBOURS = {"haListenPort", "mappedFileSizeConsumeQueueExt"}
-_MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 _LINE_END = r"\r\n|\r|\n"
 _HOURS = 24
 _MAX_INT = (1 << 31) - 1  # RocketMQ's file sizes and positions are Java ints
@@ -217,7 +217,7 @@ _MINIMA = {
     "listenPort": 0,
 }
 # At the low end as in RocketMQ, which caps them at 95, 85 and 90; here 100 switches one off.
-_MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")}
+_MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")} | {"listenPort": 65_535}
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_boolean, "true or false"),
     int: (_integer, "a number"),

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from store.atomic import make_directory, make_folder, sync_directory, write_file
+from store.atomic import make_directory, make_folder, read_file, sync_directory, write_file
 from store.checkpoint import create_checkpoint, read_checkpoint
 from store.commit_log import CommitLog
-from store.config import SIZES, StoreConfig, read_settings
+from store.config import MAX_BYTES, SIZES, StoreConfig, read_settings
 from store.errors import ConfigError, NotAStore
 from store.index import Index
 from store.index_tags import tags_are_filed
@@ -95,6 +95,7 @@ class Directory:
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
         """The settings to use: those given, else the directory's own; file sizes as the files have them."""
         own = self._own_settings()
+        self._warn_if_empty()
         if given is None:
             config = StoreConfig.load(self._conf) if own else StoreConfig()
         else:
@@ -137,21 +138,21 @@ class Directory:
     def _own_text(self) -> bytes:
         """What the directory's own `store.conf` holds; b"" without one, or where a crash left it empty or zeros."""
         try:
-            text = self._conf.read_bytes()
+            text = read_file(self._conf, MAX_BYTES)
         except FileNotFoundError:
             return b""
         return text if text.strip(b"\0 \t\r\n") else b""
 
     def _own_settings(self) -> dict[str, Any]:
-        if self._own_text():
-            return read_settings(self._conf)
-        if self._conf.exists():
+        return read_settings(self._conf) if self._own_text() else {}
+
+    def _warn_if_empty(self) -> None:
+        if not self._own_text() and self._conf.exists():
             warnings.warn(
                 f"{self._conf}: empty, as after a crash; sizes are learnt from the files, other settings are the "
                 "defaults. It is written anew when the store is opened for writing",
                 stacklevel=2,
             )
-        return {}
 
     def mark_open(self) -> None:
         """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""

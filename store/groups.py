@@ -32,7 +32,7 @@ _GROUPS = "subscriptionGroupTable"
 
 def check_group_name(group: str) -> None:
     """Raises `InvalidGroup` for a name RocketMQ refuses (Validators.checkGroup)."""
-    if not re.fullmatch(TOPIC_CHARACTERS, group):
+    if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
         raise InvalidGroup(f"group {group[:20]!r}...: {len(group)} characters, at most {MAX_GROUP_CHARACTERS}")

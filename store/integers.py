@@ -1,14 +1,18 @@
-"""Queue ids, offsets, times and counts as users give them: whole numbers, of Python or of numpy, within bounds."""
+"""Arguments as users give them: queue ids, offsets, times and counts, which are whole numbers, of Python or of numpy,
+within bounds; seconds; texts; and choices."""
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Collection
 from typing import Final, SupportsIndex
 
 from store.errors import InvalidArgument
 
 INT_MAX: Final = (1 << 31) - 1  # Java's int
 LONG_MAX: Final = (1 << 63) - 1  # and long
+_MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
@@ -22,3 +26,27 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
     if not minimum <= number <= maximum:
         raise InvalidArgument(f"{name}={number}: must lie between {minimum} and {maximum}")
     return number
+
+
+def seconds(name: str, value: float) -> float:
+    """A time or a time span. Raises `InvalidArgument`, which names it, for no number, or beyond the year 9999."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= _MAX_SECONDS:
+        raise InvalidArgument(f"{name}={value!r:.40}: give a number of seconds")
+    return number
+
+
+def text(name: str, value: object) -> str:
+    """`value`, which is a text. Raises `InvalidArgument`, which names it, for anything else."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
+    return value
+
+
+def one_of(name: str, value: object, choices: Collection[object]) -> None:
+    """Raises `InvalidArgument`, which names it, for a value that is none of `choices`."""
+    if value not in choices:
+        raise InvalidArgument(f"{name}={value!r:.40}: give one of {', '.join(map(repr, choices))}")

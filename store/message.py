@@ -70,14 +70,13 @@ class Message:
 
     def all_properties(self) -> dict[str, str]:
         """The user's properties with tags, keys and sharding key under RocketMQ's names."""
-        if not isinstance(self.properties, Mapping):
-            raise illegal(f"properties={self.properties!r:.40}: must be a mapping of texts to texts")
+        check_mapping(self.properties)
         own = {
             PROPERTY_TAGS: self.tags,
             PROPERTY_KEYS: KEY_SEPARATOR.join(self._all_keys()),
             PROPERTY_SHARDING_KEY: self.sharding_key,
         }
-        return {**self.properties, **{name: value for name, value in own.items() if value}}
+        return {**self.properties, **{name: value for name, value in own.items() if value not in (None, "")}}
 
     def _all_keys(self) -> Sequence[str]:
         """Raises `MessageRefused` for what would not be found again."""
@@ -236,6 +235,12 @@ def _bytes(body: object) -> bytes:
         return body.encode()
     except UnicodeEncodeError as error:
         raise illegal(f"a body that has no UTF-8 form: {error}") from error
+
+
+def check_mapping(properties: object) -> None:
+    """Raises `MessageRefused` for properties that are no mapping."""
+    if not isinstance(properties, Mapping):
+        raise illegal(f"properties={properties!r:.40}: must be a mapping of texts to texts")
 
 
 def check_key(key: str) -> None:

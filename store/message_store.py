@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from weakref import finalize
 
 import numpy as np
@@ -23,14 +23,14 @@ from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
 from store.directory import Directory
-from store.errors import OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
+from store.errors import FilterError, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.filters import TagFilter
 from store.fingerprint import Fingerprint, can_have, fingerprint
 from store.getting import GetResult, GetStatus, get_message
 from store.groups import Groups
 from store.index import END_OF_TIME, Index
 from store.inflating import Bounds, Oversized
-from store.integers import integer
+from store.integers import integer, one_of, seconds, text
 from store.kinds import warn_of_topics
 from store.log_end import LogEnd
 from store.message import Message, StoredMessage, inflated
@@ -221,6 +221,8 @@ class MessageStore(Opened):
         becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         """
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
+        if not isinstance(message_filter, TagFilter | None):
+            raise FilterError(f"message_filter={message_filter!r}: give TagFilter.parse('paid || shipped')")
         try:
             minimum, maximum = self.offsets(topic, queue_id)
         except UnknownTopic:
@@ -269,6 +271,10 @@ class MessageStore(Opened):
         `OffsetLost` when retention overtakes the reader.
         """
         max_rows, max_bytes = integer("max_rows", max_rows, 1), integer("max_bytes", max_bytes, 1)
+        if max_body_bytes is None:
+            max_body_bytes = self.config.maxDecompressedMessageSize
+        bounds = Bounds(integer("max_body_bytes", max_body_bytes, 1), max_bytes, oversized)
+        one_of("oversized", oversized, get_args(Oversized))
         check_columns(columns)
         queue = self._checked_range(topic, queue_id, start, end)
         return scan_queue(
@@ -280,7 +286,7 @@ class MessageStore(Opened):
             TagFilter.parse(tags),
             check_crc=check_crc,
             max_rows=max_rows,
-            bounds=Bounds(max_body_bytes or self.config.maxDecompressedMessageSize, max_bytes, oversized),
+            bounds=bounds,
         )
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
@@ -288,8 +294,9 @@ class MessageStore(Opened):
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
+        queue, offset = self._checked_queue(topic, queue_id), integer("offset", offset, 0)
         try:
-            return fingerprint(self._log, self._checked_queue(topic, queue_id), offset)
+            return fingerprint(self._log, queue, offset)
         except OffsetLost:
             return None
 
@@ -312,7 +319,7 @@ class MessageStore(Opened):
         than configured.
         """
         self._topics.known(topic)
-        max_messages = integer("max_messages", max_messages)
+        key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
         has = partial(is_queued, self._log, self._checked_queue)
@@ -340,6 +347,7 @@ class MessageStore(Opened):
         Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` where a file is missing.
         """
         queue, timestamp = self._checked_queue(topic, queue_id), integer("timestamp", timestamp)
+        one_of("boundary", boundary, tuple(Boundary))
         return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     # --- waiting ---------------------------------------------------------------------------------------
@@ -349,7 +357,7 @@ class MessageStore(Opened):
 
         `close` in another thread ends it, with `StoreClosed`.
         """
-        deadline = time.monotonic() + timeout
+        seen, deadline = integer("seen", seen), time.monotonic() + seconds("timeout", timeout)
         with self._watches.one() as watch:
             while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
                 watch.wait(left)
@@ -398,7 +406,7 @@ class MessageStore(Opened):
         now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
         say what would go. config: whose settings count instead of the store's own. Raises `ReadOnlyStore`.
         """
-        settings = config or self.config
+        settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queue, self._topics.queues_on_disk)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))

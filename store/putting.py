@@ -18,7 +18,7 @@ from store.entering import check_name_column, check_names, check_topic
 from store.errors import PutStatus
 from store.filters import java_hash, java_hash_code
 from store.layout import PROPERTY_UNIQ_KEY
-from store.message import Message, encode_messages, illegal, offset_msg_id, whole_number
+from store.message import Message, check_mapping, encode_messages, illegal, offset_msg_id, whole_number
 from store.message_columns import MessageColumns, as_table, pairs, split
 from store.records import Records
 from store.tables import encode_columns
@@ -127,11 +127,12 @@ class Putting:
     def _choose_queue(self, message: Message) -> int:
         queues = self._topics.known(_text("topic", message.topic))
         check_topic(message.topic)
+        check_mapping(message.properties)
         check_names(message.properties)
         if message.queue_id is not None:
             queue_id = whole_number("queue_id", message.queue_id)
             return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
-        if message.sharding_key:
+        if message.sharding_key not in (None, ""):
             return abs(java_hash_code(_text("sharding_key", message.sharding_key))) % queues
         return next(self._turns(message.topic)) % queues
 
@@ -162,7 +163,7 @@ class Putting:
         return self._round_robin[topic]
 
 
-def _text(name: str, value: str) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise illegal(f"{name}={value!r:.40}: must be a text")
     return value

@@ -101,7 +101,7 @@ def offset_of_id(offset_msg_id: str) -> int:
     """The commit log offset in an offsetMsgId, 32 or 56 hex digits. Raises `InvalidMessageId`."""
     try:
         data = bytes.fromhex(offset_msg_id)
-    except ValueError:
+    except (ValueError, TypeError):
         data = b""
     if len(data) not in _ID_BYTES or len(offset_msg_id) != 2 * len(data):
         raise InvalidMessageId(

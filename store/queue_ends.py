@@ -15,13 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.atomic import write_file
+from store.atomic import read_file, write_file
 from store.commit_log import CommitLog
+from store.errors import CorruptStore
 from store.index import Index
 from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, QUEUE_ENDS_FILE, field_offset, segment_name
 from store.unflushed import QueueName, Ranges, ranges_of
 
 _VERSION = 1
+_MAX_BYTES = 256 << 20  # ten thousand queues take half a megabyte
 _OFFSET, _SIZE = (
     (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
     for name in ("physical_offset", "size")
@@ -47,13 +49,13 @@ class QueueEnds:
     def read(root: Path) -> QueueEnds | None:
         """What the file of a directory says; None without one, or for one that is damaged."""
         try:
-            content = json.loads((root / QUEUE_ENDS_FILE).read_bytes())
+            content = json.loads(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES))
             if content["version"] != _VERSION:
                 return None
             ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
             index = {str(name): int(end) for name, end in content["index"].items()}
             return QueueEnds(int(content["logOffset"]), ends, index, written_at=int(content["logOffset"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        except (FileNotFoundError, CorruptStore, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, root: Path, index: Index) -> None:
@@ -142,7 +144,7 @@ def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
     try:
-        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:

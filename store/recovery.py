@@ -20,7 +20,7 @@ from store.columns import LAST_MS
 from store.commit_log import CommitLog
 from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries
 from store.dispatch import LogChunk, index_keys, queue_entries, walk, with_delivery_times
-from store.errors import CorruptRecord
+from store.errors import CorruptRecord, CorruptSegment
 from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
 from store.lives import QueueInLog, QueueName, QueuesInLog
@@ -139,6 +139,7 @@ class Recovery:
         starts = segments.check()
         first_byte = starts[0] if starts else 0
         begin, trusted = (self._offset(point) for point in plan[:2])
+        must_reach(self._log, begin)
         queues = QueuesInLog(self._queue, self._is_message, first_byte)
         for name in self._existing_queues:
             self._queue(*name).check()
@@ -271,6 +272,19 @@ class Recovery:
                 return False
             at = max(at, end)
         return not spans or next(walk(self._log, at), None) is not None
+
+
+def must_reach(log: CommitLog, end: int) -> None:
+    """Raises `CorruptSegment` where the segment in which the log ends at `end` is missing, or begins with no record.
+
+    Whoever appended there would leave a hole, and all behind it would be lost with the next recovery.
+    """
+    start = (end - 1) - (end - 1) % log.segments.size
+    if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:
+        raise CorruptSegment(
+            f"{log.segments.path(start)}: the log goes up to {end}, but this segment of it is missing, or empty at its "
+            "beginning; restore it from a copy, or read what is left with read_only=True"
+        )
 
 
 def _last_timestamp(root: Path) -> int:

@@ -28,8 +28,9 @@ import numpy.typing as npt
 
 from store.atomic import make_folder, open_file, sync_directory, write_at
 from store.cached import cached_property
-from store.errors import CorruptSegment, FlushFailed, OffsetLost, ReadOnlyStore, StoreFull
+from store.errors import CorruptSegment, FlushFailed, OffsetLost, ReadOnlyStore
 from store.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
+from store.system_errors import raise_if_full
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,7 +38,6 @@ _OPEN_FILES = 8
 _ZERO_BLOCK = 4096
 _LOOK_BLOCK = 1 << 20
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -63,30 +63,13 @@ def sync(fd: int, path: Path) -> None:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
 
 
-@contextmanager
-def full_device(where: object) -> Iterator[None]:
-    """Turns the system's "no space left" into `StoreFull`, naming `where`."""
-    try:
-        yield
-    except OSError as error:
-        _raise_if_full(where, error)
-        raise
-
-
-def _raise_if_full(where: object, error: OSError) -> None:
-    if error.errno in _NO_SPACE:
-        raise StoreFull(
-            f"{where}: no space left on the device; nothing of this call is visible. Free some space and repeat it"
-        ) from error
-
-
 class SegmentFile:
     """One open segment. Closed when the last reference goes, so a reader never loses it in the middle."""
 
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
         self.size = size
-        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
         # Not in __del__: while that runs, another thread can still get this object by a weak reference.
         finalize(self, os.close, self._fd).atexit = False
         status = os.fstat(self._fd)
@@ -116,7 +99,7 @@ class SegmentFile:
         try:
             write_at(self._fd, data, position)
         except OSError as error:
-            _raise_if_full(self.path, error)
+            raise_if_full(self.path, error)
             raise
 
     @property
@@ -370,12 +353,15 @@ class Segments:
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
-        with full_device(self.path(start)):
+        try:
             make_folder(self.directory)
             with open(open_file(temporary, os.O_TRUNC), "wb") as file:
                 file.truncate(self.size)
                 sync(file.fileno(), temporary)
             temporary.rename(self.path(start))
+        except OSError as error:
+            raise_if_full(self.path(start), error)
+            raise
         for directory in (self.directory, *self.directory.parents):
             with flushing(directory):
                 sync_directory(directory)

@@ -23,6 +23,7 @@ _OWNER = "ask its owner for the right, or open the store with read_only=True if 
 _FILES = "close what is not needed, or raise the limit (ulimit -n; fs.file-max)"
 _DEVICE = "see the system's log; restore what is lost from a copy"
 _LINKS = "correct the path"
+_NO_FILE = "a pipe or a socket stands where a file belongs: move it out of the store"
 _REMEDIES = {
     errno.EACCES: _OWNER,
     errno.EPERM: _OWNER,
@@ -38,8 +39,12 @@ _REMEDIES = {
     errno.EBUSY: "close what uses it, and repeat the call",
     errno.ETXTBSY: "close what uses it, and repeat the call",
     errno.ELOOP: _LINKS,
+    errno.EEXIST: _LINKS,
     errno.ENAMETOOLONG: _LINKS,
     errno.ENOTDIR: "a file stands where a folder belongs: move it out of the store",
+    errno.ENXIO: _NO_FILE,
+    errno.ESPIPE: _NO_FILE,
+    errno.ENOENT: "put it back, or correct the path",
     errno.EISDIR: "a folder stands where a file belongs: move it out of the store",
 }
 
@@ -86,6 +91,12 @@ def explained_verbs(kind: _Kind) -> _Kind:
     return kind
 
 
+def raise_if_full(where: object, error: OSError) -> None:
+    """Raises `StoreFull` for the system's "no space left", naming `where`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise StoreFull(f"{where}: no space left on the device; {_FULL}") from error
+
+
 def _explaining_each(where: object, items: Iterator[Any]) -> Iterator[Any]:
     with system_errors(where):
         yield from items
@@ -93,7 +104,6 @@ def _explaining_each(where: object, items: Iterator[Any]) -> Iterator[Any]:
 
 def _raise_explained(where: object, error: OSError) -> None:
     path = error.filename if isinstance(error.filename, (str, bytes)) else where
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise StoreFull(f"{path}: no space left on the device; {_FULL}") from error
+    raise_if_full(path, error)
     if error.errno in _REMEDIES:
         raise StoreUnavailable(f"{path}: {error.strerror}; {_REMEDIES[error.errno]}") from error

@@ -35,11 +35,18 @@ _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 def check_topic_name(topic: str) -> None:
     """Raises `InvalidTopic` for a name RocketMQ refuses (TopicValidator and the broker's put hook)."""
+    if not isinstance(topic, str):
+        raise _no_text(topic)
     limit = MAX_RETRY_TOPIC_BYTES if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) else MAX_TOPIC_BYTES
     if not re.fullmatch(TOPIC_CHARACTERS, topic):
         raise InvalidTopic(f"topic {topic!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(topic) > limit:
         raise InvalidTopic(f"topic {topic[:20]!r}...: {len(topic)} characters, at most {limit}")
+
+
+def _no_text(topic: object) -> InvalidTopic:
+    """The refusal of what cannot be a topic's name."""
+    return InvalidTopic(f"topic {topic!r:.40}: a name is a text")
 
 
 def is_internal_topic(topic: str) -> bool:
@@ -77,7 +84,9 @@ class Topics:
         return self._counts.get(topic, 0)
 
     def known(self, topic: str) -> int:
-        """Number of queues of one topic. Raises `UnknownTopic`, and `StoreReplaced` where that is why."""
+        """Number of queues of one topic. Raises `UnknownTopic`, `InvalidTopic`, and `StoreReplaced`."""
+        if not isinstance(topic, str):
+            raise _no_text(topic)
         queues = self.queue_count(topic)
         if not queues:
             self._place.check()

@@ -23,6 +23,7 @@ if sys.platform == "linux":
     import inotify_simple
 
 POLL_SECONDS = 0.02  # where the system cannot notify
+_MOST_SECONDS = 24 * 3600.0  # the kernel counts milliseconds of a wait in 31 bits
 _EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 
 
@@ -139,7 +140,7 @@ class _Ears:
             self._poll.register(self.notify.fileno(), select.POLLIN)
 
     def wait(self, timeout: float) -> None:
-        for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
+        for fd, _ in self._poll.poll(max(0, math.ceil(min(timeout, _MOST_SECONDS) * 1000))):
             os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
 
     def interrupt(self) -> None:

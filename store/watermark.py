@@ -60,7 +60,7 @@ class Watermark:
     def __init__(self, root: Path, *, writable: bool) -> None:
         """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
         self.path = root / WATERMARK_FILE
-        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
         self._closed = finalize(self, os.close, self._fd)
         self._closed.atexit = False
         status = os.fstat(self._fd)

@@ -19,7 +19,7 @@ from store.index import Index
 from store.locks import Result, StoreLock
 from store.queue_ends import QueueEnds
 from store.records import Records
-from store.recovery import Decision, Recovery, plan_for
+from store.recovery import Decision, Recovery, must_reach, plan_for
 from store.retention import refuse_when_full
 from store.unflushed import QueueName, Ranges, Unflushed
 from store.watermark import Watermark
@@ -85,11 +85,12 @@ class Writer:
         """What is to be recovered, None for nothing. Whatever this raises, the directory is as it was."""
         size = self._config.mappedFileSizeConsumeQueue
         evidence = self._directory.evidence(self._log, self._index, size, alone=alone)
-        plan = plan_for(evidence)
+        plan, root = plan_for(evidence), self._directory.root
         if plan is None:
             self._index.check()
+            with closing(Watermark(root, writable=False)) as watermark:
+                must_reach(self._log, watermark.confirm_offset)
             return None
-        root = self._directory.root
         if evidence.watermark and not alone:
             with closing(Watermark(root, writable=False)) as watermark:
                 watermark.check_device()

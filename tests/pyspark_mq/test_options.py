@@ -128,6 +128,7 @@ def test_path_means_the_same_in_every_process() -> None:
     assert SourceOptions.parse({**BASE, "path": "mq"}).path == str(Path.cwd() / "mq")
     assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).path == "/data/mq"
     assert SourceOptions.parse({**BASE, "path": "file:///data/mq"}).path == "/data/mq"
+    assert SourceOptions.parse({**BASE, "path": "file://host/mq"}).path == "file://host/mq"  # which the store refuses
 
 
 def test_a_subscription_is_required() -> None:
@@ -220,6 +221,10 @@ def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str
         (("a,,b", None, None), "topics separated by commas"),
         (("", None, None), "topics separated by commas"),
         ((None, "(", None), "no regular expression"),
+        ((None, "a{99999999999}", None), "no regular expression"),
+        ((None, "(" * 9999 + ")" * 9999, None), "no regular expression"),
+        ((None, None, '{"a": [' + "9" * 5000 + "]}"), "assign takes JSON"),
+        ((None, None, "[" * 99999), "assign takes JSON"),
         ((None, None, "a"), "line 1 column 1"),
         ((None, None, "[]"), "the top level"),
         ((None, None, '{"a": []}'), "'a' has no list"),

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from store.atomic import create_file, write_file
+from store.atomic import create_file, read_file, write_file
+from store.errors import CorruptStore
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = b"old" * 10_000, b"new" * 20_000
@@ -168,3 +169,25 @@ def test_what_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path, monk
             act()
     assert path.read_bytes() == OLD
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_reading_a_small_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(FileNotFoundError):
+        read_file(path, 10)
+    path.write_bytes(b"0123456789")
+    assert read_file(path, 10) == b"0123456789"
+    with pytest.raises(CorruptStore, match="file: 10 bytes, more than 9; restore it from a copy"):
+        read_file(path, 9)
+
+
+def test_what_could_be_read_without_end_is_not(tmp_path: Path) -> None:
+    pipe, device, folder = tmp_path / "pipe", tmp_path / "device", tmp_path / "folder"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    folder.mkdir()
+    for path in (pipe, device):
+        with pytest.raises(CorruptStore, match=f"{path.name}: a pipe or a device, where a file belongs; move it out"):
+            read_file(path, 10)
+    with pytest.raises(IsADirectoryError, match="folder"):
+        read_file(folder, 10)

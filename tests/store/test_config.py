@@ -109,7 +109,7 @@ def test_the_queue_file_size_is_rounded_up_to_whole_entries() -> None:
         ("\ufefflistenPort=1", r"line 2: .* is no key; save the file as plain text, one key=value a line"),
         ("\0\0", r"line 2: .* is no key; save the file as plain text"),
         ("listenPort=abc", r"line 2: listenPort='abc' is not a number"),
-        ("listenPort=-1", r"listenPort=-1: must lie between 0 and 2147483647"),
+        ("listenPort=-1", r"listenPort=-1: must lie between 0 and 65535"),
         ("mappedFileSizeCommitLog=2147483648", r"mappedFileSizeCommitLog=2147483648: must lie between"),
         ("flushDiskType=NO", r"flushDiskType=NO: must be one of ASYNC_FLUSH, SYNC_FLUSH"),
         ("deleteWhen=24", r"deleteWhen=24: must be hours from 00 to 23, such as 04 or 04;16"),

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig, StoreFull, log_end
+from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull, log_end
 from store.commit_log import CommitLog
 from store.dispatch import LogChunk, walk
-from store.layout import COMMIT_LOG_DIR, WATERMARK_FILE, segment_name
+from store.layout import ABORT_FILE, COMMIT_LOG_DIR, WATERMARK_FILE, segment_name
 from store.log_end import LogEnd
+from store.verify import verify
 from store.watermark import Watermark
 from tests.end_to_end.dying_writers import QUEUES
 from tests.end_to_end.test_kill import ROOT, bodies
@@ -128,6 +130,32 @@ def test_a_segment_that_brokers_make_ahead_delete_and_make_anew(path: Path) -> N
 
 
 @pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("how", ["missing", "emptied", "zeroed"])
+@pytest.mark.parametrize("machine_died", [False, True])
+def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, machine_died: bool) -> None:
+    with MessageStore.open(path) as store:
+        put(store, "more", 2 * SIZE // 100)
+        last = path / COMMIT_LOG_DIR / segment_name(store.confirm_offset // SIZE * SIZE)
+        assert store.confirm_offset % SIZE
+    if machine_died:
+        with closing(Watermark(path, writable=True)) as watermark:
+            watermark._fields["boot_id"] = b"another"
+        (path / ABORT_FILE).touch()
+    content = last.read_bytes()
+    if how == "missing":
+        last.unlink()
+    else:
+        last.write_bytes(b"" if how == "emptied" else bytes(SIZE))
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(CorruptSegment, match=f"{last.name}: the log goes up to .* restore it from a copy"):
+        MessageStore.open(path)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    last.write_bytes(content)
+    with MessageStore.open(path) as store:
+        put(store, "again", 1)
+    assert verify(path).findings == []
+
+
 def test_a_watermark_that_was_deleted_and_rebuilt(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         follower = Follower(reader)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +135,61 @@ def test_a_folder_instead_of_a_file_and_the_other_way(path: Path) -> None:
         MessageStore.open(path)
 
 
+FILES = (
+    "config/topics.json",
+    "config/consumerOffset.json",
+    "config/store.conf",
+    "checkpoint",
+    "watermark",
+    "lock",
+    "queueends",
+    "commitlog/00000000000000000000",
+    "consumequeue/t/0/00000000000000000000",
+)
+# Opens, reads and writes, and says which error came.
+USING = """
+import sys
+from store import Message, MessageStore, StoreError
+for read_only in (True, False):
+    try:
+        with MessageStore.open(sys.argv[1], read_only=read_only) as store:
+            list(store.scan("t", 0, 0, 1))
+            store.consumer_offset("g", "t", 0)
+            read_only or store.put(Message("t", b"more"))
+    except StoreError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "nowhere"])
+def test_what_is_no_file_where_one_belongs_is_not_waited_for(path: Path, name: str, kind: str) -> None:
+    path.joinpath(name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path / name)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(path):  # such a path must be short
+            listening.bind(name)
+    else:
+        path.joinpath(name).symlink_to("/dev/zero" if kind == "device" else "/nowhere/at/all")
+    done = subprocess.run(
+        [sys.executable, "-c", USING, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)),
+    )
+    assert done.stderr == ""
+
+
+def test_a_directory_that_goes_is_an_error_of_the_tree(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        path.rename(path.with_name("away"))
+        with pytest.raises(StoreError, match="No such file or directory; put it back"):
+            store.clean(dry_run=True)
+
+
 def test_a_name_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"x: File name too long; correct the path"):
         MessageStore.open(tmp_path / ("x" * 300))
@@ -185,3 +243,47 @@ def test_what_is_no_whole_number(path: Path, wrong: object) -> None:
             with pytest.raises((InvalidArgument, StoreError)) as caught:
                 use()
             assert isinstance(caught.value, InvalidArgument), caught.value
+
+
+@pytest.mark.parametrize("wrong", [17, None, b"t", ["t"], 1.5])
+def test_what_is_no_text_and_no_choice(path: Path, wrong: Any) -> None:
+    with MessageStore.open(path) as store:
+        uses: list[Callable[[], object]] = [
+            lambda: store.query("t", wrong),
+            lambda: store.message_by_id(wrong),
+            lambda: store.max_offset(wrong, 0),
+            lambda: store.create_topic(wrong),
+            lambda: store.commit_offsets(wrong, "t", {0: 1}),
+            lambda: store.put(Message("t", b"", properties=wrong)),
+            lambda: store.scan("t", 0, 0, 1, columns=wrong),
+            lambda: store.scan("t", 0, 0, 1, columns=[wrong]),
+            lambda: store.scan("t", 0, 0, 1, oversized=wrong),
+            lambda: store.offset_by_time("t", 0, 0, wrong),
+        ]
+        if wrong is not None:
+            uses.append(lambda: store.get_message("g", "t", 0, 0, 1, wrong))
+        for use in uses:
+            with pytest.raises(StoreError):
+                use()
+        assert store.offsets("t", 0) == (0, 1)
+
+
+@pytest.mark.parametrize("wrong", ["1", b"1", [1], float("nan"), 2**70])
+def test_what_is_no_time(path: Path, wrong: Any) -> None:
+    with MessageStore.open(path) as store:
+        for use in (lambda: store.wait(store.confirm_offset, wrong), lambda: store.clean(wrong, dry_run=True)):
+            with pytest.raises(InvalidArgument, match="give a number of seconds"):
+                use()
+
+
+def test_names_that_are_nearly_choices(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        with pytest.raises(InvalidArgument, match="boundary='upper': give one of"):
+            store.offset_by_time("t", 0, 0, "upper")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="oversized='nul': give one of 'error', 'null'"):
+            store.scan("t", 0, 0, 1, oversized="nul")  # type: ignore[arg-type]
+        for least in (0, -1, 1.5, "1"):
+            with pytest.raises(InvalidArgument, match="max_body_bytes"):
+                store.scan("t", 0, 0, 1, max_body_bytes=least)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="max_messages"):
+                store.query("t", "k", least)  # type: ignore[arg-type]
