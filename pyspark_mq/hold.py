@@ -12,8 +12,9 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore, StoreClosed, StoreError, StoreNotOpen, TagFilter
+from store import MessageStore, StoreClosed, TagFilter
 from store.arrivals import Arrival
+from store.errors import CorruptStore, OffsetOutOfRange, StoreUnavailable, UnknownTopic
 from store.filters import java_hash_code
 from store.opened import Opened
 from store.watch import Watch
@@ -25,6 +26,10 @@ _NEVER = float("inf")
 # keep a core busy, and a message behind one other must not be kept waiting.
 _REST_SECONDS = (0.00005, 0.001)
 _BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
+
+# The queue is gone, its head was deleted, the system has no descriptor left for a moment: whoever waits is woken, reads,
+# and is told. Anything else ends the service.
+_TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
 
@@ -103,8 +108,8 @@ class PullRequestHoldService(Opened):
     ) -> HeldRequest:
         """Hold a request for messages from `offset` on, at most `timeout` seconds.
 
-        Where such a message is there already, `wake` is called before this returns. Raises what
-        `MessageStore.max_offset` does.
+        Where such a message is there already, `wake` is called before this returns; likewise where the queue cannot be
+        looked at: who reads it then is told why. Raises `StoreNotOpen`.
         """
         self.must_be_open()
         self._store.must_be_open()
@@ -229,9 +234,7 @@ class PullRequestHoldService(Opened):
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
             try:
                 return self._wanting(self._store.arrivals(self._seen, confirm_offset))
-            except StoreNotOpen:
-                raise
-            except StoreError:  # deleted meanwhile, or no records: look at the queues themselves
+            except _TOLD_TO_READERS:  # deleted meanwhile, or no records: look at the queues themselves
                 pass
         return self._behind()
 
@@ -273,9 +276,7 @@ class PullRequestHoldService(Opened):
                         request.noticed = tail
                         continue
                 due.append(request)
-        except StoreNotOpen:
-            raise
-        except StoreError:  # the queue is gone, or its head was deleted: whoever reads it is told
+        except _TOLD_TO_READERS:
             return requests
         return due
 

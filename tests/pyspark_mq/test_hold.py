@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from pyspark_mq import hold
 from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
-from store import Message, MessageStore, TagFilter, UnknownTopic, log_end
+from store import Message, MessageStore, StoreUnavailable, TagFilter, UnknownTopic, log_end
 from store.consume_queue import ConsumeQueue
 from tests.takeover import broker
 
@@ -235,6 +236,25 @@ def test_an_unknown_topic_is_said_at_once_or_to_who_reads(store: MessageStore, h
         store.max_offset("payments", 0)
     holding.service.hold("payments", 0, 0, LONG, lambda *event: holding.events.put(event))
     assert holding.woken()[1] is Wake.ARRIVED
+
+
+def test_a_moment_without_descriptors_is_told_to_who_reads_and_ends_nothing(store: MessageStore) -> None:
+    store.put(Message("orders", b"", tags="a", queue_id=0))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with MessageStore.open(store.path, read_only=True) as reader:
+        holding = Holding(reader)
+        with holding.service:
+            waiting = holding.hold(1, 0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                request = holding.hold(0, 0, "b")
+                with pytest.raises(StoreUnavailable, match="Too many open files"):
+                    reader.tags_codes("orders", 0, 0, 1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert holding.woken() == (request, Wake.ARRIVED)
+            store.put(Message("orders", b"", queue_id=1))
+            assert holding.woken() == (waiting, Wake.ARRIVED)
 
 
 def test_a_thousand_requests_and_one_arrival(store: MessageStore, holding: Holding) -> None:
