@@ -27,8 +27,8 @@ _NEVER = float("inf")
 _REST_SECONDS = (0.00005, 0.001)
 _BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
 
-# The queue is gone, its head was deleted, the system has no descriptor left for a moment: whoever waits is woken, reads,
-# and is told. Anything else ends the service.
+# The queue is gone, its head was deleted, the system has no descriptor left for a moment: whoever waits is woken,
+# reads, and is told. Anything else ends the service.
 _TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
