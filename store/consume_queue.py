@@ -187,6 +187,11 @@ class ConsumeQueue:
         if (before["physical_offset"] >= min_physical_offset).any():
             self._write_blank(first, start)
 
+    def begin_empty(self, start: int) -> None:
+        """Leave no entry; `start` gets the next one, before which pre-blank ones stand (see `begin_at`)."""
+        self.truncate(0)
+        self._write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
+
     def truncate(self, tail: int) -> None:
         """Zero every entry from `tail` on, for what a dead writer left must never count later; delete empty files.
 

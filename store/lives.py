@@ -35,12 +35,14 @@ class QueueInLog:
     """One queue, as far as the log was walked.
 
     tail: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
-    is_cut: the first record that is seen may have any offset, for the log's head was deleted.
+    is_cut: the first record that is seen may have any offset, for the log's head was deleted. is_remembered: all that
+    is known is its tail, and not by its files.
     """
 
     tail: int
     is_cut: bool
     lives: list[Life] = field(default_factory=list)
+    is_remembered: bool = False
 
     @property
     def begin(self) -> int:

@@ -163,7 +163,17 @@ class Recovery:
                 f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
                 f"{_REMEDY}"
             )
+        if begin == first_byte > 0:
+            self._remember(queues.found)
         return Decision(begin, end, store_timestamp, queues.found, *self._decide_index(plan, begin))
+
+    def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
+        """Queues of which no record is left go on where they ended, though their own files do not say so (any more)."""
+        ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
+        for name, end in ends.of.items() if ends is not None else ():
+            queue = found.get(name)
+            if name[0] in topics and (queue is None or (queue.tail < end and not queue.lives)):
+                found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
 
     def carry_out(self, decision: Decision) -> None:
         """Write what was decided, and a clean watermark at last. Raises `StoreFull`.
@@ -187,7 +197,9 @@ class Recovery:
         self._index.keep(decision.index_files)
         files_end = max(segments.starts(), default=0) + segments.size
         for name, queue in queues.items():
-            if queue.is_cut and queue.lives:
+            if queue.is_remembered:
+                self._queue(*name).begin_empty(queue.tail)
+            elif queue.is_cut and queue.lives:
                 self._queue(*name).begin_at(queue.begin, self._log.min_offset())
         for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,24 @@ def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
     (path / "config/topics.json").write_text(json.dumps(topics))
     with MessageStore.open(path) as store:
         assert list(store.topics()) == ["other"]
+
+
+@pytest.mark.parametrize("count", [25, 30], ids=["in a file", "at a file's end"])
+@pytest.mark.parametrize("damage", [folder, queue_files, last_file, zeroed])
+def test_a_queue_without_records_goes_on_where_it_ended(tmp_path: Path, damage: Damage, count: int) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"gone", queue_id=1) for _ in range(count)])
+        store.put_many([Message("t", bytes(100), queue_id=0) for _ in range(60)])
+        store.clean(forced=True)
+        assert store.offsets("t", 1) == (count, count)
+    damage(path)
+    for more in range(2):
+        with MessageStore.open(path) as store:
+            assert store.offsets("t", 1) == (count, count + more)
+            assert store.put(Message("t", b"next", queue_id=1)).queue_offset == count + more
+    assert not verify(path).findings
 
 
 @pytest.mark.parametrize("killed", [False, True])
