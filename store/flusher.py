@@ -56,8 +56,9 @@ class Flusher:
         """Flush from now on in the background; does nothing while it does."""
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
+                thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
                 thread.start()
+                self._thread = thread  # not before: who stops it can only wait for one that runs
 
     @property
     def is_this_thread(self) -> bool:

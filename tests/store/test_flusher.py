@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageStore, StoreClosed, StoreConfig
 from store.checkpoint import read_checkpoint
 from store.watermark import Watermark
 
@@ -42,6 +42,24 @@ def test_threads_that_append_for_the_first_time_at_once_share_one_in_the_backgro
                 together = threading.Barrier(threads)
                 list(pool.map(lambda _, s=store, t=together: (t.wait(), s.put(Message("t", b"x"))), range(threads)))
                 assert [thread.name for thread in threading.enumerate()].count("mq-flush") == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_closing_while_another_thread_appends_for_the_first_time(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(100):
+                store, together = MessageStore.open(tmp_path), threading.Barrier(2)
+                put = pool.submit(lambda s=store, t=together: (t.wait(), s.put(Message("t", b"x"))))
+                together.wait()
+                store.close()
+                assert put.exception() is None or isinstance(put.exception(), StoreClosed)
+                assert not (tmp_path / "abort").exists()
     finally:
         sys.setswitchinterval(interval)
 
