@@ -165,10 +165,6 @@ class OpenFiles:
             if key[0] == name:
                 self._files.pop(key, None)
 
-    def clear(self) -> None:
-        """Close all."""
-        self._files.clear()
-
 
 def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile:
     path = directory / segment_name(start)
