@@ -62,6 +62,11 @@ class ConsumeQueue:
         """How many entries a file has."""
         return self._segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
 
+    @property
+    def has_files(self) -> bool:
+        """Whether it has any; without one it has no messages."""
+        return bool(self._segments.starts())
+
     def first(self) -> int:
         """Queue offset of the first entry of the first file, 0 without files."""
         return self._segments.first() // CQ_ENTRY.itemsize

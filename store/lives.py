@@ -7,7 +7,7 @@ queue's own entries must not say otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,13 +36,14 @@ class QueueInLog:
 
     tail: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
     is_cut: the first record that is seen may have any offset, for the log's head was deleted. is_remembered: all that
-    is known is its tail, and not by its files.
+    is known is its tail, and not by its files. born: log offset of the record that went back, 0 while none did.
     """
 
     tail: int
     is_cut: bool
     lives: list[Life] = field(default_factory=list)
     is_remembered: bool = False
+    born: int = 0
 
     @property
     def begin(self) -> int:
@@ -90,8 +91,23 @@ class QueuesInLog:
         follows = start == queue.tail or (queue.is_cut and not queue.lives)
         if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.tail, start, at)):
             return False
+        queue.born = queue.born if follows else at
         queue.grow(start, at, len(offsets))
         return True
+
+    def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
+        """Drop queues that ended with an older life of their topic: other queues have a newer one, these no folder.
+
+        existing: queues that have one. Call behind the last record.
+        """
+        born: dict[str, int] = {}
+        for (topic, _), queue in self.found.items():
+            if queue.born:
+                born[topic] = min(born.get(topic, queue.born), queue.born)
+        for name in self.found.keys() - set(existing):
+            lives = self.found[name].lives
+            if lives and lives[-1].at < born.get(name[0], 0):
+                del self.found[name]
 
     def _begins_life(self, name: QueueName, tail: int, start: int, at: int) -> bool:
         """Whether the record at log offset `at` begins a life: it goes back, and the queue does not know better.

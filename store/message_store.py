@@ -322,7 +322,7 @@ class MessageStore(Opened):
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
-        has = partial(is_queued, self._log, self._checked_queue)
+        has = partial(is_queued, self._log, self._topics.known, self._checked_queue)
         found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
         return [self._inflated(message) for message in found]
 
@@ -333,7 +333,7 @@ class MessageStore(Opened):
         Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
         """
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
-        is_queued(self._log, self._checked_queue, message)
+        is_queued(self._log, self._topics.known, self._checked_queue, message)
         return self._inflated(message)
 
     def _inflated(self, message: StoredMessage) -> StoredMessage:

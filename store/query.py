@@ -11,7 +11,7 @@ import numpy as np
 from store.commit_log import CommitLog
 from store.consume_queue import ConsumeQueue
 from store.entering import Place
-from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
 from store.fingerprint import fingerprint
 from store.index import END_OF_TIME, Index
 from store.layout import (
@@ -62,16 +62,25 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
     return message
 
 
-def is_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message: StoredMessage) -> bool:
+def is_queued(
+    log: CommitLog, known: Callable[[str], int], queue: Callable[[str, int], ConsumeQueue], message: StoredMessage
+) -> bool:
     """Whether its queue has a message, which was found otherwise than by it, where the message's record says.
 
     Not so one of a topic that was deleted, and created again. No CRC need cover what a record says of queue and
     offset: raises `CorruptRecord` where the queue says otherwise, and what `queue` raises.
+
+    known: how many queues a topic has. queue: the one of a topic and a number, or `UnknownQueue`.
     """
     is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
     if is_half or message.sys_flag & SYS_INNER_BATCH:  # those stand in none
         return True
-    own = queue(message.topic, message.queue_id)
+    try:
+        own = queue(message.topic, message.queue_id)
+    except UnknownQueue:
+        if _is_of_older_life(log, known, queue, message):
+            return False
+        raise
     try:
         entries = own.entries(message.queue_offset, message.queue_offset + 1)
     except OffsetLost:
@@ -79,7 +88,7 @@ def is_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message
             return True
         entries = np.empty(0, CQ_ENTRY)
     if message.physical_offset not in entries["physical_offset"]:
-        if message.physical_offset < life_begin(log, own):
+        if message.physical_offset < life_begin(log, own) or _is_of_older_life(log, known, queue, message):
             return False
         raise CorruptRecord(
             f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
@@ -95,6 +104,14 @@ def is_queued(log: CommitLog, queue: Callable[[str, int], ConsumeQueue], message
         )
     must_be_entered(message, place, message.physical_offset, code)
     return True
+
+
+def _is_of_older_life(
+    log: CommitLog, known: Callable[[str], int], queue: Callable[[str, int], ConsumeQueue], message: StoredMessage
+) -> bool:
+    """Whether a message is older than the first of each queue of its topic."""
+    queues = [queue(message.topic, queue_id) for queue_id in range(known(message.topic))]
+    return message.physical_offset < min((life_begin(log, own) for own in queues if own.has_files), default=0)
 
 
 def offset_of_id(offset_msg_id: str) -> int:

@@ -8,7 +8,7 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from enum import Enum, auto
 from functools import cache, partial
@@ -18,15 +18,14 @@ from typing import NamedTuple
 from store.checkpoint import read_checkpoint, read_index_checkpoint
 from store.columns import LAST_MS
 from store.commit_log import CommitLog
-from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries
-from store.dispatch import LogChunk, index_keys, queue_entries, walk, with_delivery_times
+from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
+from store.dispatch import index_keys, queue_entries, walk, with_delivery_times
 from store.errors import CorruptRecord, CorruptSegment
 from store.index import Index
 from store.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
 from store.lives import QueueInLog, QueueName, QueuesInLog
 from store.log_end import is_message, last_segment
 from store.queue_ends import QueueEnds
-from store.record_view import Ints
 from store.segments import OpenFiles
 from store.topics import Topics
 from store.watermark import Watermark
@@ -152,8 +151,10 @@ class Recovery:
             if len(chunk.records):
                 times = chunk.records.field("store_timestamp")
                 store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
-            for name, offsets, entries in self._queue_entries(chunk):
-                at = int(entries["physical_offset"][0])
+            for topic, queue_id, offsets, entries in queue_entries(chunk):
+                name, at = (topic, queue_id), int(entries["physical_offset"][0])
+                if not self._is_there(topic):
+                    continue
                 if not queues.add(name, offsets, entries):
                     if begin > first_byte:  # entries before it are missing
                         return self.decide(plan._replace(begin=Point.FIRST_BYTE))
@@ -165,6 +166,7 @@ class Recovery:
             )
         if begin == first_byte > 0:
             self._remember(queues.found)
+        queues.leave_out_deleted(self._existing_queues)
         return Decision(begin, end, store_timestamp, queues.found, *self._decide_index(plan, begin))
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
@@ -205,12 +207,15 @@ class Recovery:
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
-            for name, offsets, entries in self._queue_entries(chunk):
+            for topic, queue_id, offsets, entries in queue_entries(chunk):
+                name = topic, queue_id
+                if name not in queues:  # deleted
+                    continue
                 rows = queues[name].counting(offsets, entries)
                 if rows.start < rows.stop:
                     first, target = int(offsets[rows.start]), self._queue(*name)
                     found = target.entries_left(first, first + rows.stop - rows.start)
-                    target.write(first, with_delivery_times(chunk, name[0], entries[rows], found))
+                    target.write(first, with_delivery_times(chunk, topic, entries[rows], found))
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
         segments.flush_names()
@@ -221,12 +226,6 @@ class Recovery:
         Watermark.create(self._root, end, decision.store_timestamp)
         ends = {name: queue.tail for name, queue in queues.items() if queue.tail}
         QueueEnds(end, ends).write(self._root, self._index)
-
-    def _queue_entries(self, chunk: LogChunk) -> Iterator[tuple[QueueName, Ints, Entries]]:
-        """Those of topics that were not deleted."""
-        for topic, queue_id, offsets, entries in queue_entries(chunk):
-            if self._is_there(topic):
-                yield (topic, queue_id), offsets, entries
 
     def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"

@@ -129,6 +129,8 @@ class _Verifier:
         self._is_damaged = False  # the log is
         self._patience = 0.0  # seconds left to wait for a broker's dispatch
         self._life_begins: dict[QueueName, int] = {}
+        self._reborn: dict[str, int] = {}  # log offset where the newest life of a topic begins
+        self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without folder
         self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
         self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
         self._runs: dict[tuple[QueueName, str], _Run] = {}
@@ -289,7 +291,10 @@ class _Verifier:
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
         """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""
-        born = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self._life_begin(name)))
+        life_begin = self._life_begin(name)
+        born = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
+        if born and offsets[born - 1] >= self._queues[name].first():  # it went back
+            self._reborn[name[0]] = min(life_begin, self._reborn.get(name[0], life_begin))
         offsets, entries = offsets[born:], entries[born:]
         if not len(offsets):
             return
@@ -335,6 +340,9 @@ class _Verifier:
         """
         if name not in self._queues:  # there is none, or a broker made it meanwhile
             self._queues[name] = self._open_queue(name)
+            self._last_at[name] = 0
+        if name in self._last_at:
+            self._last_at[name] = int(expected["physical_offset"][-1])
         found = self._queues[name].entries_left(first, first + len(expected))
         gone = (found["size"] == 0) & (expected["physical_offset"] < self._log.min_offset())
         found[gone] = expected[gone]
@@ -357,6 +365,8 @@ class _Verifier:
 
     def _report_runs(self) -> None:
         for (name, what), run in self._runs.items():
+            if name in self._last_at and self._last_at[name] < self._reborn.get(name[0], 0):
+                continue  # the queue ended with an older life of its topic
             example = f"; {run.example}" if run.example else ""
             remedy = _COPY if what == _TWICE or (what == _NO_RECORD and self._is_damaged) else _REPAIR
             self.add(f"{_name(name)}, offset {run.first}", what.format(count=f"{run.count:,}") + example, remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -140,6 +141,39 @@ def test_three_lives(path: Path, lost: tuple[str, ...], use: Callable[[Path], No
     for _ in range(2):
         use(path)
         assert_last_life(path)
+
+
+@pytest.fixture(params=[3, 2])
+def fewer(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A topic of three queues, created again with as many or with two, of which only the first has messages yet."""
+    path = tmp_path / "fewer"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 3)
+        for queue_id in (1, 0, 2):
+            store.put_many([Message("t", b"old", queue_id=queue_id, keys=("all",)) for _ in range(15)])
+        store.put_many([Message("t", b"new", queue_id=0, keys=("all",)) for _ in range(4)])
+    new = entries(path)[15:19]
+    for offset in range(4):
+        renumber(path, int(new["physical_offset"][offset]), offset)
+    shutil.rmtree(path / "consumequeue/t")
+    (path / "consumequeue/t/0").mkdir(parents=True)
+    (path / "consumequeue/t/0" / segment_name(0)).write_bytes(new.tobytes().ljust(FILE, b"\0"))
+    topics = json.loads((path / "config/topics.json").read_text())
+    topics["topicConfigTable"]["t"].update(readQueueNums=request.param, writeQueueNums=request.param)
+    (path / "config/topics.json").write_text(json.dumps(topics))
+    for name in ("watermark", "queueends"):
+        (path / name).unlink()
+    return path
+
+
+@pytest.mark.parametrize("use", [lambda path: None, lambda path: MessageStore.open(path).close(), repair])
+def test_a_new_life_of_fewer_queues(fewer: Path, use: Callable[[Path], None]) -> None:
+    for _ in range(2):
+        use(fewer)
+        with MessageStore.open(fewer, read_only=True) as reader:
+            assert [reader.max_offset("t", queue_id) for queue_id in range(reader.topics()["t"])] in ([4, 0, 0], [4, 0])
+            assert [message.body for message in reader.query("t", "all")] == [b"new"] * 4
+        assert verify(fewer).findings == []
 
 
 def test_a_message_of_an_older_life_by_its_id(path: Path) -> None:
