@@ -13,8 +13,9 @@ import pyarrow as pa
 from pyspark_mq.errors import LedgerError, MqSourceError, OptionError
 from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
-from pyspark_mq.offsets import Positions, Queue, QueueRange
+from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.positions import Positions, Queue
 from pyspark_mq.queues import fingerprints
 from pyspark_mq.reading import RangeReader
 from pyspark_mq.worker import task_store

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.offsets import (
-    READER_ID,
+from pyspark_mq.offsets import READER_ID
+from pyspark_mq.positions import (
     Fingerprints,
     Positions,
     Queue,

@@ -1,4 +1,4 @@
-"""Offsets: of one queue, of a micro-batch in the checkpoint, and as users write them in options.
+"""Offsets of a micro-batch and of a real-time batch in the checkpoint, and as users write them in options.
 
 The offset of a micro-batch is JSON in Spark's checkpoint, hence a format that outlives a version:
 
@@ -22,22 +22,31 @@ whose record in the ledger tells where it ended (`$last` is about the messages b
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
 
-What a checkpoint holds may be damaged: all of it is checked here, before anything is read or named by it.
+What a checkpoint holds may be damaged: all of it is checked (see `positions`), before anything is read or named by it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pyspark_mq.errors import CheckpointError, OptionError
-from store.fingerprint import Fingerprint
-
-T = TypeVar("T")
-OffsetJson = dict[str, dict[str, Any]]
+from pyspark_mq.positions import (
+    Fingerprints,
+    OffsetJson,
+    Positions,
+    Queue,
+    fingerprints_from_json,
+    fingerprints_to_json,
+    is_long,
+    json_object,
+    positions_from_json,
+    shown,
+    to_json,
+)
 
 LATEST = -1
 EARLIEST = -2
@@ -49,23 +58,6 @@ _READER = "$reader"
 _FROM = "$from"
 
 READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
-_QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-_MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
-_MAX_LONG = (1 << 63) - 1
-
-
-class Queue(NamedTuple):
-    """One queue of one topic."""
-
-    topic: str
-    queue_id: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.queue_id}"
-
-
-Positions = dict[Queue, int]  # a queue offset for each queue
-Fingerprints = dict[Queue, Fingerprint]  # of the message before a position
 
 
 class QueueRange(NamedTuple):
@@ -119,7 +111,7 @@ class StreamOffset:
         if isinstance(json_, dict):
             _refuse_newer(json_, (_START, _LAST))
         try:
-            _object(json_, "the top level")
+            json_object(json_, "the top level")
             return cls(
                 positions_from_json(_bare(json_)),
                 positions_from_json(json_.get(_START, {})),
@@ -281,7 +273,7 @@ def parse_limit(option: str, text: str) -> int | Positions:
     expected = f"{option} takes earliest, latest, or JSON such as {example} (-2 earliest, -1 latest)"
     try:
         json_ = json.loads(text)
-        return _positions(_bare(json_) if isinstance(json_, dict) else json_, lowest=EARLIEST)
+        return positions_from_json(_bare(json_) if isinstance(json_, dict) else json_, lowest=EARLIEST)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise OptionError(f"{expected}; at {where} of {text!r}: {error.msg}") from error
@@ -301,34 +293,6 @@ def resolve(option: str, limit: int | Positions, bounds: Mapping[Queue, Bounds])
     _refuse(option, "names queues that do not exist or are not subscribed", strange, bounds)
     _refuse(option, "has to name every subscribed queue and leaves out", left_out, bounds)
     return {queue: _resolve_one(limit[queue], bound) for queue, bound in bounds.items()}
-
-
-def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
-    """`{topic: {queue id: offset}}`, sorted by topic and queue number."""
-    json_: OffsetJson = {}
-    for queue in sorted(positions):
-        json_.setdefault(queue.topic, {})[str(queue.queue_id)] = positions[queue]
-    return json_
-
-
-def positions_from_json(json_: Any) -> Positions:
-    """What `to_json` wrote. Raises `ValueError` that says where it is something else."""
-    return _positions(json_, lowest=0)
-
-
-def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
-    """`{topic: {queue id: [log offset, ms]}}`, as `to_json`."""
-    return to_json({queue: list(was) for queue, was in last.items()})
-
-
-def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """What `fingerprints_to_json` wrote. Raises `ValueError` that says where it is something else."""
-
-    def fingerprint(value: Any) -> Fingerprint | None:
-        good = isinstance(value, list) and len(value) == 2 and all(_is_long(number) for number in value)
-        return Fingerprint(*value) if good else None
-
-    return _by_queue(json_, "a log offset and a time belong", fingerprint)
 
 
 def _last_json(last: Fingerprints) -> OffsetJson:
@@ -354,33 +318,10 @@ def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iter
         )
 
 
-def _positions(json_: Any, lowest: int) -> Positions:
-    """Raises `ValueError` that says where `json_` is not `{topic: {queue id: offset >= lowest}}`."""
-    return _by_queue(json_, "an offset belongs", lambda value: value if _is_long(value, lowest) else None)
-
-
-def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> dict[Queue, T]:
-    """Raises `ValueError` that says where `json_` is not `{topic: {queue id: value}}`. parse: None for what is none."""
-    values: dict[Queue, T] = {}
-    for topic, by_queue in _object(json_, "the top level").items():
-        for queue_id, value in _object(by_queue, repr(topic)).items():
-            if not _QUEUE_ID.fullmatch(queue_id) or int(queue_id) > _MAX_QUEUE_ID:
-                raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
-            parsed = parse(value)
-            if parsed is None:
-                raise ValueError(f"{topic}/{queue_id} has {_shown(value)} where {expected}")
-            values[Queue(topic, int(queue_id))] = parsed
-    return values
-
-
-def _is_long(json_: Any, lowest: int = 0) -> bool:
-    return type(json_) is int and lowest <= json_ <= _MAX_LONG
-
-
 def _tasks(json_: Any) -> tuple[Positions, ...]:
     """Raises `ValueError` where `json_` is no list of positions, or one queue is in two."""
     if not isinstance(json_, list):
-        raise ValueError(f"{_FROM} is {_shown(json_)} where a list belongs")
+        raise ValueError(f"{_FROM} is {shown(json_)} where a list belongs")
     tasks = tuple(positions_from_json(task) for task in json_)
     seen: set[Queue] = set()
     for queue in (queue for task in tasks for queue in task):
@@ -392,24 +333,11 @@ def _tasks(json_: Any) -> tuple[Positions, ...]:
 
 def _reader_id(json_: Any) -> str:
     if not isinstance(json_, str) or not READER_ID.fullmatch(json_):
-        raise ValueError(f"{_READER} is {_shown(json_)} where 32 hexadecimal digits belong")
+        raise ValueError(f"{_READER} is {shown(json_)} where 32 hexadecimal digits belong")
     return json_
 
 
 def _number(json_: Any, where: str) -> int:
-    if not _is_long(json_):
-        raise ValueError(f"{where} is {_shown(json_)} where a number belongs")
+    if not is_long(json_):
+        raise ValueError(f"{where} is {shown(json_)} where a number belongs")
     return int(json_)
-
-
-def _object(json_: Any, where: str) -> dict[str, Any]:
-    if not isinstance(json_, dict):
-        raise ValueError(f"{where} is {_shown(json_)} where an object belongs")
-    return json_
-
-
-def _shown(json_: Any) -> str:
-    """A value for an error text: short, and JSON may be nested deeper than Python can write it."""
-    if isinstance(json_, list | dict):
-        return "a list" if isinstance(json_, list) else "an object"
-    return json.dumps(json_)[:50]

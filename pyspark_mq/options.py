@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from typing import TypeVar, cast, get_args
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets import EARLIEST, LATEST, Positions, parse_limit
+from pyspark_mq.offsets import EARLIEST, LATEST, parse_limit
+from pyspark_mq.positions import Positions
 from pyspark_mq.subscription import Subscription
 from store.errors import FilterError
 from store.filters import TagFilter

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from pyspark_mq.errors import data_loss
-from pyspark_mq.offsets import BatchStart, Bounds, Fingerprints, Positions, Queue, QueueRange, resolve
+from pyspark_mq.offsets import BatchStart, Bounds, QueueRange, resolve
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.positions import Fingerprints, Positions, Queue
 from store import MessageStore
 
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005

@@ -17,8 +17,9 @@ from pyspark.sql.types import StructType
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.held_reading import HeldReader, HeldTask
 from pyspark_mq.ledger import Ledger, TaskName
-from pyspark_mq.offsets import EpochOffset, Fingerprints, Positions, StreamOffset, to_json
+from pyspark_mq.offsets import EpochOffset, StreamOffset
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.positions import Fingerprints, Positions, to_json
 from pyspark_mq.stream_reader import MqStreamReader
 from store.watermark import current_boot_id
 

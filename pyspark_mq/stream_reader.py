@@ -17,20 +17,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import data_loss
-from pyspark_mq.offsets import (
-    ANOTHER,
-    BatchStart,
-    Fingerprints,
-    Loss,
-    Positions,
-    QueueRange,
-    StreamOffset,
-    batch_ranges,
-    begin_batch,
-    to_json,
-)
+from pyspark_mq.offsets import ANOTHER, BatchStart, Loss, QueueRange, StreamOffset, batch_ranges, begin_batch
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import Sizes, limit_ranges, split
+from pyspark_mq.positions import Fingerprints, Positions, to_json
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader
 from store import MessageStore, OffsetLost

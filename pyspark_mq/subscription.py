@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets import Queue
+from pyspark_mq.positions import Queue
 from store.topics import is_internal_topic
 
 

@@ -18,15 +18,14 @@ from pyspark_mq.offsets import (
     READER_ID,
     Bounds,
     EpochOffset,
-    Queue,
     QueueRange,
     StreamOffset,
     batch_ranges,
     begin_batch,
     parse_limit,
     resolve,
-    to_json,
 )
+from pyspark_mq.positions import Queue, to_json
 from store.fingerprint import Fingerprint
 
 RESOURCES = Path(__file__).parent.parent / "resources" / "offsets"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets import EARLIEST, LATEST, Queue
+from pyspark_mq.offsets import EARLIEST, LATEST
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.positions import Queue
 from pyspark_mq.subscription import Subscription
 
 BASE = {"path": "/data/mq", "subscribe": "orders"}

@@ -24,8 +24,8 @@ from pyspark_mq import held_reading
 from pyspark_mq.errors import CheckpointError, DataLossError, LedgerError, OptionError
 from pyspark_mq.held_reading import HeldTask
 from pyspark_mq.ledger import Ledger, TaskRecord
-from pyspark_mq.offsets import Queue
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.positions import Queue
 from pyspark_mq.realtime_reader import RealTimeStreamReader, pack
 from pyspark_mq.schema import default_schema
 from store import MessageStore, log_end
