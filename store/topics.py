@@ -137,10 +137,10 @@ class Topics:
     def are_there(self) -> Callable[[str], bool]:
         """Tells, as it stands now, whether a topic that records name is there: the log keeps those of deleted ones.
 
-        Where there is a table, that is one which is neither in it nor has a folder. Raises `CorruptStore`.
+        Where there is a table, that is one which is neither in it nor has a queue's folder. Raises `CorruptStore`.
         """
         listed, on_disk = self._table(), self.on_disk()
-        return lambda topic: not listed or topic in listed or topic in on_disk or _needs_no_entry(topic)
+        return lambda topic: not listed or topic in listed or bool(on_disk.get(topic)) or _needs_no_entry(topic)
 
     def create(self, topic: str, queues: int) -> int:
         """Add a topic, or queues to one; the number it has now. Call under the store lock.

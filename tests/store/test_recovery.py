@@ -256,10 +256,10 @@ def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> N
         assert bodies(store) == expected
 
 
-@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
-def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable[[Path], None], abort: bool) -> None:
-    """Its records stay in the log; neither its table nor a folder names it. A light queue is in no table."""
+def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable[[Path], None], killed: bool) -> None:
+    """Its records stay in the log; neither its table nor a queue's folder names it. A light queue is in no table."""
     with MessageStore.open(path) as store:
         for topic in ("gone", "%LMQ%light"):
             store.create_topic(topic, 2)
@@ -273,17 +273,18 @@ def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable
     (path / "config/topics.json").write_text(json.dumps(topics))
     for file in ("watermark", "queueends"):
         (path / file).unlink()
-    if abort:
+    if killed:
         (path / "abort").touch()
+        (path / "consumequeue/gone").mkdir()  # 4.9 leaves it empty
     assert {finding.where for finding in verify(path).findings} == {
         f"topic %LMQ%light, queue {queue}, offset 0" for queue in (0, 1)
     }
     for _ in range(2):
         use(path)
         with MessageStore.open(path, read_only=True) as reader:
-            assert reader.topics() == {"%LMQ%light": 2, "t": 3}
+            assert reader.topics() == {"%LMQ%light": 2, "t": 3, **({"gone": 0} if killed else {})}
             assert bodies(reader) == expected
-        assert not (path / "consumequeue/gone").exists()
+        assert not list(path.glob("consumequeue/gone/*"))
         assert verify(path).findings == []
     with MessageStore.open(path) as store:
         store.create_topic("gone", 2)
