@@ -128,10 +128,9 @@ def make_directory(path: Path) -> None:
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
     """Write all of `data` there: the system may take a part of it at a time."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(fd, left, position)
-        left, position = left[written:], position + written
+    done = os.pwrite(fd, data, position)
+    while done < len(data):
+        done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
 def sync_directory(directory: Path) -> None:

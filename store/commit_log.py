@@ -52,6 +52,8 @@ class CommitLog:
         `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for one that fits no segment.
         """
         size = self.segments.size
+        if len(sizes) and (total := int(sizes.sum())) <= size - begin % size - END_FILE_MIN_BLANK_BYTES:  # as a rule
+            return Placement(begin + np.cumsum(sizes) - sizes, begin + total, [(0, len(sizes))], [])
         if len(sizes) and int(sizes.max()) + END_FILE_MIN_BLANK_BYTES > size:
             raise MessageRefused(
                 PutStatus.MESSAGE_ILLEGAL,

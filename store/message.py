@@ -81,7 +81,7 @@ class Message:
     def _all_keys(self) -> Sequence[str]:
         """Raises `MessageRefused` for what would not be found again."""
         keys = (self.keys,) if isinstance(self.keys, str) else self.keys
-        if not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
+        if not isinstance(keys, tuple | list | Sequence):
             raise illegal(f"keys={self.keys!r}: must be a text, or a sequence of texts")
         for key in keys:
             check_key(key)
@@ -239,12 +239,14 @@ def _bytes(body: object) -> bytes:
 
 def check_mapping(properties: object) -> None:
     """Raises `MessageRefused` for properties that are no mapping."""
-    if not isinstance(properties, Mapping):
+    if not (type(properties) is dict or isinstance(properties, Mapping)):  # the first is asked sooner
         raise illegal(f"properties={properties!r:.40}: must be a mapping of texts to texts")
 
 
-def check_key(key: str) -> None:
-    """Raises `MessageRefused` for a key that would be several."""
+def check_key(key: object) -> None:
+    """Raises `MessageRefused` for a key that is no text, or would be several."""
+    if not isinstance(key, str):
+        raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
         raise illegal(f"key {key!r}: no blanks in a key, they separate keys; give several keys as a list")
 
@@ -252,6 +254,7 @@ def check_key(key: str) -> None:
 _NO_TAG = re.compile(NO_TAG)
 
 
+@lru_cache(maxsize=1024)
 def check_tag(tag: str) -> None:
     """Raises `MessageRefused` for a tag that no subscription can name."""
     if _NO_TAG.search(tag):
@@ -271,7 +274,8 @@ def whole_number(name: str, value: object) -> int:
 
 def check_fits(name: str, value: object, bits: int) -> None:
     """Raises `MessageRefused` for what is no number, or one that a signed field of `bits` bits cannot hold."""
-    if not -(1 << bits - 1) <= whole_number(name, value) < 1 << bits - 1:
+    number = value if type(value) is int else whole_number(name, value)
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")
 
 

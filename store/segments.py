@@ -21,7 +21,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from weakref import WeakValueDictionary, finalize
+from typing import NamedTuple
+from weakref import WeakValueDictionary, finalize, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +179,13 @@ def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile
     return _open_files.setdefault(file.identity, file)
 
 
+class _Last(NamedTuple):
+    """The file that was used last, which may be closed since: most looks are at the same one."""
+
+    start: int
+    file: ref[SegmentFile]
+
+
 class Segments:
     """The segments of one directory as one sequence of bytes, addressed by logical offset."""
 
@@ -194,6 +202,7 @@ class Segments:
         self._writable = writable
         self._first: tuple[int, Path] | None = None
         self._files_open = files or OpenFiles(_OPEN_FILES)
+        self._last: _Last | None = None
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
@@ -211,7 +220,7 @@ class Segments:
         first = (starts[0], self.path(starts[0])) if starts else None
         if first != self._first:
             self._first = first
-            self._files_open.forget(self.directory)
+            self.forget()
         return starts
 
     def first(self) -> int:
@@ -309,6 +318,7 @@ class Segments:
 
     def forget(self) -> None:
         """Close all files; the next look at one opens it by its name."""
+        self._last = None
         self._files_open.forget(self.directory)
 
     def flush(self, begin: int, end: int) -> None:
@@ -331,12 +341,17 @@ class Segments:
         return self.directory / segment_name(start)
 
     def _opened(self, start: int) -> SegmentFile:
-        return self._files_open.get(self.directory, start, self.size, writable=self._writable)
+        last = self._last
+        file = last.file() if last is not None and last.start == start else None
+        if file is None:
+            file = self._files_open.get(self.directory, start, self.size, writable=self._writable)
+            self._last = _Last(start, ref(file))
+        return file
 
     def _current(self, start: int) -> SegmentFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
         if self._opened(start).is_deleted:
-            self._files_open.forget(self.directory)
+            self.forget()
         return self._opened(start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:

@@ -71,7 +71,7 @@ def explained(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
         except OSError as error:
             _raise_explained(where, error)
             raise
-        explained_result: Any = _explaining_each(where, result) if isinstance(result, Iterator) else result
+        explained_result: Any = _explaining_each(where, result) if hasattr(result, "__next__") else result
         return cast(_Result, explained_result)
 
     return explaining

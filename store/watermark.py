@@ -21,7 +21,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from weakref import finalize
 
@@ -202,6 +202,7 @@ class Watermark:
         )
 
 
+@lru_cache(maxsize=64)  # an append asks several times for the same few
 def checked(number: int) -> int:
     """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << WATERMARK_NUMBER_BITS | number
