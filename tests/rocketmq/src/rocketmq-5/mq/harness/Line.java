@@ -7,6 +7,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
+import java.util.stream.Stream;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.common.BoundaryType;
@@ -65,11 +66,18 @@ final class Line {
 
     /** One round of what the broker does every ten seconds. */
     static void cleanUp(DefaultMessageStore store) throws ReflectiveOperationException {
-        for (String step : List.of("cleanFilesPeriodically", "cleanQueueFilesPeriodically")) {
-            Method method = DefaultMessageStore.class.getDeclaredMethod(step);
-            method.setAccessible(true);
-            method.invoke(store);
-        }
+        call(store, DefaultMessageStore.class, "cleanFilesPeriodically");
+        Object queues = store.getQueueStore();
+        boolean cleansItself = Stream.of(queues.getClass().getDeclaredMethods())
+            .anyMatch(method -> method.getName().equals("cleanQueueFilesPeriodically"));
+        Object cleaned = cleansItself ? queues : store;
+        call(cleaned, cleansItself ? queues.getClass() : DefaultMessageStore.class, "cleanQueueFilesPeriodically");
+    }
+
+    private static void call(Object on, Class<?> where, String step) throws ReflectiveOperationException {
+        Method method = where.getDeclaredMethod(step);
+        method.setAccessible(true);
+        method.invoke(on);
     }
 
     static ConfigManager scheduled(BrokerController broker) {
