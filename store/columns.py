@@ -27,7 +27,7 @@ from store.message import host_text
 from store.property_columns import PropertyColumns
 from store.record_view import Ints, Mask, RecordView
 from store.records import gather_rows
-from store.segments import Bytes
+from store.segment_file import Bytes
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999: Spark and Python know no others

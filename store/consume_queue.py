@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from store.errors import CorruptSegment, OffsetLost
 from store.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
-from store.segments import OpenFiles, Segments
+from store.segment_file import OpenFiles
+from store.segments import Segments
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)

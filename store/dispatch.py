@@ -31,7 +31,7 @@ from store.layout import (
 )
 from store.property_columns import PropertyColumns
 from store.record_view import Ints, Mask, RecordView
-from store.segments import Bytes
+from store.segment_file import Bytes
 
 # Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.
 _FIRST_CHUNK_BYTES = 64 << 10

@@ -18,7 +18,7 @@ from store.cached import cached_property
 from store.errors import ConfigError
 from store.index_slots import IndexSlots
 from store.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT
-from store.segments import SegmentFile
+from store.segment_file import SegmentFile
 
 Ints = npt.NDArray[np.int64]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY

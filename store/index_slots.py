@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.layout import INDEX_HEADER, INDEX_SLOT
-from store.segments import SegmentFile
+from store.segment_file import SegmentFile
 
 Ints = npt.NDArray[np.int64]
 

@@ -39,7 +39,7 @@ from store.putting import PutResult, Putting
 from store.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.retention import Cleaned, Retention
 from store.scan import scan_queue
-from store.segments import OpenFiles
+from store.segment_file import OpenFiles
 from store.system_errors import explained_verbs
 from store.topics import Topics
 from store.watch import Watch, Watches

@@ -28,7 +28,7 @@ from store.layout import (
     field_offset,
 )
 from store.records import gather, gather_rows
-from store.segments import Bytes
+from store.segment_file import Bytes
 from store.strings import cut, flat
 
 Ints = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from store.crc import crc_digits, crcs_between, property_crc
 from store.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME
-from store.segments import Bytes
+from store.segment_file import Bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from store.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
 from store.lives import QueueInLog, QueueName, QueuesInLog
 from store.log_end import is_message, last_segment
 from store.queue_ends import QueueEnds
-from store.segments import OpenFiles
+from store.segment_file import OpenFiles
 from store.topics import Topics
 from store.watermark import Watermark
 

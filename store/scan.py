@@ -16,7 +16,7 @@ from store.errors import CorruptRecord
 from store.filters import TagFilter
 from store.inflating import Bounds, inflated
 from store.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.segments import Bytes
+from store.segment_file import Bytes
 
 _ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
 _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # where few pass a filter, batches shall not become small

@@ -39,7 +39,7 @@ from store.layout import (
 from store.log_end import LogEnd, life_begin
 from store.message import decode_record
 from store.record_view import Ints
-from store.segments import OpenFiles
+from store.segment_file import OpenFiles
 from store.system_errors import explained
 from store.topics import Topics
 from store.watch import POLL_SECONDS

@@ -38,7 +38,7 @@ from store.layout import (
     WATERMARK_VERSION,
     field_offset,
 )
-from store.segments import sync
+from store.segment_file import sync
 
 _NUMBER_BYTES = WATERMARK_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << WATERMARK_NUMBER_BITS) - 1

@@ -12,7 +12,7 @@ import pytest
 from store.errors import CorruptSegment
 from store.index_file import file_bytes
 from store.index_slots import IndexSlots
-from store.segments import SegmentFile
+from store.segment_file import SegmentFile
 
 SLOTS = 10 * mmap.PAGESIZE // 4
 
