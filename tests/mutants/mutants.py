@@ -137,15 +137,15 @@ MUTANTS = [
     Mutant(
         "a new store whose own name is not flushed",
         "store/directory.py",
-        "            sync_directory(made)\n",
+        "            sync_directory(self.root.parent)\n",
         "            pass\n",
         (CRASHES,),
     ),
     Mutant(
         "a new folder of settings whose name is not flushed",
         "store/atomic.py",
-        "    sync_directory(path.parent)\n\n\ndef sync_directory",
-        "\n\ndef sync_directory",
+        "    sync_directory(path.parent)\n\n\ndef write_at",
+        "\n\ndef write_at",
         (CRASHES,),
     ),
 ]
