@@ -126,3 +126,36 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(memory: Path, monke
         with MessageStore.open(memory / "crash" / STORE) as store:
             assert store.max_offset("t", 0) >= 3
         shutil.rmtree(memory / "crash")
+
+
+def test_what_a_recovery_cleared_away_does_not_come_back(memory: Path) -> None:
+    """Records behind a torn one are sound, and would go on where new ones end."""
+    path, config = memory / "live" / STORE, small("ASYNC_FLUSH")
+    first, second = (memory / name for name in ("first", "second"))
+    bodies = [bytes([number]) * 2500 for number in range(8)]  # three of them to a segment
+    with MessageStore.open(path, config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", body) for body in bodies[:2]])
+        store.flush()
+        store.put_many([Message("t", body) for body in bodies[2:]])
+        tree = up_again(tree_of(memory / "live"))
+    log = f"{STORE}/commitlog/{0:020d}"
+    content = tree[log]
+    assert content is not None
+    tree[log] = content.replace(bodies[2], bytes(len(bodies[2])))
+    restore(tree, first)
+    recorder = Recorder(first, tree)
+    new = [b"new %d" % number * 400 for number in range(3)]
+    with recorder.recording(), MessageStore.open(first / STORE) as store:
+        store.put(Message("t", new[0]))
+        store.flush()
+        store.put_many([Message("t", body) for body in new[1:]])
+        changes = recorder.changes[: recorder.look()]
+    for number in range(60):
+        chance = random.Random(number)
+        restore(up_again(Disk(tree, changes, chance).after_power_loss(chance)), second)
+        with MessageStore.open(second / STORE) as store:
+            found = [message.body for message in store.get_message("g", "t", 0, 0).messages]
+            assert found == (bodies[:2] + new)[: len(found)], f"after {number}"
+            assert len(found) >= 3
+        shutil.rmtree(second)
