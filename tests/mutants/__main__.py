@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 600  # which never ends is noticed, too
-CUTS = "1500"  # at most; the first that goes wrong ends them
+SECONDS = 900  # which never ends is noticed, too
+CUTS = "6000"  # at most; the first that goes wrong ends them
 
 
 def verdict(mutant: Mutant, tree: Path) -> str:
