@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
+from weakref import finalize
 
 from store.atomic import open_file, write_at
 from store.errors import StoreBusy, StoreLocked
@@ -53,6 +54,7 @@ class StoreLock(Opened):
     """
 
     _fd = -1  # a child that is forked before there is one lets go of nothing
+    _closes: finalize[..., StoreLock] | None = None
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS) -> None:
         """timeout: how long to wait for a turn, in seconds."""
@@ -63,6 +65,8 @@ class StoreLock(Opened):
         self._this_thread = _ThisThread()
         with opening:
             self._fd = open_file(self._path)
+            self._closes = finalize(self, os.close, self._fd)  # by itself where `close` was interrupted
+            self._closes.atexit = False
         status = os.fstat(self._fd)
         self.place = Place(self._path, status)
         if status.st_size == 0:
@@ -156,9 +160,9 @@ class StoreLock(Opened):
             self._let_go()
 
     def _let_go(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._fd = -1
+        if self._closes is not None:
+            self._closes()  # which does nothing the second time
 
 
 def _lock(fd: int, kind: int, byte: int) -> bool:

@@ -432,10 +432,12 @@ class MessageStore(Opened):
             return
         self._is_over = True
         watches, writer = self._watches, self._writer
-        self._let_go()
-        watches.close()
-        if writer is not None:
-            writer.close()
+        try:
+            self._let_go()
+            watches.close()
+        finally:
+            if writer is not None:
+                writer.close()
 
     def _let_go(self) -> None:
         if "_dropped" in vars(self):
