@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from benchmarks.bench import QUEUES, TOPIC, messages, show, side_by_side
 from store import Message, MessageStore
-from store.layout import COMMIT_LOG_DIR
+from store.format.layout import COMMIT_LOG_DIR
 
 _MESSAGES = 50_000
 _PUT_MANY = 1_000

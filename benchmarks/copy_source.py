@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 from benchmarks.bench import TOPIC
 from benchmarks.null_source import NullReader, NullSource, NullStreamReader
 from store import MessageStore
-from store.commit_log import CommitLog
-from store.consume_queue import ConsumeQueue
-from store.layout import RECORD_HEADER
-from store.strings import cut
+from store.format.layout import RECORD_HEADER
+from store.format.strings import cut
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
 
 _BATCH_ROWS = 1 << 14
 _BATCH_BYTES = 4 << 20  # with more it is slower

@@ -25,13 +25,13 @@ from tqdm import tqdm
 from pyspark_mq.find import at_time, by_id, by_key
 from pyspark_mq.tail import body_line, follow, json_line
 from store import MessageStore, OffsetLost, StoreError
+from store.files.segments import BLOCK_BYTES, list_files
+from store.format.layout import COMMIT_LOG_DIR
 from store.integers import INT_MAX
-from store.layout import COMMIT_LOG_DIR
-from store.repair import repair
-from store.retention import Reason
-from store.segments import BLOCK_BYTES, list_files
-from store.verify import Report
-from store.verify import verify as verify_store
+from store.upkeep.repair import repair
+from store.upkeep.retention import Reason
+from store.upkeep.verify import Report
+from store.upkeep.verify import verify as verify_store
 
 CHUNK_BYTES = 1 << 20
 SIZES_AT_ONCE = 1_000_000

@@ -11,7 +11,6 @@ from queue import Empty, SimpleQueue
 import pyarrow as pa
 
 from pyspark_mq.errors import LedgerError, MqSourceError, OptionError
-from pyspark_mq.hold import HeldRequest, PullRequestHoldService, Wake
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
@@ -20,7 +19,8 @@ from pyspark_mq.queues import fingerprints
 from pyspark_mq.reading import RangeReader
 from pyspark_mq.worker import task_store
 from store import MessageStore, TagFilter
-from store.watermark import current_boot_id
+from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.publish.watermark import current_boot_id
 
 LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn

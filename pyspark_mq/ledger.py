@@ -35,8 +35,8 @@ from pyspark_mq.positions import (
     positions_from_json,
     to_json,
 )
-from store.atomic import create_file, make_folder, open_file, read_file
 from store.errors import CorruptStore
+from store.files.atomic import create_file, make_folder, open_file, read_file
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 

@@ -14,8 +14,8 @@ from pyspark_mq.offsets import EARLIEST, LATEST, parse_limit
 from pyspark_mq.positions import Positions
 from pyspark_mq.subscription import Subscription
 from store.errors import FilterError
-from store.filters import TagFilter
-from store.inflating import Oversized
+from store.format.inflating import Oversized
+from store.read.filters import TagFilter
 
 T = TypeVar("T")
 

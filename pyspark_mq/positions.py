@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from store.fingerprint import Fingerprint
+from store.read.fingerprint import Fingerprint
 
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 
 from pyspark_mq.offsets import QueueRange
 from store.errors import FilterError
-from store.filters import TagFilter
+from store.read.filters import TagFilter
 
 _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 

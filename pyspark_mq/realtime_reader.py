@@ -21,7 +21,7 @@ from pyspark_mq.offsets import EpochOffset, StreamOffset
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.positions import Fingerprints, Positions, to_json
 from pyspark_mq.stream_reader import MqStreamReader
-from store.watermark import current_boot_id
+from store.publish.watermark import current_boot_id
 
 LEDGER_DIR = "ledger"
 _log = logging.getLogger("pyspark_mq")

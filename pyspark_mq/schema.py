@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from pyspark_mq.errors import SchemaError
-from store.columns import COLUMNS, DEFAULT_COLUMNS
+from store.format.columns import COLUMNS, DEFAULT_COLUMNS
 
 PROPERTIES = "properties"
 _MAY_BE_NULL = ("tags", "keys", "bornTimestamp", "storeTimestamp")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.positions import Queue
-from store.topics import is_internal_topic
+from store.format.topic_names import is_internal_topic
 
 
 @dataclass(frozen=True)

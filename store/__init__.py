@@ -1,8 +1,5 @@
 """An embedded message log in RocketMQ's on-disk format: `MessageStore` and what goes in and out of it."""
 
-from store.appender import AppendResult
-from store.columns import COLUMNS, DEFAULT_COLUMNS
-from store.config import StoreConfig
 from store.errors import (
     ConfigError,
     CorruptRecord,
@@ -36,14 +33,17 @@ from store.errors import (
     UnknownTopic,
     UnsupportedStore,
 )
-from store.filters import TagFilter
-from store.getting import GetResult, GetStatus
-from store.kinds import UnsupportedWarning
-from store.message import Message, StoredMessage
+from store.files.config import StoreConfig
+from store.files.kinds import UnsupportedWarning
+from store.format.columns import COLUMNS, DEFAULT_COLUMNS
+from store.format.message import Message, StoredMessage
 from store.message_store import MessageStore
-from store.putting import PutResult
-from store.query import Boundary
-from store.retention import Cleaned
+from store.publish.appender import AppendResult
+from store.publish.putting import PutResult
+from store.read.filters import TagFilter
+from store.read.getting import GetResult, GetStatus
+from store.read.query import Boundary
+from store.upkeep.retention import Cleaned
 
 __all__ = [
     "COLUMNS",

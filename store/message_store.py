@@ -16,34 +16,34 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.appender import AppendResult
-from store.arrivals import Arrival, arrivals
-from store.columns import DEFAULT_COLUMNS, check_columns
-from store.commit_log import CommitLog
-from store.config import StoreConfig
-from store.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
-from store.directory import Directory
 from store.errors import FilterError, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
-from store.filters import TagFilter
-from store.fingerprint import Fingerprint, can_have, fingerprint
-from store.getting import GetResult, GetStatus, get_message
-from store.groups import Groups
-from store.index import END_OF_TIME, Index
-from store.inflating import Bounds, Oversized
+from store.files.config import StoreConfig
+from store.files.consumer_offsets import ConsumerOffsets
+from store.files.kinds import warn_of_topics
+from store.files.opened import Opened
+from store.files.segment_file import OpenFiles
+from store.files.topics import Topics
+from store.format.columns import DEFAULT_COLUMNS, check_columns
+from store.format.inflating import Bounds, Oversized
+from store.format.message import Message, StoredMessage, inflated
+from store.index.index import END_OF_TIME, Index
 from store.integers import integer, one_of, seconds, text
-from store.kinds import warn_of_topics
-from store.log_end import LogEnd
-from store.message import Message, StoredMessage, inflated
-from store.opened import Opened
-from store.putting import PutResult, Putting
-from store.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
-from store.retention import Cleaned, Retention
-from store.scan import scan_queue
-from store.segment_file import OpenFiles
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
+from store.publish.appender import AppendResult
+from store.publish.log_end import LogEnd
+from store.publish.putting import PutResult, Putting
+from store.publish.watch import Watch, Watches
+from store.publish.watermark import Watermark
+from store.read.arrivals import Arrival, arrivals
+from store.read.filters import TagFilter
+from store.read.fingerprint import Fingerprint, can_have, fingerprint
+from store.read.getting import GetResult, GetStatus, get_message
+from store.read.query import Boundary, is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
+from store.read.scan import scan_queue
 from store.system_errors import explained_verbs
-from store.topics import Topics
-from store.watch import Watch, Watches
-from store.watermark import Watermark
+from store.upkeep.directory import Directory
+from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
 
 _MAX_QUEUES = 1 << 16  # of which the ends are remembered; their files are opened as needed
@@ -71,7 +71,7 @@ class MessageStore(Opened):
         self.path = directory.root
         self.config = config
         self._topics = Topics(directory.root)
-        self._groups = Groups(directory.root)
+        self._groups = ConsumerOffsets(directory.root)
         # What only the files can tell is learnt when there are any: a broker may be about to make the first.
         learns = read_only and not directory.has_configuration
         queue_file_size = None if learns else config.mappedFileSizeConsumeQueue

@@ -8,21 +8,21 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from store.appender import Appender, AppendResult
-from store.commit_log import CommitLog
-from store.config import StoreConfig
-from store.consume_queue import ConsumeQueue
-from store.directory import Directory
 from store.errors import StoreBusy, StoreLocked
-from store.flusher import Flusher
-from store.index import Index
-from store.locks import Result, StoreLock
-from store.queue_ends import QueueEnds
-from store.records import Records
-from store.recovery import Decision, Recovery, must_reach, plan_for
-from store.retention import refuse_when_full
-from store.unflushed import QueueName, Ranges, Unflushed
-from store.watermark import Watermark
+from store.files.config import StoreConfig
+from store.format.records import Records
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.log.queue_ends import QueueEnds
+from store.log.unflushed import QueueName, Ranges, Unflushed
+from store.publish.appender import Appender, AppendResult
+from store.publish.flusher import Flusher
+from store.publish.locks import Result, StoreLock
+from store.publish.watermark import Watermark
+from store.upkeep.directory import Directory
+from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
+from store.upkeep.retention import refuse_when_full
 
 
 class Writer:

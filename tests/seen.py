@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store import GetStatus, MessageStore, StoredMessage
-from store.columns import COLUMNS
-from store.layout import SYS_COMPRESSED
+from store.format.columns import COLUMNS
+from store.format.layout import SYS_COMPRESSED
 
 Row = dict[str, Any]
 

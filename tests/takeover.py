@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from store import MessageStore
-from store.layout import ABORT_FILE, COMMIT_LOG_DIR, CONFIG_DIR, CONSUME_QUEUE_DIR
+from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, CONFIG_DIR, CONSUME_QUEUE_DIR
 from tests.end_to_end.dying_writers import QUEUES, TOPIC
 from tests.end_to_end.test_kill import ROOT
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from store import Message, MessageStore, StoreConfig, StoreError
-from store.verify import verify
+from store.upkeep.verify import verify
 from tests.device.history import History, Sent, Steps, everything
 from tests.device.recorder import Recorder
 

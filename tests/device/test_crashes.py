@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from store import Message, MessageStore, StoreError
-from store.layout import WATERMARK, WATERMARK_FILE, field_offset
+from store.format.layout import WATERMARK, WATERMARK_FILE, field_offset
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
 from tests.device.life import Life, small
@@ -115,7 +115,7 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(memory: Path, monke
         store.create_topic("t", 1)
         store.put_many([message, message])
         with monkeypatch.context() as patched:
-            patched.setattr("store.segments.sync_directory", die)
+            patched.setattr("store.files.segments.sync_directory", die)
             with pytest.raises(KeyboardInterrupt):
                 store.put(message)
         assert store.put(message).queue_offset == 2

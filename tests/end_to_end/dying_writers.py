@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from store import Message, MessageStore
-from store.watermark import Watermark
+from store.publish.watermark import Watermark
 
 TOPIC, QUEUES = "t", 3
 _WORD_BYTES = 8  # aligned, as the publication is: the kernel copies them in one instruction

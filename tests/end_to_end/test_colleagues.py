@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.atomic import make_folder, open_file
-from store.verify import verify
+from store.files.atomic import make_folder, open_file
+from store.upkeep.verify import verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=50, maxIndexNum=60)
 ALICE, BOB, STRANGER = 12001, 12002, 12003  # users, and the group of each

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreForked, StoreNotOpen
-from store.verify import verify
+from store.upkeep.verify import verify
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreFull
-from store.retention import Reason
+from store.upkeep.retention import Reason
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
 PAGE = 4096

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from pyspark_mq.cli import main
 from store import Message, MessageStore, OffsetLost, StoreConfig
-from store.verify import verify
+from store.upkeep.verify import verify
 
 ROOT = Path(__file__).parents[2]
 SMALL = StoreConfig(

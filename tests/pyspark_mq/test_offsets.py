@@ -26,7 +26,7 @@ from pyspark_mq.offsets import (
     resolve,
 )
 from pyspark_mq.positions import Queue, to_json
-from store.fingerprint import Fingerprint
+from store.read.fingerprint import Fingerprint
 
 RESOURCES = Path(__file__).parent.parent / "resources" / "offsets"
 READER = "5f0c2b9e4d7a41b8a0c3e6f1927d5b84"

@@ -16,7 +16,7 @@ from pyspark_mq.reading import RangeReader
 from pyspark_mq.schema import default_schema
 from store import Message, MessageTooLarge
 from tests.filled import Filled
-from tests.store.test_inflating import mark
+from tests.store.format.test_inflating import mark
 
 
 def offsets(filled: Filled, wanted: QueueRange | None, timeout: float = 0.0, **options: str) -> list[int]:

@@ -28,7 +28,8 @@ from pyspark_mq.options import SourceOptions
 from pyspark_mq.positions import Queue
 from pyspark_mq.realtime_reader import RealTimeStreamReader, pack
 from pyspark_mq.schema import default_schema
-from store import MessageStore, log_end
+from store import MessageStore
+from store.publish import log_end
 from tests.driven import DrivenQuery
 from tests.filled import Filled
 from tests.takeover import broker

@@ -8,7 +8,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.schema import default_schema, projection
-from store.columns import COLUMNS
+from store.format.columns import COLUMNS
 
 
 def test_default_columns() -> None:

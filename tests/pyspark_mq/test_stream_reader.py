@@ -15,8 +15,9 @@ from pyspark_mq.errors import DataLossError, OptionError, SubscriptionError
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.schema import default_schema
 from pyspark_mq.stream_reader import MqStreamReader
-from store import MessageStore, log_end
+from store import MessageStore
 from store.errors import NotAStore
+from store.publish import log_end
 from tests.filled import Filled
 from tests.takeover import broker
 

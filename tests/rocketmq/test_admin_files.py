@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.groups import Groups
-from store.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
-from store.message import encode_messages
-from store.topics import is_internal_topic
+from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
+from store.format.message import encode_messages
+from store.format.topic_names import is_internal_topic
 from tests.rocketmq.harness import Broker, Json, RocketMQ
 from tests.rocketmq.mixes import INDEX
 from tests.waiting import until
@@ -37,7 +37,7 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         # past the door: nobody but a broker puts there
         store._writing().append(encode_messages(later, [0] * 3, store_host=host, max_message_size=limit, now=0))
         store.commit_offsets("readers", "orders", COMMITTED)
-    groups = Groups(path)
+    groups = ConsumerOffsets(path)
     groups.create("readers")
     groups.commit_delays({1: 1})
     left = {
@@ -56,7 +56,7 @@ def described(broker: Broker) -> Json:
 def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "mq"
     expected = fill(path)
-    groups = Groups(path)
+    groups = ConsumerOffsets(path)
 
     def delays_are_persisted() -> bool:
         broker.ask("persist")

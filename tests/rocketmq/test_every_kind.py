@@ -18,8 +18,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from store import MessageStore, StoreConfig
-from store.topics import is_internal_topic
-from store.verify import Finding, verify
+from store.format.topic_names import is_internal_topic
+from store.upkeep.verify import Finding, verify
 from tests import seen
 from tests.rocketmq.conftest import line_of
 from tests.rocketmq.harness import HarnessError, Json, chosen_lines

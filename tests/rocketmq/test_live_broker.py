@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, StoreLocked
-from store.verify import verify
+from store.upkeep.verify import verify
 from tests import seen
 from tests.rocketmq.harness import RocketMQ
 

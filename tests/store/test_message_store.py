@@ -34,10 +34,10 @@ from store import (
     UnknownQueue,
     UnknownTopic,
 )
-from store.filters import java_hash_code
-from store.message import offset_msg_id
+from store.format.java_hash import java_hash_code
+from store.format.message import offset_msg_id
 from tests import seen
-from tests.store.test_golden import GOLDEN
+from tests.store.read.test_golden import GOLDEN
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=5 * 20)
 TOPICS = {"a": 2, "b": 3}

@@ -18,7 +18,7 @@ import pytest
 
 from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreUnavailable
 from store.system_errors import explained
-from store.verify import verify
+from store.upkeep.verify import verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, messageIndexEnable=False)
 ROOT = Path(__file__).parents[2]

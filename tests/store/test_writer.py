@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreConfig
-from store.watermark import Watermark
+from store.publish.watermark import Watermark
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]

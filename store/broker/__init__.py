@@ -1,0 +1,1 @@
+"""What a RocketMQ broker does with a log: holding and answering pulls."""

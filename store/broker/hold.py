@@ -1,0 +1,310 @@
+"""Who waits for which queue from which offset: RocketMQ's long polling (PullRequestHoldService)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from store import MessageStore, StoreClosed, TagFilter
+from store.errors import CorruptStore, OffsetOutOfRange, StoreUnavailable, UnknownTopic
+from store.files.opened import Opened
+from store.format.java_hash import java_hash_code
+from store.publish.watch import Watch
+from store.read.arrivals import Arrival
+
+CHECK_SECONDS = 5.0  # with longPollingEnable
+SHORT_POLLING_SECONDS = 1.0  # shortPollingTimeMills
+_NEVER = float("inf")
+# Between two looks that find nothing for anybody, twice as long each time: a busy stream of other messages must not
+# keep a core busy, and a message behind one other must not be kept waiting.
+_REST_SECONDS = (0.00005, 0.001)
+_BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
+
+# The queue is gone, its head was deleted, the system has no descriptor left for a moment: whoever waits is woken,
+# reads, and is told. Anything else ends the service.
+_TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
+
+QueueName = tuple[str, int]  # topic, queue id
+
+
+class Wake(Enum):
+    """Why a held request is answered now."""
+
+    ARRIVED = "a message whose tag matches, or that cannot be told from one"
+    CHECKED = "the periodic check found messages, matching or not"
+    TIMEOUT = "nothing came in time"
+    STOPPED = "the service was stopped"
+
+
+@dataclass(eq=False, slots=True)
+class HeldRequest:
+    """One waiting request.
+
+    offset: queue offset from which it reads. wake: called once, with this request and the reason, in the waiting
+    thread or inside `hold`; it must be quick and raise nothing. codes: tags codes that it accepts, None for all.
+    deadline: `time.monotonic()` seconds. noticed: messages before this queue offset do not match.
+    """
+
+    topic: str
+    queue_id: int
+    offset: int
+    wake: Callable[[HeldRequest, Wake], None]
+    codes: frozenset[int] | None = None
+    deadline: float = field(init=False, default=_NEVER)
+    noticed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noticed = self.offset
+
+    @property
+    def queue(self) -> QueueName:
+        return self.topic, self.queue_id
+
+
+class PullRequestHoldService(Opened):
+    """Holds requests until a message arrives that they may want, or their time is over.
+
+    One thread waits for all of them, on the kernel's notification of the store's watermark; it is started by
+    the first request. Arrivals are noticed whichever process appends. An arrival with another tag wakes nobody.
+    As in RocketMQ, every `CHECK_SECONDS` each request that lies behind its queue's end is woken whether its
+    filter matches or not, so that its reader gets on; without long polling that check, every
+    `SHORT_POLLING_SECONDS`, is all there is.
+
+    The store stays the caller's; closing it stops this. Time is monotonic: a clock that is set does not matter. As its
+    store, it belongs to the process that made it: in one that is forked from it every verb raises `StoreForked`, and
+    `stop` does nothing.
+    """
+
+    def __init__(self, store: MessageStore, *, long_polling: bool = True) -> None:
+        super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
+        self._store = store
+        self._long_polling = long_polling
+        self._check_seconds = CHECK_SECONDS if long_polling else SHORT_POLLING_SECONDS
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._held: dict[QueueName, set[HeldRequest]] = {}
+        self._thread: threading.Thread | None = None
+        self._watch: Watch | None = None
+        self._next_expiry = _NEVER
+        self._seen = 0  # confirm offset
+        self._polled = False  # at the last look
+        self._rest_seconds = 0.0
+
+    def hold(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        timeout: float,
+        wake: Callable[[HeldRequest, Wake], None],
+        message_filter: TagFilter | None = None,
+    ) -> HeldRequest:
+        """Hold a request for messages from `offset` on, at most `timeout` seconds.
+
+        Where such a message is there already, `wake` is called before this returns; likewise where the queue cannot be
+        looked at: who reads it then is told why. Raises `StoreNotOpen`.
+        """
+        self.must_be_open()
+        self._store.must_be_open()
+        tags = message_filter.tags if message_filter is not None else None
+        codes = None if tags is None else frozenset(map(java_hash_code, tags))
+        deadline = time.monotonic() + timeout
+        request = HeldRequest(topic, queue_id, offset, wake, codes)
+        with self._lock:
+            self._start()
+            self._held.setdefault(request.queue, set()).add(request)
+        # Now the thread notices what arrives; this call, what did before, whatever the timeout.
+        if self._stopping:
+            self._wake(request, Wake.STOPPED)
+        elif self._long_polling and self._due([request]):
+            self._wake(request, Wake.ARRIVED)
+        else:
+            with self._lock:
+                request.deadline = deadline
+                if deadline < self._next_expiry:
+                    self._next_expiry = deadline
+                    self._interrupt()
+        return request
+
+    def cancel(self, request: HeldRequest) -> bool:
+        """Forget a request; False when it was woken before."""
+        self.must_be_open()
+        with self._lock:
+            requests = self._held.get(request.queue, set())
+            if request not in requests:
+                return False
+            requests.remove(request)
+            if not requests:
+                del self._held[request.queue]
+            return True
+
+    @property
+    def held(self) -> int:
+        """How many requests are held."""
+        self.must_be_open()
+        with self._lock:
+            return sum(map(len, self._held.values()))
+
+    def stop(self) -> None:
+        """Wake every request with STOPPED and end the thread, at once; later requests are not held."""
+        self._stopping = True
+        if self._thread is None:
+            return
+        with self._lock:
+            self._interrupt()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _let_go(self) -> None:
+        self._thread = None
+
+    def __enter__(self) -> PullRequestHoldService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- the waiting thread ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopping:
+            self._watch = watch = self._store.watch()
+            self._seen = self._store.confirm_offset
+            self._thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
+            self._thread.start()
+
+    def _interrupt(self) -> None:
+        """End the thread's wait. Call with the lock."""
+        if self._watch is not None:
+            self._watch.interrupt()
+
+    def _run(self, watch: Watch) -> None:
+        next_check = time.monotonic() + self._check_seconds
+        try:
+            while not self._stopping:
+                if self._long_polling:
+                    self._notice_arrivals(watch)
+                now = time.monotonic()
+                if now >= next_check:
+                    self._check()
+                    next_check = now + self._check_seconds
+                if now >= self._next_expiry:
+                    self._expire(now)
+                watch.wait(min(next_check, self._next_expiry) - now)
+        except StoreClosed:  # whose requests are told below
+            pass
+        finally:
+            self._stopping = True
+            for request in self._all():
+                self._wake(request, Wake.STOPPED)
+            with self._lock:
+                self._watch = None
+                watch.close()
+
+    def _notice_arrivals(self, watch: Watch) -> None:
+        """Wake the requests whose message arrived since the last call."""
+        confirm_offset = self._store.confirm_offset
+        # A broker's queues follow its log with a delay, so there the log does not tell; nor when they have caught up.
+        by_queues = watch.polls or self._polled
+        self._polled = watch.polls
+        if confirm_offset == self._seen and not by_queues:
+            return
+        due = self._behind() if by_queues else self._arrived(confirm_offset)
+        self._seen = confirm_offset
+        for request in due:
+            self._wake(request, Wake.ARRIVED)
+        if due:
+            self._rest_seconds = 0.0
+        else:
+            least, most = _REST_SECONDS
+            self._rest_seconds = min(max(least, 2 * self._rest_seconds), most)
+            time.sleep(self._rest_seconds)
+
+    def _arrived(self, confirm_offset: int) -> list[HeldRequest]:
+        """The requests that may have a message: by the log where little was appended, else by their queues."""
+        if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
+            try:
+                return self._wanting(self._store.arrivals(self._seen, confirm_offset))
+            except _TOLD_TO_READERS:  # deleted meanwhile, or no records: look at the queues themselves
+                pass
+        return self._behind()
+
+    def _wanting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
+        """The requests that accept one of `arrivals`; the others of its queue note it."""
+        due = []
+        with self._lock:
+            for arrival in arrivals:
+                for request in self._held.get((arrival.topic, arrival.queue_id), ()):
+                    if request.offset <= arrival.queue_offset:
+                        if request.codes is None or arrival.tags_code in request.codes:
+                            due.append(request)
+                        else:
+                            request.noticed = arrival.queue_offset + 1
+        return due
+
+    def _behind(self) -> list[HeldRequest]:
+        """`_due` of all requests."""
+        with self._lock:
+            waiting = [list(requests) for requests in self._held.values()]
+        return [request for requests in waiting for request in self._due(requests)]
+
+    def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
+        """Those of `requests`, all of one queue, for which a message may be there."""
+        topic, queue_id = requests[0].queue
+        try:
+            tail = self._store.max_offset(topic, queue_id)
+            due: list[HeldRequest] = []
+            arrived: dict[int, list[int] | None] = {}
+            for request in requests:
+                begin = request.noticed
+                if begin >= tail:
+                    continue
+                if request.codes is not None:
+                    if begin not in arrived:
+                        arrived[begin] = _hashes(self._store.tags_codes(topic, queue_id, begin, tail))
+                    codes = arrived[begin]
+                    if codes is not None and request.codes.isdisjoint(codes):
+                        request.noticed = tail
+                        continue
+                due.append(request)
+        except _TOLD_TO_READERS:
+            return requests
+        return due
+
+    def _check(self) -> None:
+        """RocketMQ's `checkHoldRequest`: wake whoever lies behind the end of the queue."""
+        due = [] if self._long_polling else self._behind()
+        for request in [*due, *(passed for passed in self._all() if passed.noticed > passed.offset)]:
+            self._wake(request, Wake.CHECKED)
+
+    def _expire(self, now: float) -> None:
+        for request in self._all():
+            if request.deadline <= now:
+                self._wake(request, Wake.TIMEOUT)
+        with self._lock:
+            self._next_expiry = min(
+                (request.deadline for requests in self._held.values() for request in requests), default=_NEVER
+            )
+
+    def _all(self) -> Iterable[HeldRequest]:
+        with self._lock:
+            return [request for requests in self._held.values() for request in requests]
+
+    def _wake(self, request: HeldRequest, why: Wake) -> None:
+        if self.cancel(request):
+            request.wake(request, why)
+
+
+def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
+    """The distinct hashes of tags; None where some are delivery times or addresses: there the tag itself decides."""
+    codes = np.unique(tags_codes)
+    return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

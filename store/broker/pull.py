@@ -1,0 +1,119 @@
+"""One pull request answered as RocketMQ's broker does (PullMessageProcessor): code, corrected offset, hold or reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from queue import SimpleQueue
+
+from store import GetStatus, MessageStore, StoredMessage, TagFilter, UnknownQueue, UnknownTopic
+from store.broker.hold import PullRequestHoldService, Wake
+
+
+class ResponseCode(IntEnum):
+    """RocketMQ's response codes, those a pull is answered with."""
+
+    SUCCESS = 0
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    INVALID_PARAMETER = 29
+
+
+_CODES = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+def response_code(status: GetStatus, offset: int) -> ResponseCode:
+    """What `status` becomes for a consumer that asked for `offset`: a queue without messages has only offset 0."""
+    if status is GetStatus.NO_MESSAGE_IN_QUEUE:
+        return ResponseCode.PULL_OFFSET_MOVED if offset != 0 else ResponseCode.PULL_NOT_FOUND
+    return _CODES[status]
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """Messages of one queue from `offset` on, at most `max_messages`.
+
+    suspend_timeout: seconds to be held while there is none; 0 to be answered at once (RocketMQ's flag SUSPEND
+    and suspendTimeoutMillis).
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    max_messages: int = 32
+    message_filter: TagFilter | None = None
+    suspend_timeout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PullResponse:
+    """The answer. All offsets are queue offsets; the next pull begins at `next_begin_offset`.
+
+    remark: the store's status, or what is wrong with the request.
+    """
+
+    code: ResponseCode
+    remark: str
+    next_begin_offset: int
+    min_offset: int = 0
+    max_offset: int = 0
+    messages: list[StoredMessage] = field(default_factory=list)
+
+
+class PullMessageProcessor:
+    """Answers pulls from one store, in the thread that asks; all threads of a process share one hold service."""
+
+    def __init__(self, store: MessageStore, hold: PullRequestHoldService) -> None:
+        self._store = store
+        self._hold = hold
+
+    def pull(self, request: PullRequest) -> PullResponse:
+        """Answer, after waiting for a message if there is none and `request` allows it.
+
+        A request is held once: what is there when it is woken is the answer. Raises `CorruptRecord`.
+        """
+        response = self.answer(request)
+        if response.code is not ResponseCode.PULL_NOT_FOUND or request.suspend_timeout <= 0:
+            return response
+        woken: SimpleQueue[Wake] = SimpleQueue()
+        self._hold.hold(
+            request.topic,
+            request.queue_id,
+            request.offset,
+            request.suspend_timeout,
+            lambda held, why: woken.put(why),
+            request.message_filter,
+        )
+        woken.get()
+        return self.answer(request)
+
+    def answer(self, request: PullRequest) -> PullResponse:
+        """Answer at once, from what is there. Raises `CorruptRecord`."""
+        try:
+            got = self._store.get_message(
+                request.group,
+                request.topic,
+                request.queue_id,
+                request.offset,
+                request.max_messages,
+                request.message_filter,
+            )
+            if got.status is GetStatus.NO_MESSAGE_IN_QUEUE:
+                self._store.max_offset(request.topic, request.queue_id)  # or there is no such topic
+        except UnknownQueue as error:
+            return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
+        except UnknownTopic as error:
+            return PullResponse(ResponseCode.TOPIC_NOT_EXIST, str(error), request.offset)
+        code = response_code(got.status, request.offset)
+        return PullResponse(code, got.status.name, got.next_begin_offset, got.min_offset, got.max_offset, got.messages)

@@ -1,0 +1,127 @@
+"""RocketMQ's `config/*.json`: read in every state a broker leaves them in, written with its `.bak` habit.
+
+What has another shape than RocketMQ's is `CorruptStore`, which names the file and the key; null is taken for missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from store.errors import CorruptStore
+from store.files.atomic import make_directory, read_file, write_file
+from store.integers import INT_MAX, LONG_MAX
+
+MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
+
+_VERSION = "dataVersion"
+_SHOWN = 40  # characters of a wrong value
+# A string, or an integer key as fastjson writes it, without quotes: {0:5}
+_STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(\d+)(?=\s*:)')
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One of RocketMQ's config files, or its `.bak` when it is missing or empty; {} when there is neither.
+
+    Raises `CorruptStore` when both cannot be parsed.
+    """
+    backup = _backup(path)
+    failure: ValueError | RecursionError | None = None
+    for candidate in (path, backup):
+        try:
+            text = read_file(candidate, MAX_BYTES).decode("utf-8")
+            if text.strip():
+                return _parse(text)
+        except FileNotFoundError:
+            continue
+        except (ValueError, RecursionError) as error:
+            failure = failure or error
+    if failure is not None:
+        raise CorruptStore(
+            f"{path}: not JSON ({failure}), and no usable {backup.name}; restore it from a copy"
+        ) from failure
+    return {}
+
+
+def _parse(text: str) -> dict[str, Any]:
+    content = json.loads(_STRING_OR_BARE_KEY.sub(_quoted, text), parse_constant=_no_number)
+    if not isinstance(content, dict):
+        raise ValueError(f"{type(content).__name__} instead of an object")
+    return content
+
+
+def _quoted(found: re.Match[str]) -> str:
+    return found[1] or f'"{found[2]}"'
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """The objects of `content`'s table `name`, by their names; `content` has the table afterwards if it had none."""
+    if content.get(name) is None:
+        content[name] = {}
+    found = content[name]
+    if not isinstance(found, dict):
+        raise _misshapen(path, name, found, "an object")
+    for key, value in found.items():
+        if not isinstance(value, dict):
+            raise _misshapen(path, f"{name}[{key!r}]", value, "an object")
+    return found
+
+
+def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Table `name` of a file, as `table` gives it."""
+    return table(path, read_json(path), name)
+
+
+def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
+    """A count or an offset, 0 to `maximum`, of which `key` says where it stands."""
+    found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
+    if type(found) is not int or not 0 <= found <= maximum:
+        raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
+    return found
+
+
+def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
+    """The numbers of a table from queue ids (or levels) to offsets; empty without one."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise _misshapen(path, key, found, "an object")
+    return {
+        number(path, f"a key of {key}", name): number(path, f"{key}[{name!r}]", value, LONG_MAX)
+        for name, value in found.items()
+    }
+
+
+def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore:
+    kind = "an object" if isinstance(found, dict) else "a list" if isinstance(found, list) else ""
+    text = kind or json.dumps(found)[:_SHOWN]
+    return CorruptStore(f"{path}: {key} is {text}, not {wanted}; correct the file, or restore it from a copy")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write as RocketMQ does: the old file becomes `.bak`, the new one is complete when it appears."""
+    make_directory(path.parent)
+    text = json.dumps(content, indent="\t", sort_keys=True)
+    write_file(path, text.encode("utf-8"), backup=_backup(path))
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(f"{path.name}.bak")
+
+
+def next_version(path: Path, content: dict[str, Any]) -> None:
+    """Count a change in the content's `dataVersion`, as RocketMQ does at each."""
+    version = content.get(_VERSION)
+    if version is None:
+        version = content[_VERSION] = {"stateVersion": 0}
+    if not isinstance(version, dict):
+        raise _misshapen(path, _VERSION, version, "an object")
+    version["counter"] = 1 + number(path, f"{_VERSION}['counter']", version.get("counter") or 0, LONG_MAX)
+    version["timestamp"] = int(time.time() * 1000)

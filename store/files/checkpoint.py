@@ -1,0 +1,52 @@
+"""RocketMQ's `checkpoint`: the store time up to which log and queues are on the device (StoreCheckpoint)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from store.files.atomic import open_file, read_file, write_at, write_file
+from store.format.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
+
+_MAX_BYTES = 1 << 20  # far more than any has
+
+
+def read_checkpoint(root: Path) -> int | None:
+    """The time (ms) up to which every record and its queue entry is on the device; None when nothing says so."""
+    try:
+        data = read_file(root / CHECKPOINT_FILE, _MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    if len(data) < CHECKPOINT.itemsize:
+        return None
+    fields = np.frombuffer(data, CHECKPOINT, 1)[0]
+    return min(int(fields["log_timestamp"]), int(fields["queues_timestamp"])) or None
+
+
+def read_index_checkpoint(root: Path) -> int:
+    """The time (ms) up to which index files are on the device, as RocketMQ keeps it; 0 when nothing says so."""
+    try:
+        data = read_file(root / CHECKPOINT_FILE, _MAX_BYTES)
+    except FileNotFoundError:
+        return 0
+    return int(np.frombuffer(data, CHECKPOINT, 1)["index_timestamp"][0]) if len(data) >= CHECKPOINT.itemsize else 0
+
+
+def create_checkpoint(root: Path) -> None:
+    """Make an empty one if there is none: later writes then need no space."""
+    path = root / CHECKPOINT_FILE
+    if not path.exists():
+        write_file(path, bytes(CHECKPOINT_FILE_BYTES))
+
+
+def write_checkpoint(root: Path, store_timestamp: int) -> None:
+    """Say that all records with an older store time (ms), and their queue entries, are on the device."""
+    fields = np.zeros(1, CHECKPOINT)
+    fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
+    fd = open_file(root / CHECKPOINT_FILE)
+    try:
+        write_at(fd, fields.tobytes(), 0)
+    finally:
+        os.close(fd)

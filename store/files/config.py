@@ -1,0 +1,226 @@
+"""`store.conf`: RocketMQ's own key names, in a Java properties file as RocketMQ's own `broker.conf` is one."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import javaproperties
+
+from store.cached import cached_property
+from store.errors import ConfigError
+from store.format.layout import CQ_ENTRY
+
+FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
+
+    Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
+    `maxIndexNum` count for a new directory only; an existing one says them itself, but for those of an index that a
+    broker wrote. `maxDecompressedMessageSize` is this project's: no body that a producer compressed becomes larger when
+    it is read. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
+    with it message ids.
+    """
+
+    mappedFileSizeCommitLog: int = 1 << 30
+    mappedFileSizeConsumeQueue: int = 300_000 * CQ_ENTRY.itemsize
+    maxMessageSize: int = 4 << 20
+    maxDecompressedMessageSize: int = 64 << 20
+    enabledAppendPropCRC: bool = False
+    flushDiskType: str = "ASYNC_FLUSH"
+    flushIntervalCommitLog: int = 500
+    lockTimeoutMillis: int = 30_000
+    maxTransferCountOnMessageInMemory: int = 32
+    maxTransferBytesOnMessageInMemory: int = 256 << 10
+    maxFilterMessageSize: int = 16_000
+    fileReservedTime: int = 72
+    deleteWhen: str = "04"
+    deleteFileBatchMax: int = 10
+    diskMaxUsedSpaceRatio: int = 75
+    cleanFileForciblyEnable: bool = True
+    diskSpaceCleanForciblyRatio: int = 85
+    diskSpaceWarningLevelRatio: int = 90
+    messageIndexEnable: bool = True
+    tagIndexEnable: bool = False
+    maxHashSlotNum: int = 5_000_000
+    maxIndexNum: int = 20_000_000
+    brokerIP1: str = "127.0.0.1"
+    listenPort: int = 10_911
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a value that cannot work."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if type(value) is not kind:
+                raise ConfigError(f"{field.name}={value!r}: must be {_KINDS[kind][1]}")
+        for name, minimum in _MINIMA.items():
+            value, maximum = getattr(self, name), _MAXIMA.get(name, _MAX_INT)
+            if value < minimum or value > maximum:
+                raise ConfigError(f"{name}={value}: must lie between {minimum} and {maximum}")
+        if self.flushDiskType not in FLUSH_DISK_TYPES:
+            raise ConfigError(f"flushDiskType={self.flushDiskType}: must be one of {', '.join(FLUSH_DISK_TYPES)}")
+        if not all(hour.isdecimal() and int(hour) < _HOURS for hour in self.deleteWhen.split(";")):
+            raise ConfigError(f"deleteWhen={self.deleteWhen}: must be hours from 00 to 23, such as 04 or 04;16")
+        try:
+            ipaddress.IPv4Address(self.brokerIP1)
+        except ValueError as error:
+            raise ConfigError(f"brokerIP1={self.brokerIP1}: must be an IPv4 address such as 127.0.0.1") from error
+        if self.mappedFileSizeConsumeQueue % CQ_ENTRY.itemsize:  # RocketMQ's getter rounds up likewise
+            entries = -(-self.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize)
+            object.__setattr__(self, "mappedFileSizeConsumeQueue", entries * CQ_ENTRY.itemsize)
+
+    @cached_property
+    def store_host(self) -> tuple[bytes, int]:
+        """IPv4 bytes and port of the host that records name as their store."""
+        return ipaddress.IPv4Address(self.brokerIP1).packed, self.listenPort
+
+    @property
+    def delete_hours(self) -> set[int]:
+        """The hours of the day (local time) at which old segments are deleted."""
+        return {int(hour) for hour in self.deleteWhen.split(";")}
+
+    @property
+    def sync_flush(self) -> bool:
+        """Whether an append reaches the device before it is acknowledged."""
+        return self.flushDiskType == "SYNC_FLUSH"
+
+    def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
+        """This configuration with the sizes that existing files have; None keeps one."""
+        return replace(
+            self,
+            mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
+            mappedFileSizeConsumeQueue=consume_queue or self.mappedFileSizeConsumeQueue,
+        )
+
+    def text(self, names: Iterable[str] | None = None) -> str:
+        """The configuration, or only these `names` of it, as a `store.conf`."""
+        listed = (field.name for field in fields(self)) if names is None else names
+        return "".join(f"{name}={_text(getattr(self, name))}\n" for name in listed)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> StoreConfig:
+        """The settings in a properties file, the defaults for the rest. Raises `ConfigError` (see `read_settings`)."""
+        values = read_settings(path)
+        try:
+            return StoreConfig(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings that a `store.conf`, or a RocketMQ broker's `broker.conf`, names: a Java properties file.
+
+    What only a broker uses is passed over, with one warning. Raises `ConfigError` naming file, line and what is wrong:
+    a value, or a key that is nearly one of these.
+    """
+    values: dict[str, Any] = {}
+    passed_over: list[str] = []
+    for where, key, text in _entries(Path(path)):
+        name = _OLD_SPELLINGS.get(key, key)
+        if name not in _PARSERS:
+            _refuse_misspelt(where, name)
+            passed_over.append(name)
+            continue
+        parse, kind = _PARSERS[name]
+        try:
+            values[name] = parse(text.strip())
+        except ValueError as error:
+            hint = "; a comment needs a line of its own" if "#" in text else ""
+            raise ConfigError(f"{where}: {key}={text!r} is not {kind}{hint}") from error
+    if passed_over:
+        warnings.warn(f"{path}: passed over, for they mean nothing here: {', '.join(passed_over)}", stacklevel=3)
+    return values
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Where each entry of a properties file stands, its key and its value."""
+    line = 1
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes; name a file of settings")
+    try:
+        for element in javaproperties.parse(data):
+            where = f"{path}, line {line}"
+            line += len(re.findall(_LINE_END, element.source))
+            if isinstance(element, javaproperties.KeyValue):
+                if not (element.key.isascii() and element.key.isprintable()):
+                    raise ConfigError(
+                        f"{where}: {element.key[:20]!r} is no key; save the file as plain text, one key=value a line"
+                    )
+                yield where, element.key, element.value
+    except javaproperties.InvalidUEscapeError as error:
+        raise ConfigError(f"{path}, line {line}: {error}; write a backslash as two") from error
+
+
+def _refuse_misspelt(where: str, key: str) -> None:
+    ours = {name.lower(): name for name in _PARSERS}
+    near = get_close_matches(key.lower(), ours, 1, _NEAR)
+    if near and key not in _ROCKETMQS_NEIGHBOURS:
+        raise ConfigError(f"{where}: unknown key {key!r}; did you mean {ours[near[0]]!r}?")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _integer(text: str) -> int:
+    if not re.fullmatch("[+-]?[0-9]+", text):
+        raise ValueError(text)
+    return int(text)
+
+
+# The settings that the files of a store are made with: they stay what they are.
+SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
+_OLD_SPELLINGS = {name.replace("mapped", "maped"): name for name in SIZES[:2]}  # RocketMQ's before 4.9
+# How alike a key must be to one of ours to be taken for a slip, of 1. RocketMQ has some 500 others: all but these
+# are less alike.
+_NEAR = 0.9
+_ROCKETMQS_NEIGHBOURS = {"haListenPort", "mappedFileSizeConsumeQueueExt"}
+MAX_BYTES = 1 << 20
+_LINE_END = r"\r\n|\r|\n"
+_HOURS = 24
+_MAX_INT = (1 << 31) - 1  # RocketMQ's file sizes and positions are Java ints
+_MINIMA = {
+    "mappedFileSizeCommitLog": 256,
+    "mappedFileSizeConsumeQueue": CQ_ENTRY.itemsize,
+    "maxMessageSize": 1,
+    "maxDecompressedMessageSize": 1,
+    "flushIntervalCommitLog": 1,
+    "lockTimeoutMillis": 0,
+    "maxTransferCountOnMessageInMemory": 1,
+    "maxTransferBytesOnMessageInMemory": 1,
+    "maxFilterMessageSize": CQ_ENTRY.itemsize,
+    "fileReservedTime": 0,
+    "deleteFileBatchMax": 1,
+    "diskMaxUsedSpaceRatio": 10,
+    "diskSpaceCleanForciblyRatio": 30,
+    "diskSpaceWarningLevelRatio": 35,
+    "maxHashSlotNum": 1,
+    "maxIndexNum": 2,  # the first one is never used
+    "listenPort": 0,
+}
+# At the low end as in RocketMQ, which caps them at 95, 85 and 90; here 100 switches one off.
+_MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")} | {"listenPort": 65_535}
+_KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (_boolean, "true or false"),
+    int: (_integer, "a number"),
+    str: (str, "text"),
+}
+_PARSERS = {field.name: _KINDS[type(field.default)] for field in fields(StoreConfig)}

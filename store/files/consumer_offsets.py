@@ -1,0 +1,135 @@
+"""How far consumer groups have read, and what groups there are, in RocketMQ's files (ConsumerOffsetManager and others).
+
+    consumerOffset.json     {"offsetTable": {"topic@group": {queue id: next queue offset}}}
+    subscriptionGroup.json  {"subscriptionGroupTable": {group: settings}}
+    delayOffset.json        {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC_XXXX}}
+
+Everything is read anew in every call, for other processes write the files, too. What is not understood is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from store.errors import InvalidGroup, OffsetOutOfRange
+from store.files.admin_files import next_version, offset_table, read_json, read_table, table, write_json
+from store.format.layout import (
+    CONSUMER_OFFSETS_FILE,
+    DELAY_OFFSETS_FILE,
+    GROUP_SEPARATOR,
+    GROUPS_FILE,
+    MAX_GROUP_CHARACTERS,
+    TOPIC_CHARACTERS,
+)
+from store.integers import integer
+
+_OFFSETS = "offsetTable"
+_GROUPS = "subscriptionGroupTable"
+
+
+def check_group_name(group: str) -> None:
+    """Raises `InvalidGroup` for a name RocketMQ refuses (Validators.checkGroup)."""
+    if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
+        raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
+    if len(group) > MAX_GROUP_CHARACTERS:
+        raise InvalidGroup(f"group {group[:20]!r}...: {len(group)} characters, at most {MAX_GROUP_CHARACTERS}")
+
+
+class ConsumerOffsets:
+    """The consumer groups of one store. Call what writes under the store lock."""
+
+    def __init__(self, root: Path) -> None:
+        self._offsets = root / CONSUMER_OFFSETS_FILE
+        self._groups = root / GROUPS_FILE
+        self._delays = root / DELAY_OFFSETS_FILE
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id to the next queue offset that the group has to read; queues without one are absent."""
+        return self._committed(read_json(self._offsets), _key(topic, group))
+
+    def all_offsets(self) -> dict[str, dict[int, int]]:
+        """Topic and group, joined by "@", to what `offsets` gives."""
+        found = read_table(self._offsets, _OFFSETS)
+        return {key: offset_table(self._offsets, key, value) for key, value in found.items()}
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
+
+        Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
+        """
+        check_group_name(group)
+        for queue_id, offset in offsets.items():
+            if integer(f"offset of queue {queue_id}", offset) < 0:
+                raise OffsetOutOfRange(
+                    f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; they begin at 0"
+                )
+        content = read_json(self._offsets)
+        key = _key(topic, group)
+        merged = self._committed(content, key) | {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+        content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
+        next_version(self._offsets, content)
+        write_json(self._offsets, content)
+
+    def names(self) -> list[str]:
+        """ConsumerOffsets that have settings or offsets, sorted."""
+        committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
+        return sorted({*self.all_settings(), *filter(None, committed)})
+
+    def settings(self, group: str) -> dict[str, Any] | None:
+        """RocketMQ's SubscriptionGroupConfig of a group, None without."""
+        return self.all_settings().get(group)
+
+    def all_settings(self) -> dict[str, dict[str, Any]]:
+        """Group to its SubscriptionGroupConfig."""
+        return read_table(self._groups, _GROUPS)
+
+    def create(self, group: str) -> None:
+        """Add a group with RocketMQ's default settings, if it has none. Raises `InvalidGroup`."""
+        check_group_name(group)
+        content = read_json(self._groups)
+        groups = table(self._groups, content, _GROUPS)
+        if group not in groups:
+            groups[group] = _new_group(group)
+            next_version(self._groups, content)
+            write_json(self._groups, content)
+
+    def delay_offsets(self) -> dict[int, int]:
+        """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""
+        return offset_table(self._delays, _OFFSETS, read_json(self._delays).get(_OFFSETS))
+
+    def commit_delays(self, offsets: Mapping[int, int]) -> None:
+        """Set the next offsets of some delay levels."""
+        content = read_json(self._delays)
+        merged = offset_table(self._delays, _OFFSETS, content.get(_OFFSETS)) | dict(offsets)
+        content[_OFFSETS] = {str(level): offset for level, offset in sorted(merged.items())}
+        next_version(self._delays, content)
+        write_json(self._delays, content)
+
+    def _committed(self, content: dict[str, Any], key: str) -> dict[int, int]:
+        return offset_table(self._offsets, key, table(self._offsets, content, _OFFSETS).get(key))
+
+
+def _key(topic: str, group: str) -> str:
+    return f"{topic}{GROUP_SEPARATOR}{group}"
+
+
+def _new_group(group: str) -> dict[str, Any]:
+    return {
+        "attributes": {},
+        "brokerId": 0,
+        "consumeBroadcastEnable": True,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeMessageOrderly": False,
+        "consumeTimeoutMinute": 15,
+        "groupName": group,
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupSysFlag": 0,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": 16,
+        "retryQueueNums": 1,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }

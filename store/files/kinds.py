@@ -1,0 +1,139 @@
+"""Kinds of RocketMQ directories that look like others and are not: refused by name, or warned of, never misread.
+
+A kind is known by what RocketMQ leaves in the directory; nothing is opened. Where a kind says nothing of reading, what
+is read is what RocketMQ's own consumer reads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from store.errors import UnsupportedStore
+from store.files.admin_files import read_table
+from store.format.layout import (
+    BATCH_CONSUME_QUEUE_DIR,
+    BATCH_QUEUE_TYPE,
+    BROKER_IDENTITY_FILE,
+    COMMIT_LOG_DIR,
+    COMPACTION_POLICY,
+    CONFIG_DIR,
+    CONSUME_QUEUE_DIR,
+    DLEDGER_PREFIX,
+    EPOCH_FILE,
+    ROCKSDB_CONSUME_QUEUE_DIR,
+    ROCKSDB_MARK,
+    TOPIC_CLEANUP_POLICY,
+    TOPIC_MAPPINGS_FILE,
+    TOPIC_QUEUE_TYPE,
+    TOPICS_FILE,
+)
+
+_TABLE = "topicConfigTable"
+_MAPPINGS = "topicQueueMappingInfoMap"
+
+
+class UnsupportedWarning(UserWarning):
+    """A directory is read, but something in it is not what RocketMQ's own consumer sees."""
+
+
+class Kind(NamedTuple):
+    """One kind of directory.
+
+    find: the file or folder that shows it, None without. reads: whether it is read all the same.
+    remedy: what to do instead.
+    """
+
+    name: str
+    find: Callable[[Path], Path | None]
+    reads: bool
+    remedy: str
+
+
+def _first(root: Path, *patterns: str) -> Path | None:
+    return next((found for pattern in patterns for found in root.glob(pattern)), None)
+
+
+def _rocksdb_queues(root: Path) -> Path | None:
+    own = _first(root, f"{CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}")
+    beside = _first(root, f"{ROCKSDB_CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}")
+    return own or (beside if beside and _queue_file(root) is None else None)
+
+
+def _queue_file(root: Path) -> Path | None:
+    return _first(root, f"{CONSUME_QUEUE_DIR}/*/*/*")
+
+
+def _log_elsewhere(root: Path) -> Path | None:
+    return None if _first(root, f"{COMMIT_LOG_DIR}/*") else _queue_file(root)
+
+
+_COPY = "copy its messages to another store with RocketMQ's own client"
+_READ = "open it with read_only=True, or let the broker go on with it"
+KINDS = (
+    Kind("a DLedger log", lambda root: _first(root, f"{DLEDGER_PREFIX}*"), False, _COPY),
+    Kind("queues in RocksDB (storeType=defaultRocksDB)", _rocksdb_queues, False, _COPY),
+    Kind(
+        "a log that lies elsewhere (storePathCommitLog)",
+        _log_elsewhere,
+        False,
+        f"link its folder here as {COMMIT_LOG_DIR}; a log on several disks (commas in storePathCommitLog) is not "
+        "supported: copy its segments into one folder",
+    ),
+    Kind(
+        "queues in RocksDB besides those in files (rocksdbCQDoubleWriteEnable)",
+        lambda root: _first(root, f"{ROCKSDB_CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}"),
+        True,
+        _READ,
+    ),
+    Kind("settings in RocksDB", lambda root: _first(root, f"{CONFIG_DIR}/*/{ROCKSDB_MARK}"), True, _READ),
+    Kind("a broker in controller mode", lambda root: _first(root, EPOCH_FILE, BROKER_IDENTITY_FILE), True, _READ),
+    Kind(
+        "topics with batch queues (queue.type=BatchCQ)", lambda root: _first(root, BATCH_CONSUME_QUEUE_DIR), True, _READ
+    ),
+)
+
+
+def refuse_kinds(root: Path, *, writing: bool) -> None:
+    """Raises `UnsupportedStore` for a directory of a kind that cannot be read, or `writing`, written, naming it."""
+    if not root.is_dir():
+        return
+    for kind in KINDS:
+        found = None if kind.reads and not writing else kind.find(root)
+        if found is not None:
+            verb = "written" if kind.reads else "read"
+            raise UnsupportedStore(
+                f"{root}: {kind.name}, as {found.relative_to(root)} shows; such a directory cannot be {verb} here: "
+                f"{kind.remedy}"
+            )
+
+
+def warn_of_topics(root: Path) -> None:
+    """Warns (`UnsupportedWarning`) of topics that are shown otherwise than by RocketMQ's consumer.
+
+    Raises `CorruptStore`.
+    """
+    topics = read_table(root / TOPICS_FILE, _TABLE)
+    _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
+    compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
+    _warn(root, compacted, "compacted: shown with all messages, not only the newest of each key")
+    static = read_table(root / TOPIC_MAPPINGS_FILE, _MAPPINGS)
+    _warn(root, static, "static topics: offsets shown are those of this broker's queues, not the logical ones")
+
+
+def batch_topics(topics: dict[str, Any]) -> set[str]:
+    """Those of a topic table (`topicConfigTable`) whose queues are in `batchconsumequeue/`."""
+    return _with_attribute(topics, TOPIC_QUEUE_TYPE, BATCH_QUEUE_TYPE)
+
+
+def _with_attribute(topics: dict[str, Any], name: str, value: str) -> set[str]:
+    attributes = {topic: config.get("attributes") for topic, config in topics.items()}
+    return {topic for topic, found in attributes.items() if isinstance(found, dict) and found.get(name) == value}
+
+
+def _warn(root: Path, topics: Iterable[str], what: str) -> None:
+    names = ", ".join(sorted(topics))
+    if names:
+        warnings.warn(f"{root}: topics {names}: {what}", UnsupportedWarning, stacklevel=4)

@@ -1,0 +1,164 @@
+"""One open segment, its way to the device, and how many are open at a time.
+
+A file that somebody cuts short while it is mapped is an error at the next look at it; nothing guards the pages of a
+look that is under way, so copy a live store, but do not truncate it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from weakref import WeakValueDictionary, finalize
+
+import numpy as np
+
+from store.cached import cached_property
+from store.errors import CorruptSegment, FlushFailed, OffsetLost
+from store.files.atomic import write_at
+from store.format.layout import segment_name
+from store.format.strings import Bytes
+from store.system_errors import raise_if_full
+
+
+@contextmanager
+def flushing(path: Path) -> Iterator[None]:
+    """Turns every error of the system while `path` goes to the device into `FlushFailed`."""
+    try:
+        yield
+    except OSError as error:
+        now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        raise FlushFailed(
+            f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
+            "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
+            "recovers from what can still be read"
+        ) from error
+
+
+def sync(fd: int, path: Path) -> None:
+    """Bring a file's bytes to the device, without its times where the system knows the difference.
+
+    Raises `FlushFailed`.
+    """
+    with flushing(path):
+        os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
+
+
+class SegmentFile:
+    """One open segment. Closed when the last reference goes, so a reader never loses it in the middle."""
+
+    def __init__(self, path: Path, size: int, *, writable: bool) -> None:
+        self.path = path
+        self.size = size
+        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Not in __del__: while that runs, another thread can still get this object by a weak reference.
+        finalize(self, os.close, self._fd).atexit = False
+        status = os.fstat(self._fd)
+        if status.st_size == 0:  # its creator died; `starts` passes over it too
+            raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
+        self.identity = (path, size, writable, status.st_dev, status.st_ino)
+        self._check_length()
+
+    def read(self, position: int, length: int) -> bytes:
+        """`length` bytes, fewer at the file's end. Raises `CorruptSegment` where the file was cut short."""
+        data = os.pread(self._fd, length, position)
+        if len(data) < min(length, self.size - position):
+            self._check_length()
+        return data
+
+    def next_data(self, position: int) -> int:
+        """Where the file goes on from `position` when its holes are left out; its size when nothing follows."""
+        try:
+            return max(position, os.lseek(self._fd, position, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return self.size
+
+    def write(self, position: int, data: memoryview) -> None:
+        """Write all of `data`; raises `StoreFull`."""
+        try:
+            write_at(self._fd, data, position)
+        except OSError as error:
+            raise_if_full(self.path, error)
+            raise
+
+    @property
+    def mapped(self) -> Bytes:
+        """The whole file, shape (size,), read-only. Touch published bytes only. Raises `CorruptSegment`."""
+        self._check_length()  # pages behind a file's end kill the process that touches them
+        return self._mapping
+
+    def flush(self) -> None:
+        """Raises `FlushFailed`."""
+        sync(self._fd, self.path)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its name is gone."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    @cached_property
+    def _mapping(self) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def _check_length(self) -> None:
+        length = os.fstat(self._fd).st_size
+        if length != self.size:
+            raise CorruptSegment(
+                f"{self.path}: {length} bytes, but segments of this store have {self.size}; "
+                "restore the file from a copy"
+            )
+
+
+# Stores that one process has open at the same time, or one soon after the other, share what is mapped.
+_open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
+
+
+class OpenFiles:
+    """At most `limit` open segments: a process has no more than about a thousand descriptors, for whatever many queues.
+
+    The one that was not used for the longest time is closed first; when somebody still uses it, with the last use. Any
+    thread may call: each step is one of the dictionary.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
+
+    def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
+        """The segment of `directory` that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
+        key = str(directory), start
+        file = self._files.get(key)
+        if file is None:
+            file = self._files[key] = _open(directory, writable, size, start)
+            while len(self._files) > self._limit:
+                self._files.popitem(last=False)
+        else:
+            with suppress(KeyError):  # another thread closed it just now
+                self._files.move_to_end(key)
+        return file
+
+    def forget(self, directory: Path) -> None:
+        """Close the segments of one directory; the next look at one opens it by its name."""
+        name = str(directory)
+        for key in list(self._files):
+            if key[0] == name:
+                self._files.pop(key, None)
+
+
+def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile:
+    path = directory / segment_name(start)
+    try:
+        file = SegmentFile(path, size, writable=writable)
+    except FileNotFoundError as error:
+        raise OffsetLost(
+            f"{path}: no such segment; bytes {start} to {start + size} were deleted by "
+            "retention, or the file was lost: then restore it from a copy"
+        ) from error
+    return _open_files.setdefault(file.identity, file)

@@ -1,0 +1,278 @@
+"""Fixed-size files, named by the logical offset they start at: RocketMQ's MappedFileQueue.
+
+Files are created at full length, sparse and zero filled, under another name and then renamed, so that a file
+that exists has its length. Published log records are read through a mapping; everything that may be a hole
+(queue entries past the tail) is read with `pread`: a read fault in a hole needs a page, and on a full memory
+file system that is a SIGBUS instead of an error.
+
+Retention unlinks whole files: whoever has one open or mapped reads on, whoever comes later gets `OffsetLost`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from weakref import ref
+
+import numpy as np
+
+from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore
+from store.files.atomic import make_folder, open_file, sync_directory
+from store.files.segment_file import OpenFiles, SegmentFile, flushing, sync
+from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
+from store.format.strings import Bytes
+from store.system_errors import raise_if_full
+
+_OPEN_FILES = 8
+_ZERO_BLOCK = 4096
+_LOOK_BLOCK = 1 << 20
+BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
+
+
+class _Last(NamedTuple):
+    """The file that was used last, which may be closed since: most looks are at the same one."""
+
+    start: int
+    file: ref[SegmentFile]
+
+
+class Segments:
+    """The segments of one directory as one sequence of bytes, addressed by logical offset."""
+
+    def __init__(
+        self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
+    ) -> None:
+        """size: bytes of each file; None, for a reader, is what the files have, once there are any: 0 until then.
+
+        files: those that are open, shared with others; default: some of its own.
+        """
+        self.directory = root / directory
+        self.size = size or 0
+        self._root = root
+        self._writable = writable
+        self._first: tuple[int, Path] | None = None
+        self._files_open = files or OpenFiles(_OPEN_FILES)
+        self._last: _Last | None = None
+
+    def starts(self) -> list[int]:
+        """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
+
+        Raises `CorruptSegment` for a wrong name or length. An empty last file is what a RocketMQ killed during
+        creation leaves; it is passed over, as RocketMQ does. Files that are gone are closed here: an open one keeps
+        its space.
+        """
+        listed = [(name, status.st_size) for name, status in list_files(self.directory)]
+        if listed and listed[-1][1] == 0:
+            listed.pop()
+        if not self.size and listed:
+            self.size = listed[0][1]
+        starts = [self._checked_start(name, length) for name, length in listed]
+        first = (starts[0], self.path(starts[0])) if starts else None
+        if first != self._first:
+            self._first = first
+            self.forget()
+        return starts
+
+    def first(self) -> int:
+        """Logical offset of the first byte there is, 0 without files. Raises as `starts`.
+
+        The directory is listed only when the first file is no longer there: retention takes it before any other.
+        """
+        if self._first is not None:
+            start, path = self._first
+            with suppress(FileNotFoundError):
+                if path.stat().st_size > 0:
+                    return start
+        return next(iter(self.starts()), 0)
+
+    def delete(self, start: int) -> int:
+        """Unlink the segment that begins at `start`; returns the bytes it took on the device."""
+        taken = self.taken(start)
+        self.path(start).unlink()
+        return taken
+
+    def taken(self, start: int) -> int:
+        """The bytes that the segment that begins at `start` takes on the device: it is sparse."""
+        return self.path(start).stat().st_blocks * BLOCK_BYTES
+
+    def modified(self, start: int) -> float:
+        """When the segment that begins at `start` was last written, in seconds since 1970."""
+        return self.path(start).stat().st_mtime
+
+    def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
+        """`starts`, after making sure that no segment is missing between the first and the last."""
+        starts = self.starts()
+        for start, following in itertools.pairwise(starts):
+            if following != start + self.size:
+                raise CorruptSegment(
+                    f"{self.directory}: no file for bytes {start + self.size} to {following}; {remedy}"
+                )
+        return starts
+
+    def exists(self, offset: int) -> bool:
+        """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
+        try:
+            return self.path(self._start(offset)).stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
+        start = self._start(offset)
+        position = offset - start
+        return self._opened(start).mapped[position : position + length]
+
+    def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
+        """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone.
+
+        current: do not read on in an open file that was deleted meanwhile.
+        """
+        start = self._start(offset)
+        file = self._current(start) if current else self._opened(start)
+        return file.read(offset - start, length)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write within one segment, creating its file if needed. Raises `StoreFull`."""
+        start = self._start(offset)
+        try:
+            file = self._current(start)
+        except OffsetLost:
+            self._create(start)
+            file = self._opened(start)
+        file.write(offset - start, memoryview(data))
+
+    def zero(self, begin: int, end: int) -> None:
+        """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
+        for start, file in self._files(begin, end):
+            self._zero_within(file, max(0, begin - start), min(end - start, self.size))
+
+    def write_again(self, begin: int, end: int) -> None:
+        """Write what [begin, end) has, so that the next flush brings it to the device; holes stay holes.
+
+        After a flush that failed the system takes pages for clean that the device does not have.
+        """
+        for start, file in self._files(begin, end):
+            position, stop = file.next_data(max(0, begin - start)), min(end - start, self.size)
+            while position < stop:
+                data = file.read(position, min(_ZERO_BLOCK, stop - position))
+                file.write(position, memoryview(data))
+                position = file.next_data(position + len(data))
+
+    def first_not_zero(self, begin: int, end: int) -> int | None:
+        """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
+        for start, file in self._files(begin, end):
+            position = self._first_not_zero_within(file, max(0, begin - start), min(end - start, self.size))
+            if position is not None:
+                return start + position
+        return None
+
+    def forget(self) -> None:
+        """Close all files; the next look at one opens it by its name."""
+        self._last = None
+        self._files_open.forget(self.directory)
+
+    def flush(self, begin: int, end: int) -> None:
+        """Bring [begin, end) to the device. Raises `FlushFailed`."""
+        for _, file in self._files(begin, end):
+            file.flush()
+
+    def flush_names(self) -> None:
+        """Bring the files' names to the device: who made one may have died before. Raises `FlushFailed`."""
+        with flushing(self.directory), suppress(FileNotFoundError):
+            sync_directory(self.directory)
+
+    def _start(self, offset: int) -> int:
+        if not self.size:
+            self.starts()
+        return offset - offset % self.size if self.size else offset
+
+    def path(self, start: int) -> Path:
+        """The file of the segment that begins at `start`."""
+        return self.directory / segment_name(start)
+
+    def _opened(self, start: int) -> SegmentFile:
+        last = self._last
+        file = last.file() if last is not None and last.start == start else None
+        if file is None:
+            file = self._files_open.get(self.directory, start, self.size, writable=self._writable)
+            self._last = _Last(start, ref(file))
+        return file
+
+    def _current(self, start: int) -> SegmentFile:
+        """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
+        if self._opened(start).is_deleted:
+            self.forget()
+        return self._opened(start)
+
+    def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
+        """The segments of [begin, end) that there are, with their starts; one may go at any moment."""
+        for start in range(self._start(begin), end, self.size):
+            with suppress(OffsetLost):
+                yield start, self._current(start)
+
+    def _create(self, start: int) -> None:
+        if not self._writable:
+            raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
+        temporary = self._root / PREALLOCATE_FILE
+        try:
+            make_folder(self.directory)
+            with open(open_file(temporary, os.O_TRUNC), "wb") as file:
+                file.truncate(self.size)
+                sync(file.fileno(), temporary)
+            temporary.rename(self.path(start))
+        except OSError as error:
+            raise_if_full(self.path(start), error)
+            raise
+        for directory in (self.directory, *self.directory.parents):
+            with flushing(directory):
+                sync_directory(directory)
+            if directory == self._root:
+                break
+
+    def _checked_start(self, name: str, length: int) -> int:
+        if len(name) != SEGMENT_NAME_DIGITS or not name.isascii() or not name.isdigit() or int(name) % self.size:
+            raise CorruptSegment(
+                f"{self.directory / name}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} "
+                "digits, a multiple of that size); move the file out of the store"
+            )
+        if length != self.size:
+            raise CorruptSegment(
+                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size}; "
+                "restore the file from a copy"
+            )
+        return int(name)
+
+    @staticmethod
+    def _zero_within(file: SegmentFile, begin: int, end: int) -> None:
+        zeros = memoryview(bytes(_ZERO_BLOCK))
+        position = file.next_data(begin)
+        while position < end:
+            length = min(_ZERO_BLOCK, end - position)
+            if file.read(position, length).strip(b"\0"):
+                file.write(position, zeros[:length])
+            position = file.next_data(position + length)
+
+    @staticmethod
+    def _first_not_zero_within(file: SegmentFile, begin: int, end: int) -> int | None:
+        position = file.next_data(begin)
+        while position < end:
+            data = np.frombuffer(file.read(position, min(_LOOK_BLOCK, end - position)), np.uint8)
+            found = np.flatnonzero(data) if data.any() else data[:0]
+            if len(found):
+                return position + int(found[0])
+            position = file.next_data(position + len(data))
+        return None
+
+
+def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
+    """The files of a directory as they were at one moment, by name; none without the directory."""
+    while True:
+        try:
+            return sorted((entry.name, entry.stat()) for entry in os.scandir(directory) if entry.is_file())
+        except FileNotFoundError:  # one went between listing and looking: others may have, too
+            if not directory.exists():
+                return []

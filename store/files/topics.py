@@ -1,0 +1,168 @@
+"""`config/topics.json`: the topics and their queue counts, in RocketMQ's shape (TopicConfigManager)."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from store.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.files.admin_files import next_version, number, read_json, read_table, table, write_json
+from store.files.kinds import batch_topics
+from store.files.opened import Place
+from store.format.layout import (
+    CONSUME_QUEUE_DIR,
+    MAX_QUEUES,
+    TOPICS_FILE,
+)
+from store.format.topic_names import check_topic_name, needs_no_entry, not_a_name
+from store.integers import integer
+
+_QUEUE_ID = "0|[1-9][0-9]*"
+_TABLE = "topicConfigTable"
+_READ_WRITE = 6  # perm bits: 4 read, 2 write
+
+
+class Topics:
+    """The topic table of one store. Other processes write the file too, so its state is looked at in every call."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._place = Place(root)
+        self._path = root / TOPICS_FILE
+        self._seen: tuple[int, int] | None = None
+        self._counts: dict[str, int] = {}
+
+    def queue_count(self, topic: str) -> int:
+        """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
+        try:
+            status = self._path.stat()
+            state = (status.st_ino, status.st_mtime_ns)
+        except FileNotFoundError:
+            state = None
+        if state is None or state != self._seen or topic not in self._counts:
+            self._counts, self._seen = self.queue_counts(), state
+        return self._counts.get(topic, 0)
+
+    def known(self, topic: str) -> int:
+        """Number of queues of one topic. Raises `UnknownTopic`, `InvalidTopic`, and `StoreReplaced`."""
+        if not isinstance(topic, str):
+            raise not_a_name(topic)
+        queues = self.queue_count(topic)
+        if not queues:
+            self._place.check()
+            if topic in self.batches():
+                raise UnsupportedStore(
+                    f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which are not read here; "
+                    "read it with RocketMQ's own client"
+                )
+            known = ", ".join(self.queue_counts()) or "none"
+            raise UnknownTopic(f"{self._root}: no topic {topic!r}; create it with create_topic (there are: {known})")
+        return queues
+
+    def check_queue(self, topic: str, queue_id: int) -> int:
+        """The queue id, if the topic has it. Raises `UnknownTopic`, `UnknownQueue`."""
+        queue_id, queues = integer("queue_id", queue_id), self.known(topic)
+        if not 0 <= queue_id < queues:
+            raise UnknownQueue(f"{self._root}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
+        return queue_id
+
+    def queue_counts(self) -> dict[str, int]:
+        """Topic to number of queues, sorted by topic; topics that have a ConsumeQueue but no entry included.
+
+        Topics with batch queues are left out.
+        """
+        configured = self._table()
+        batches = batch_topics(configured)
+        counts = {name: self._configured(name, config) for name, config in configured.items() if name not in batches}
+        for topic, queue_ids in self.on_disk().items():
+            counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)
+        return dict(sorted(counts.items()))
+
+    def batches(self) -> set[str]:
+        """Topics with batch queues, which are not read here."""
+        return batch_topics(self._table())
+
+    def on_disk(self) -> dict[str, list[int]]:
+        """Topic to the queue ids that have a ConsumeQueue folder; other names are passed over as RocketMQ does.
+
+        Warns of a number that no queue has: with it a topic had millions of them.
+        """
+        folder = self._root / CONSUME_QUEUE_DIR
+        return {topic: sorted(_queue_ids(folder / topic)) for topic in _folders(folder)}
+
+    def queues_on_disk(self) -> list[tuple[str, int]]:
+        """(topic, queue id) of all that `on_disk` has."""
+        return [(topic, queue_id) for topic, queue_ids in self.on_disk().items() for queue_id in queue_ids]
+
+    def are_there(self) -> Callable[[str], bool]:
+        """Tells, as it stands now, whether a topic that records name is there: the log keeps those of deleted ones.
+
+        Where there is a table, that is one which is neither in it nor has a queue's folder. Raises `CorruptStore`.
+        """
+        listed, on_disk = self._table(), self.on_disk()
+        return lambda topic: not listed or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)
+
+    def create(self, topic: str, queues: int) -> int:
+        """Add a topic, or queues to one; the number it has now. Call under the store lock.
+
+        Raises `InvalidTopic` for a bad name or for fewer queues than there are: messages would be lost sight of;
+        `InvalidArgument` for more than 65,536.
+        """
+        check_topic_name(topic)
+        queues = integer("queues", queues, maximum=MAX_QUEUES)
+        present = self.queue_counts().get(topic, 0)
+        if queues < max(present, 1):
+            raise InvalidTopic(
+                f"topic {topic!r}: {queues} queues asked for, but it has {present}; queues can only be added"
+            )
+        content = read_json(self._path)
+        config = table(self._path, content, _TABLE).setdefault(topic, _new_topic(topic))
+        if config.get("readQueueNums") != queues or config.get("writeQueueNums") != queues:
+            config["readQueueNums"] = config["writeQueueNums"] = queues
+            next_version(self._path, content)
+            write_json(self._path, content)
+        return queues
+
+    def _table(self) -> dict[str, dict[str, Any]]:
+        return read_table(self._path, _TABLE)
+
+    def _configured(self, topic: str, config: dict[str, Any]) -> int:
+        if "/" in topic or "\0" in topic or topic in ("", ".", "..") or not topic.isprintable():
+            raise CorruptStore(f"{self._path}: {topic!r} in {_TABLE} is no topic's name; correct the file")
+        return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
+
+
+def _folders(path: Path) -> list[str]:
+    """Names of the folders in `path`, by name; none without it: a broker may delete a topic at any moment."""
+    try:
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _queue_ids(path: Path) -> Iterator[int]:
+    """Queue ids of the folders in a topic's one."""
+    for name in _folders(path):
+        if re.fullmatch(_QUEUE_ID, name):
+            if int(name) < MAX_QUEUES:
+                yield int(name)
+            else:
+                warnings.warn(
+                    f"{path / name}: passed over: no topic has {name} queues; move the folder out of the store",
+                    stacklevel=2,
+                )
+
+
+def _new_topic(topic: str) -> dict[str, Any]:
+    return {
+        "attributes": {},
+        "order": False,
+        "perm": _READ_WRITE,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": topic,
+        "topicSysFlag": 0,
+    }

@@ -1,0 +1,1 @@
+"""The bytes on disk: declared in `layout`, one record and many records to bytes and back."""

@@ -1,0 +1,314 @@
+"""Messages of one queue as Arrow columns: the commit log's bytes, decoded column by column, only those asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.cached import cached_property
+from store.errors import CorruptRecord, InvalidColumns
+from store.format.entering import are_wrong_codes, stand_in_light_queue
+from store.format.layout import (
+    IPV4_BYTES,
+    IPV6_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    SYS_BORN_HOST_V6,
+    SYS_COMPRESSED,
+    SYS_STORE_HOST_V6,
+)
+from store.format.message import host_text
+from store.format.property_columns import PropertyColumns
+from store.format.record_view import Ints, Mask, RecordView
+from store.format.records import gather_rows
+from store.format.strings import Bytes
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999: Spark and Python know no others
+
+COLUMNS: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "queueId": pa.int32(),
+    "queueOffset": pa.int64(),
+    "msgId": pa.string(),
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "body": pa.binary(),
+    "bornTimestamp": TIMESTAMP,
+    "storeTimestamp": TIMESTAMP,
+    "properties": pa.map_(pa.string(), pa.string()),
+    "physicalOffset": pa.int64(),
+    "bornHost": pa.string(),
+    "storeHost": pa.string(),
+    "reconsumeTimes": pa.int32(),
+    "flag": pa.int32(),
+    "sysFlag": pa.int32(),
+    "bodyCRC": pa.int32(),
+    "preparedTransactionOffset": pa.int64(),
+}
+"""What a message can be read as: column name to Arrow type."""
+
+PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # those made of what stands behind the body
+
+_COPY = "restore the segment from a copy"
+_EITHER = f"run 'pyspark-mq verify', or {_COPY}"
+DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raises `InvalidColumns` for a name that is not in COLUMNS."""
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
+    unknown = [str(name) for name in columns if not isinstance(name, str) or name not in COLUMNS]
+    if unknown:
+        raise InvalidColumns(f"unknown columns {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+
+
+class Block:
+    """n messages of one queue inside one stretch of a segment.
+
+    Constructing it checks every record against its ConsumeQueue entry: length, magic, queue, both offsets, and by
+    `with_tails` topic, and that its parts fill it exactly.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        view: Bytes,
+        base: int,
+        queue_offsets: Ints,
+        physical_offsets: Ints,
+        sizes: Ints,
+        *,
+        with_bodies: bool = False,
+        with_tails: bool = True,
+    ) -> None:
+        """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1.
+
+        with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
+        for memory is read fastest in its order.
+        with_tails: look at what stands behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
+        of a light queue.
+        Raises `CorruptRecord` naming the first record that is not what its entry says.
+        """
+        self._topic = topic
+        self._with_tails = with_tails
+        self._queue_id = queue_id
+        self._queue_offsets = queue_offsets
+        self._physical_offsets = physical_offsets
+        self._records = records = RecordView(view, physical_offsets - base, sizes)
+        self._need(records.sound, self._no_record)
+        if with_bodies:
+            _ = records.stored_bodies
+        same = records.holds("physical_offset", physical_offsets) & self._in_queue()
+        if with_tails:
+            same &= self._in_topic()
+            self._need(records.sound, self._no_record)
+        self._need(same, self._another)
+
+    def _in_queue(self) -> Mask:
+        """Where a record names this queue and its offset there, shape (n,)."""
+        same = self._records.holds("queue_id", self._queue_id)
+        return same & self._records.holds("queue_offset", self._queue_offsets)
+
+    def _in_topic(self) -> Mask:
+        """Where a record names this topic, shape (n,); measures the parts behind the bodies."""
+        return self._records.expect_topic(self._topic.encode())
+
+    def __len__(self) -> int:
+        return len(self._queue_offsets)
+
+    def column(self, name: str) -> pa.Array:
+        """One column of COLUMNS, length n; bodies as they are stored."""
+        return _DECODERS[name](self)
+
+    def check_crc(self) -> None:
+        """Raises `CorruptRecord` for the first record whose CRC32, of all of it or of its body, is another."""
+        whole = self._records.have_property_crc
+        self._need(
+            self._records.crc_matches(),
+            lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC; {_COPY}",
+        )
+
+    def check_tags_codes(self, codes: Ints) -> None:
+        """Raises `CorruptRecord` for the first record whose tag is not that of its entry's tags code, shape (n,)."""
+        wrong = are_wrong_codes(codes, self._tags, self._topic)
+        self._need(
+            ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
+        )
+
+    def _need(self, holds: Mask, what: Callable[[int], str]) -> None:
+        if not holds.all():
+            row = int(np.argmin(holds))
+            raise CorruptRecord(f"{self.where(row)}: {what(row)}")
+
+    @staticmethod
+    def _no_record(row: int) -> str:
+        return f"the log holds no record of that length there; {_COPY}"
+
+    def _another(self, row: int) -> str:
+        said = {name: self._records.field(name)[row] for name in ("queue_id", "queue_offset", "physical_offset")}
+        topic = ""
+        if self._with_tails:
+            at, length = self._records.topic_starts[row], self._records.topic_lengths[row]
+            topic = f", topic {bytes(self._records.view[at : at + length]).decode('utf-8', 'replace')}"
+        return (
+            f"the log holds another message there: its record says queue {said['queue_id']}, offset "
+            f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}; {_EITHER}"
+        )
+
+    def where(self, row: int) -> str:
+        """The message of one row, for errors."""
+        return (
+            f"topic {self._topic}, queue {self._queue_id}, offset {self._queue_offsets[row]} "
+            f"(commit log offset {self._physical_offsets[row]})"
+        )
+
+    # --- columns ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def sys_flags(self) -> Ints:
+        """As they are stored, shape (n,)."""
+        return self._records.field("sys_flag")
+
+    @cached_property
+    def _properties(self) -> PropertyColumns:
+        return PropertyColumns(self._records.properties)
+
+    @cached_property
+    def _tags(self) -> pa.StringArray:
+        return self._properties.value(PROPERTY_TAGS)
+
+    def _ints(self, name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array(self._records.field(name)).cast(kind)
+
+    def _timestamps(self, name: str) -> pa.TimestampArray:
+        """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
+        times = self._records.field(name)
+        outside = (times < FIRST_MS) | (times > LAST_MS)
+        if not outside.any():
+            return pa.array(times * 1000).view(TIMESTAMP)
+        return pa.array(np.where(outside, 0, times) * 1000, mask=outside).view(TIMESTAMP)
+
+    def _msg_ids(self) -> pa.StringArray:
+        """The client's id where the message carries one, else the offsetMsgId."""
+        unique = self._properties.value(PROPERTY_UNIQ_KEY)
+        if unique.null_count == 0:
+            return unique
+        return unique.fill_null(self._offset_msg_ids()) if unique.null_count < len(self) else self._offset_msg_ids()
+
+    def _offset_msg_ids(self) -> pa.StringArray:
+        def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+            offsets = self._physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
+            same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # as nearly always
+            return _hex(same_host, offsets)
+
+        return self._by_family("store", SYS_STORE_HOST_V6, texts)
+
+    def _hosts(self, which: str, bit: int) -> pa.StringArray:
+        def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+            port = RECORD_HEADER[f"{which}_port"].itemsize
+            distinct, index = np.unique(hosts, axis=0, return_inverse=True)
+            names = [host_text(host[:-port].tobytes(), int(host[-port:].view(">i4")[0])) for host in distinct]
+            return pa.array(names, pa.string()).take(pa.array(index.ravel()))
+
+        return self._by_family(which, bit, texts)
+
+    def _by_family(
+        self, which: str, bit: int, texts: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
+    ) -> pa.StringArray:
+        """`texts` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
+        if self._records.hosts_are_v4:
+            return texts(self._records.v4_hosts(which), np.arange(len(self)))
+        v6 = (self.sys_flags & bit) != 0
+        starts = self._records.field_positions(f"{which}_ip")
+        port = RECORD_HEADER[f"{which}_port"].itemsize
+        parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
+        arrays = [
+            texts(gather_rows(self._records.view, starts[rows], width + port), rows)
+            for rows, width in parts
+            if len(rows)
+        ]
+        if len(arrays) == 1:
+            return arrays[0]
+        order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
+        return pa.concat_arrays(arrays).take(pa.array(order))
+
+
+class LightBlock(Block):
+    """n messages of a light queue: their records name the queue that they were sent to.
+
+    Topic and queue offset are shown as the records have them, the queue number as that of the light queue: so does
+    RocketMQ's client, which overwrites the number with that of the queue it asked.
+    """
+
+    def _in_queue(self) -> Mask:
+        return self._records.sound.copy()
+
+    def _in_topic(self) -> Mask:
+        """Where a record says that it stands in this light queue, or was sent to it."""
+        records = self._records
+        records.measure_topics()
+        self._need(records.sound, self._no_record)
+        stands = stand_in_light_queue(self._properties, self._topic, self._queue_offsets)
+        names = records.slices(records.topic_starts, records.topic_lengths)
+        own: Mask = pc.equal(names, self._topic.encode()).to_numpy(zero_copy_only=False)
+        own &= super()._in_queue()
+        return stands | own
+
+    def column(self, name: str) -> pa.Array:
+        """As a message in a queue of its own."""
+        if name == "topic":
+            names = self._records.slices(self._records.topic_starts, self._records.topic_lengths).to_pylist()
+            return pa.array([name.decode("utf-8", "replace") for name in names], pa.string())
+        return self._ints("queue_offset", pa.int64()) if name == "queueOffset" else super().column(name)
+
+
+_DECODERS: dict[str, Callable[[Block], pa.Array]] = {
+    "topic": lambda block: pa.repeat(pa.scalar(block._topic, pa.string()), len(block)),
+    "queueId": lambda block: pa.array(np.full(len(block), block._queue_id, np.int32)),
+    "queueOffset": lambda block: pa.array(block._queue_offsets),
+    "msgId": Block._msg_ids,
+    "tags": lambda block: block._tags,
+    "keys": lambda block: block._properties.value(PROPERTY_KEYS),
+    "body": lambda block: block._records.stored_bodies,
+    "bornTimestamp": lambda block: block._timestamps("born_timestamp"),
+    "storeTimestamp": lambda block: block._timestamps("store_timestamp"),
+    "properties": lambda block: block._properties.maps(),
+    "physicalOffset": lambda block: pa.array(block._physical_offsets),
+    "bornHost": lambda block: block._hosts("born", SYS_BORN_HOST_V6),
+    "storeHost": lambda block: block._hosts("store", SYS_STORE_HOST_V6),
+    "reconsumeTimes": lambda block: block._ints("reconsume_times", pa.int32()),
+    "flag": lambda block: block._ints("flag", pa.int32()),
+    # RocketMQ's decoder clears the bit once the body is inflated
+    "sysFlag": lambda block: pa.array((block.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
+    "bodyCRC": lambda block: block._ints("body_crc", pa.int32()),
+    "preparedTransactionOffset": lambda block: block._ints("prepared_transaction_offset", pa.int64()),
+}
+assert _DECODERS.keys() == COLUMNS.keys()
+
+_HEX = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
+_HEX_OF_TWO = np.stack(np.broadcast_arrays(_HEX, _HEX[:, None]), axis=-1).copy().view(np.uint32).ravel()
+
+
+def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
+    """Upper-case hex of each row of byte matrices that stand side by side; one of a single row counts for all.
+
+    Two bytes are looked up at a time: the matrices are contiguous, and an even number of bytes wide.
+    """
+    count, width = max(map(len, parts)), sum(part.shape[1] for part in parts)
+    text = np.empty((count, width // 2), np.uint32)
+    first = 0
+    for part in parts:
+        twos = part.view(np.uint16)
+        text[:, first : first + twos.shape[1]] = _HEX_OF_TWO[twos]
+        first += twos.shape[1]
+    offsets = np.arange(0, (count + 1) * 2 * width, 2 * width, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))

@@ -1,0 +1,242 @@
+"""What a record enters: the queue that it names, light queues, the index by its keys. Said here, and nowhere else.
+
+`dispatch` asks for records found in a log; `message` and `tables` for those on their way there. For what is put all
+is simple: its own queue, under the hash of its tag, and the index, under its keys. What would make it otherwise, here
+or in a broker that the directory is handed to, is refused at the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.errors import MessageRefused, PutStatus
+from store.format.java_hash import java_hash
+from store.format.layout import (
+    CQ_EXTENSION_BELOW,
+    KEY_SEPARATOR,
+    LIGHT_PREFIX,
+    LIGHT_SEPARATOR,
+    PROPERTY_CRC,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_LIGHT_OFFSETS,
+    PROPERTY_LIGHT_QUEUES,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RETRY_TOPIC_PREFIX,
+    SCHEDULE_DELAYS_MS,
+    SCHEDULE_TOPIC,
+    SYS_INNER_BATCH,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
+    SYSTEM_TOPIC_PREFIX,
+)
+from store.format.property_columns import PropertyColumns
+from store.format.topic_names import check_topic_name
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+# --- the door ------------------------------------------------------------------------------------------
+
+_DELAY = "this store does not deliver delayed messages yet; leave it out, and the message is there at once"
+_LIGHT = "it would stand in light queues, which a broker alone fills"
+_BATCH = "it marks the batches of a broker's batch queues"
+RESERVED: Mapping[str, str] = {
+    PROPERTY_LIGHT_QUEUES: _LIGHT,
+    PROPERTY_LIGHT_OFFSETS: _LIGHT,
+    PROPERTY_DELAY: _DELAY,
+    "TIMER_DELAY_SEC": _DELAY,
+    "TIMER_DELAY_MS": _DELAY,
+    "TIMER_DELIVER_MS": _DELAY,
+    "TRAN_MSG": "this store has no transactions yet; leave it out, and the message is there at once",
+    "INNER_NUM": _BATCH,
+    "INNER_BASE": _BATCH,
+    "POP_CK": "a broker's pop consumers take it for their receipt",
+    PROPERTY_CRC: "the store itself writes this checksum, if enabledAppendPropCRC says so",
+}
+"""Properties that a broker, or this store, acts upon when it meets them in a log, and why that cannot be."""
+_RESERVED = pa.array(RESERVED, pa.string())
+
+# Those that RocketMQ's broker takes from no client (TopicValidator); the last two since 5.4.
+NOT_FOR_PUTTING = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+    }
+)
+
+
+@lru_cache(maxsize=1024)
+def check_topic(topic: str) -> None:
+    """Raises `MessageRefused` for a topic that takes a broker's own messages only, `InvalidTopic` for no name."""
+    check_topic_name(topic)
+    if topic in NOT_FOR_PUTTING:
+        raise _illegal(f"topic {topic}: a broker's own, which it acts upon; put into a topic of yours")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises `MessageRefused` for the first property name that is reserved."""
+    if not RESERVED.keys().isdisjoint(names):
+        name = next(name for name in names if name in RESERVED)
+        raise _illegal(f"property {name} is reserved: {RESERVED[name]}")
+
+
+def check_name_column(names: pa.StringArray) -> None:
+    """`check_names` of many."""
+    if pc.any(pc.is_in(names, _RESERVED)).as_py():
+        check_names(names.filter(pc.is_in(names, _RESERVED)).to_pylist())
+
+
+def _illegal(reason: str) -> MessageRefused:
+    return MessageRefused(PutStatus.MESSAGE_ILLEGAL, reason)
+
+
+# --- queues --------------------------------------------------------------------------------------------
+
+
+def in_own_queue(sys_flags: Ints) -> Mask:
+    """Which records stand in the queue that they name: not prepared and rolled-back ones, and no inner batches."""
+    outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
+    inside: Mask = ~outside & (sys_flags & SYS_INNER_BATCH == 0)
+    return inside
+
+
+def tags_codes(tags: pa.StringArray) -> Ints:
+    """The tags codes of their entries, int64, shape (n,): Java hashes, 0 without a tag."""
+    return java_hash(tags).astype(np.int64)
+
+
+def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
+    """Which of the tags codes of entries are not those of their records' tags, shape (n,).
+
+    Delivery times and addresses in queue extensions say nothing of the tag, and of a tag that is not UTF-8 RocketMQ
+    may have read other characters than we do.
+    """
+    wrong: Mask = codes != tags_codes(tags)
+    if wrong.any():
+        wrong &= (codes > CQ_EXTENSION_BELOW) & (topic != SCHEDULE_TOPIC)
+        wrong &= ~pc.fill_null(pc.match_substring(tags, "\ufffd"), False).to_numpy(zero_copy_only=False)
+    return wrong
+
+
+def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
+    """What entries of SCHEDULE_TOPIC hold instead, ms, shape (n,), from property DELAY; 0 where it is no level."""
+    times = np.zeros(len(levels), np.int64)
+    for row, level in enumerate(levels.to_pylist()):
+        number = _number(level or "")
+        if number:
+            times[row] = store_timestamps[row] + SCHEDULE_DELAYS_MS[min(number, len(SCHEDULE_DELAYS_MS)) - 1]
+    return times
+
+
+class Place(NamedTuple):
+    """Where a record stands in a queue."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+def light_places(
+    properties: PropertyColumns, topics: list[str], topic_ids: Ints, queue_ids: Ints
+) -> Iterator[tuple[int, Place]]:
+    """The places of n records in light queues, each with the record's row.
+
+    topics: names; topic_ids, queue_ids: int64, shape (n,).
+    """
+    queues = properties.value(PROPERTY_LIGHT_QUEUES)
+    if queues.null_count == len(queues):
+        return
+    offsets = properties.value(PROPERTY_LIGHT_OFFSETS)
+    for row in np.flatnonzero(queues.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        own = topics[topic_ids[row]], int(queue_ids[row])
+        for place in _light_places(*own, queues[row].as_py(), offsets[row].as_py() or ""):
+            yield row, place
+
+
+def stands_in(place: Place, own: Place, properties: Mapping[str, str]) -> bool:
+    """Whether the record that names the place `own` stands in `place`: that one, or one in a light queue."""
+    names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
+    return place == own or place in _light_places(own.topic, own.queue_id, names, offsets)
+
+
+def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
+    """Which of n records say that they stand in light queue `topic` at these offsets, shape (n,)."""
+    queues, offsets = (
+        pc.split_pattern(pc.fill_null(properties.value(name), ""), LIGHT_SEPARATOR)
+        for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS)
+    )
+    owners, names = pc.list_parent_indices(queues).to_numpy(), pc.list_flatten(queues)
+    first_name, first_offset = (lists.offsets.to_numpy()[:-1] for lists in (queues, offsets))
+    among = np.flatnonzero(pc.equal(names, topic).to_numpy(zero_copy_only=False))
+    rows = owners[among]
+    number = among - first_name[rows]
+    has_offset = number < pc.list_value_length(offsets).to_numpy()[rows]
+    among, rows, number = among[has_offset], rows[has_offset], number[has_offset]
+    found = pc.list_flatten(offsets).take(pa.array(first_offset[rows] + number))
+    same = pc.equal(found, pa.array(queue_offsets[rows]).cast(pa.string())).to_numpy(zero_copy_only=False)
+    stands = np.zeros(len(queue_offsets), np.bool_)
+    stands[rows[same]] = True
+    return stands
+
+
+def _light_places(topic: str, queue_id: int, names: str, offsets: str) -> Iterator[Place]:
+    """`INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0, of a record of an ordinary topic.
+
+    What a broker did not write, and no client can mean, is passed over: without offset, or a name that no folder has.
+    """
+    if not names or not _has_light_queues(topic):
+        return
+    for name, text in zip(names.split(LIGHT_SEPARATOR), offsets.split(LIGHT_SEPARATOR), strict=False):
+        offset = _number(text)
+        if offset is not None and is_folder_name(name):
+            yield Place(name, 0 if name.startswith(LIGHT_PREFIX) else queue_id, offset)
+
+
+def _has_light_queues(topic: str) -> bool:
+    return not topic.startswith((RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)) and topic != SCHEDULE_TOPIC
+
+
+def is_folder_name(topic: str) -> bool:
+    """Whether a topic can be a folder of the store: no CRC covers it, and it must not lead elsewhere."""
+    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+
+
+def _number(text: str) -> int | None:
+    """A Java long of 0 or more, or None."""
+    return int(text) if text.isdecimal() and int(text) < 1 << 63 else None
+
+
+# --- the index -----------------------------------------------------------------------------------------
+
+
+def in_index(sys_flags: Ints) -> Mask:
+    """Which records are filed by their keys: all but rolled-back ones."""
+    filed: Mask = sys_flags & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK
+    return filed
+
+
+def keys_of(properties: Mapping[str, str]) -> list[str]:
+    """The keys that one message is filed under, in RocketMQ's order; of many: `key_hashes`."""
+    keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
+    return [key for key in keys if key]
+
+
+def tag_of(properties: Mapping[str, str]) -> str:
+    """The tag whose hash one message's entry holds; "" without."""
+    return properties.get(PROPERTY_TAGS, "")

@@ -1,0 +1,269 @@
+"""Every byte on disk, declared once.
+
+All integers are big-endian (Java). Offsets and widths are written nowhere else: other modules ask the
+dtypes here. Sources: RocketMQ's `MessageExtEncoder` / `CommitLog` (records), `ConsumeQueue` (entries),
+`DefaultMessageStore` (directory), and, for `watermark`, this project.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+# --- names in a store's directory ---------------------------------------------------------------------
+
+COMMIT_LOG_DIR: Final = "commitlog"
+CONSUME_QUEUE_DIR: Final = "consumequeue"
+CONFIG_DIR: Final = "config"
+TOPICS_FILE: Final = "config/topics.json"
+CONSUMER_OFFSETS_FILE: Final = "config/consumerOffset.json"
+GROUPS_FILE: Final = "config/subscriptionGroup.json"
+DELAY_OFFSETS_FILE: Final = "config/delayOffset.json"
+CONF_FILE: Final = "config/store.conf"
+LOCK_FILE: Final = "lock"
+ABORT_FILE: Final = "abort"
+CHECKPOINT_FILE: Final = "checkpoint"
+WATERMARK_FILE: Final = "watermark"
+QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON
+PREALLOCATE_FILE: Final = "preallocate.tmp"
+
+# What only RocketMQ makes, and shows a kind of directory (see `kinds`).
+DLEDGER_PREFIX: Final = "dledger-"  # of the folders that hold a DLedger log
+ROCKSDB_MARK: Final = "CURRENT"  # every RocksDB folder has this file
+ROCKSDB_CONSUME_QUEUE_DIR: Final = "consumequeue_rocksdb"
+BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
+EPOCH_FILE: Final = "epochFileCheckpoint"
+BROKER_IDENTITY_FILE: Final = "brokerIdentity"
+TOPIC_MAPPINGS_FILE: Final = "config/topicQueueMapping.json"
+TOPIC_QUEUE_TYPE: Final = "queue.type"  # a topic's attribute
+BATCH_QUEUE_TYPE: Final = "BatchCQ"
+TOPIC_CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACTION_POLICY: Final = "COMPACTION"
+
+SEGMENT_NAME_DIGITS: Final = 20  # a segment's name is the logical offset of its byte 0
+
+
+def segment_name(start: int) -> str:
+    """File name of the segment that begins at logical byte offset `start`."""
+    return f"{start:0{SEGMENT_NAME_DIGITS}d}"
+
+
+# --- the commit log record ----------------------------------------------------------------------------
+
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length is one byte
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length is two bytes
+MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is empty
+
+IPV4_BYTES: Final = 4
+IPV6_BYTES: Final = 16
+IPV6_EXTRA: Final = IPV6_BYTES - IPV4_BYTES
+
+SYS_COMPRESSED: Final = 0x1
+SYS_TRANSACTION_MASK: Final = 0xC
+SYS_TRANSACTION_PREPARED: Final = 0x4
+SYS_TRANSACTION_ROLLBACK: Final = 0xC
+SYS_INNER_BATCH: Final = 0x80  # of topics whose queues are in batchconsumequeue/
+SYS_BORN_HOST_V6: Final = 0x10
+SYS_STORE_HOST_V6: Final = 0x20
+SYS_COMPRESSION_MASK: Final = 0x700
+SYS_COMPRESSION: Final = {
+    0x000: "zlib",
+    0x100: "lz4",
+    0x200: "zstd",
+    0x300: "zlib",
+}  # 0: clients before types
+
+
+def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            ("total_size", ">i4"),
+            ("magic", ">i4"),
+            ("body_crc", ">i4"),
+            ("queue_id", ">i4"),
+            ("flag", ">i4"),
+            ("queue_offset", ">i8"),
+            ("physical_offset", ">i8"),
+            ("sys_flag", ">i4"),
+            ("born_timestamp", ">i8"),
+            ("born_ip", "u1", (born_ip,)),
+            ("born_port", ">i4"),
+            ("store_timestamp", ">i8"),
+            ("store_ip", "u1", (store_ip,)),
+            ("store_port", ">i4"),
+            ("reconsume_times", ">i4"),
+            ("prepared_transaction_offset", ">i8"),
+            ("body_length", ">i4"),
+        ]
+    )
+
+
+# Indexed by [born host is IPv6][store host is IPv6]; followed by body, topic length, topic, properties length,
+# properties. The first nine fields stand at the same place in all four.
+RECORD_HEADERS: Final = tuple(
+    tuple(_record_header(born, store) for store in (IPV4_BYTES, IPV6_BYTES)) for born in (IPV4_BYTES, IPV6_BYTES)
+)
+RECORD_HEADER: Final = RECORD_HEADERS[0][0]
+TOPIC_LENGTH_BYTES: Final = {MAGIC_V1: 1, MAGIC_V2: 2}
+PROPERTIES_LENGTH_BYTES: Final = 2
+
+MIN_RECORD_BYTES: Final = RECORD_HEADER.itemsize + 1 + PROPERTIES_LENGTH_BYTES
+BODY_CRC_MASK: Final = 0x7FFFFFFF
+
+# Behind the last record of a segment: its own length (to the segment's end) and MAGIC_BLANK.
+BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
+
+# `total` bytes of records plus this many must fit, or the record goes to the next segment.
+END_FILE_MIN_BLANK_BYTES: Final = BLANK.itemsize
+
+MAX_PROPERTIES_BYTES: Final = 32_767
+MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux gives a process so many mappings
+MAX_TOPIC_BYTES: Final = 127
+MAX_RETRY_TOPIC_BYTES: Final = 255
+TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"
+# What a tag cannot have: "|" and control characters RocketMQ's proxy refuses, blanks around it an expression drops.
+NO_TAG = r"[|\x00-\x1f\x7f-\x9f]|^ | $"
+MAX_GROUP_CHARACTERS: Final = 120
+GROUP_SEPARATOR: Final = "@"  # between topic and group
+RETRY_TOPIC_PREFIX: Final = "%RETRY%"
+DLQ_TOPIC_PREFIX: Final = "%DLQ%"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)  # those of TopicValidator; a broker also has some named after itself and its cluster
+
+NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
+PROPERTY_SEPARATOR: Final = 2
+PROPERTY_TAGS: Final = "TAGS"
+PROPERTY_KEYS: Final = "KEYS"
+PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, and its offsets there
+PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+PROPERTY_CRC: Final = "__CRC32#"  # where it is there, it stands last: it covers the record's bytes before it
+PROPERTY_CRC_DIGITS: Final = 10  # decimal, the last one first
+LIGHT_SEPARATOR: Final = ","
+LIGHT_PREFIX: Final = "%LMQ%"  # such a queue is number 0 of a topic of its own
+KEY_SEPARATOR: Final = " "
+
+
+PROPERTY_CRC_NAME: Final = PROPERTY_CRC.encode() + bytes([NAME_VALUE_SEPARATOR])
+PROPERTY_CRC_END: Final = bytes([PROPERTY_SEPARATOR])
+PROPERTY_CRC_BYTES: Final = len(PROPERTY_CRC_NAME) + PROPERTY_CRC_DIGITS + len(PROPERTY_CRC_END)
+
+
+def field_offset(dtype: np.dtype[np.void], name: str) -> int:
+    """Byte offset of field `name` inside `dtype`."""
+    fields = dtype.fields
+    assert fields is not None
+    return int(fields[name][1])
+
+
+# --- ConsumeQueue --------------------------------------------------------------------------------------
+
+CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # a tags code up to here is an address in consumequeue_ext: no hash can be
+CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # entries before the first one of a queue that does not begin at 0
+
+# In this topic the entry's tags code is the delivery time (ms): store time plus the delay of the message's level.
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE_DELAYS_MS: Final = tuple(
+    1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
+)  # messageDelayLevel; larger levels count as the last
+
+# --- index (IndexHeader, IndexFile) ----------------------------------------------------------------------
+# A file is one header, the slots of a hash table, then room for entries; entries of one slot form a chain,
+# newest first. Its name is the local time of its creation.
+
+INDEX_DIR: Final = "index"
+REPAIR_DIR: Final = "repair"  # this project's: holds the index while it is made anew
+INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
+INDEX_HEADER: Final = np.dtype(
+    [
+        ("begin_timestamp", ">i8"),  # ms, store time of the first entry
+        ("end_timestamp", ">i8"),  # ms, of the last
+        ("begin_offset", ">i8"),  # commit log offset of the first
+        ("end_offset", ">i8"),  # of the last
+        ("slots_used", ">i4"),
+        ("next_entry", ">i4"),  # the number that the next entry gets
+    ]
+)
+INDEX_SLOT: Final = np.dtype(">i4")  # number of the newest entry
+INDEX_ENTRY: Final = np.dtype(
+    [
+        ("key_hash", ">i4"),
+        ("physical_offset", ">i8"),
+        ("seconds", ">i4"),  # since the header's begin_timestamp
+        ("previous", ">i4"),  # number of the next older entry of the same slot
+    ]
+)
+INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
+INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
+INDEX_TAG_PREFIX: Final = "T#"  # of a tag as RocketMQ 5.4 and later file it, where the key stands
+
+# --- checkpoint (StoreCheckpoint) ------------------------------------------------------------------------
+
+CHECKPOINT: Final = np.dtype(
+    [
+        ("log_timestamp", ">i8"),  # ms, store time of the last record known to be on the device
+        ("queues_timestamp", ">i8"),  # ms, the same for queue entries
+        ("index_timestamp", ">i8"),  # ms, the same for full index files
+    ]
+)
+CHECKPOINT_FILE_BYTES: Final = 4096
+CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins that much earlier
+
+# --- watermark (this project's; RocketMQ ignores the file) ----------------------------------------------
+
+WATERMARK_MAGIC: Final = b"PYMQMARK"
+WATERMARK_VERSION: Final = 2  # 1 had no checks
+WATERMARK_NUMBER_BITS: Final = 56  # of a ">u8" here: the byte above it is a check of it, written in the same store
+WATERMARK: Final = np.dtype(
+    [
+        ("magic", "S8"),  # guards against some other file of that name
+        ("version", ">i8"),
+        ("boot_id", "S40"),  # a page cache that died with its machine shows as another boot
+        ("flushed_offset", ">u8"),  # on the device up to here
+        ("store_timestamp", ">u8"),  # of the newest announcement
+        ("announced_end", ">u8"),  # > confirm_offset: an append is under way, or its writer died
+        ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
+        ("failed_from", ">u8"),  # 0 without its check: no flush failed; else the flushed offset when one did
+        ("failure", "S1024"),  # what that was, UTF-8
+    ]
+)
+WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it
+
+# --- relations ------------------------------------------------------------------------------------------
+
+assert RECORD_HEADER.itemsize == 88
+assert RECORD_HEADERS[1][1].itemsize == RECORD_HEADER.itemsize + 2 * IPV6_EXTRA
+assert MIN_RECORD_BYTES == 91
+assert all(
+    field_offset(header, name) == field_offset(RECORD_HEADER, name)
+    for row in RECORD_HEADERS
+    for header in row
+    for name in (RECORD_HEADER.names or ())[:9]
+)
+assert PROPERTY_CRC_BYTES == 20
+assert CQ_ENTRY.itemsize == 20
+assert INDEX_HEADER.itemsize == 40
+assert INDEX_ENTRY.itemsize == 20
+assert len(SCHEDULE_DELAYS_MS) == 18
+assert SCHEDULE_TOPIC in SYSTEM_TOPICS
+assert WATERMARK.itemsize <= WATERMARK_FILE_BYTES
+assert field_offset(WATERMARK, "confirm_offset") % 8 == 0, "published by one aligned write"

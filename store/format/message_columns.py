@@ -1,0 +1,227 @@
+"""Tables of messages, as users have them, to the columns that records are made of, checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.errors import InvalidColumns
+from store.format.layout import KEY_SEPARATOR
+from store.format.message import check_key
+from store.format.strings import flat
+
+_TABLE_COLUMNS = {
+    "body": "binary or string, no nulls",
+    "tags": "string",
+    "keys": "string (keys separated by blanks) or list<string>",
+    "properties": "map<string, string>",
+    "queueId": "integer",
+    "shardingKey": "string",
+    "flag": "integer",
+    "bornTimestamp": "timestamp, or integer ms since the epoch",
+}
+# Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
+_PIECE_BYTES = 16 << 20
+_PIECE_ROWS = 24 << 10
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """The columns of n messages of one topic, checked and in the types that records need.
+
+    body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
+    queue_ids, flags: int64, shape (n,), or None. born_timestamps: int64 ms, shape (n,), or None.
+    """
+
+    body: pa.BinaryArray
+    tags: pa.StringArray | None
+    keys: pa.StringArray | None
+    properties: pa.MapArray | None
+    queue_ids: Ints | None
+    sharding_keys: pa.StringArray | None
+    flags: Ints | None
+    born_timestamps: Ints | None
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    @staticmethod
+    def of(piece: pa.Table) -> MessageColumns:
+        """The columns of a piece (see `split`).
+
+        Raises `InvalidColumns` for a type that does not fit or text that is no UTF-8, `MessageRefused` for a key that
+        would be several.
+        """
+        columns = {name: _in_one(piece[name]) for name in piece.column_names}
+
+        def text(name: str) -> pa.StringArray | None:
+            return _text(name, columns[name]) if name in columns else None
+
+        def integers(name: str) -> Ints | None:
+            return _integers(name, columns[name]) if name in columns else None
+
+        body = columns["body"]
+        properties = columns.get("properties")
+        return MessageColumns(
+            body=_no_nulls("body", _cast("body", body, pa.binary(), _is_bytes)),
+            tags=text("tags"),
+            keys=_keys(columns["keys"]) if "keys" in columns else None,
+            properties=None if properties is None else _maps(properties),
+            queue_ids=integers("queueId"),
+            sharding_keys=text("shardingKey"),
+            flags=integers("flag"),
+            born_timestamps=integers("bornTimestamp"),
+        )
+
+
+def as_table(messages: object) -> pa.Table | pa.RecordBatch:
+    """What holds messages as an Arrow table: one already, a pandas frame, or what offers itself as an Arrow stream.
+
+    Raises `InvalidColumns` for anything else.
+    """
+    if isinstance(messages, pa.Table | pa.RecordBatch):
+        return messages
+    pandas = sys.modules.get("pandas")  # a frame of it is there only if it is
+    try:
+        if pandas is not None and isinstance(messages, pandas.DataFrame):
+            return pa.Table.from_pandas(messages, preserve_index=False)
+        if hasattr(messages, "__arrow_c_stream__"):
+            return pa.table(messages)
+    except pa.ArrowException as error:
+        raise InvalidColumns(f"this {type(messages).__name__} has no form as an Arrow table: {error}") from error
+    raise InvalidColumns(
+        f"append_table takes a pyarrow Table or RecordBatch, a pandas frame, or another Arrow stream, not "
+        f"{type(messages).__name__}; pyarrow.Table.from_pylist makes a table of a list of dicts"
+    )
+
+
+def split(
+    table: pa.Table | pa.RecordBatch, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
+) -> list[pa.Table]:
+    """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
+
+    Raises `InvalidColumns` for an unknown column, one that stands twice, or a missing body.
+    """
+    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if twice:
+        raise InvalidColumns(f"columns that stand twice: {', '.join(twice)}; drop one of each")
+    unknown = [name for name in table.column_names if name not in _TABLE_COLUMNS]
+    if unknown or "body" not in table.column_names:
+        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
+        known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
+        raise InvalidColumns(f"{wrong}. A table of messages has {known}")
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    rows = max(1, min(max_rows, table.num_rows * max_bytes // max(1, table.nbytes)))
+    return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
+
+
+def _in_one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
+    """The column as `kind`, if its type `fits`: Arrow would turn numbers into text, and text into numbers, too."""
+    if column.type == kind:
+        return column
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    wrong = f"column {name!r} is {column.type}, expected {_TABLE_COLUMNS[name]}"
+    if not fits(column.type):
+        raise InvalidColumns(wrong)
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidColumns(f"{wrong}: {error}") from error
+
+
+_BYTES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating)  # pandas keeps integers with gaps as floats
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(is_one(kind) for is_one in _BYTES)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(is_one(kind) for is_one in (*_BYTES, pa.types.is_null))
+
+
+def _is_text_map(kind: pa.DataType) -> bool:
+    return kind == pa.null() or (isinstance(kind, pa.MapType) and _is_text(kind.key_type) and _is_text(kind.item_type))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return any(is_one(kind) for is_one in _NUMBERS)
+
+
+def _text(name: str, column: pa.Array) -> pa.StringArray:
+    return _valid(name, _cast(name, column, pa.string(), _is_text))
+
+
+def _keys(column: pa.Array) -> pa.StringArray:
+    """One text for each message: its keys with blanks between them."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return _text("keys", column)
+    keys = _cast("keys", column, pa.list_(pa.string()), lambda kind: _is_text(kind.value_type))
+    single = _no_nulls("keys", _valid("keys", keys.flatten()))
+    if (flat(single)[0] == ord(KEY_SEPARATOR)).any():
+        for key in single.to_pylist():
+            check_key(key)
+    return pc.binary_join(keys, KEY_SEPARATOR)
+
+
+def _maps(column: pa.Array) -> pa.MapArray:
+    maps = _cast("properties", column, pa.map_(pa.string(), pa.string()), _is_text_map)
+    for texts in pairs(maps):
+        _valid("properties", texts)
+    return maps
+
+
+def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
+    """The names and the values of all maps, which may be a slice of a longer array."""
+    first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
+
+
+def _integers(name: str, column: pa.Array) -> Ints:
+    """int64, shape (n,); times in ms."""
+    kind = column.type
+    if name == "bornTimestamp" and pa.types.is_timestamp(kind):
+        is_exact = kind.unit in ("s", "ms")  # or else what is below a millisecond goes
+        try:
+            column = column.cast(pa.timestamp("ms", kind.tz), safe=is_exact).cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise InvalidColumns(f"column {name!r}: {error}") from error
+    values: Ints = _no_nulls(name, _cast(name, column, pa.int64(), _is_number)).to_numpy()
+    return values
+
+
+def _valid(name: str, texts: pa.StringArray) -> pa.StringArray:
+    """Raises `InvalidColumns` for text that is no UTF-8: an array can be made of any bytes."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidColumns(f"column {name!r}: {error}") from error
+    return texts
+
+
+def _no_nulls(name: str, column: pa.Array) -> pa.Array:
+    if column.null_count:
+        raise InvalidColumns(f"column {name!r} has {column.null_count} nulls in this table; fill or drop them first")
+    return column

@@ -1,0 +1,225 @@
+"""Many records in one stretch of bytes: their fields and the bounds of their parts, vectorised.
+
+Nothing is trusted: a record whose lengths do not add up is not `sound`, and no access leaves the stretch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.cached import cached_property
+from store.format.crc import body_crcs, crcs_between, crcs_of_digits
+from store.format.layout import (
+    IPV6_EXTRA,
+    MAGIC_V1,
+    MAGIC_V2,
+    NAME_VALUE_SEPARATOR,
+    PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC,
+    PROPERTY_CRC_BYTES,
+    PROPERTY_CRC_DIGITS,
+    PROPERTY_SEPARATOR,
+    RECORD_HEADER,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+    TOPIC_LENGTH_BYTES,
+    field_offset,
+)
+from store.format.records import gather, gather_rows
+from store.format.strings import Bytes, cut, flat
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_BODY_LENGTH_BYTES = RECORD_HEADER["body_length"].itemsize
+_BEHIND_BORN_IP = field_offset(RECORD_HEADER, "born_ip")
+_BEHIND_STORE_IP = field_offset(RECORD_HEADER, "store_ip")
+_WORD = np.dtype(np.uint64)
+_CRC_WORD = np.frombuffer(PROPERTY_CRC.encode(), _WORD)
+_PROPERTIES_LENGTH = np.dtype(f">i{PROPERTIES_LENGTH_BYTES}")
+_SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
+
+
+class RecordView:
+    """n records at `positions` of `view`, each said to be `sizes` bytes long.
+
+    view: uint8, at least as long as a record header. positions, sizes: int64, shape (n,). All attributes named
+    *_starts are positions in `view`, all named *_lengths are bytes, int64, shape (n,); where `sound` (bool,
+    shape (n,)) is False they mean nothing.
+    """
+
+    def __init__(self, view: Bytes, positions: Ints, sizes: Ints) -> None:
+        self.view = view
+        self.positions = positions
+        self.sizes = sizes
+        self._ends = positions + sizes
+        self.sound: Mask = (positions >= 0) & (sizes >= RECORD_HEADER.itemsize) & (self._ends <= len(view))
+        # One gather of whole headers, then strided views of it: several times cheaper than one gather a field.
+        rows = gather_rows(view, self._inside(positions), RECORD_HEADER.itemsize)
+        self._header_bytes = rows
+        self._headers = rows.view(RECORD_HEADER)[:, 0]
+        self._v1 = self.holds("magic", MAGIC_V1)
+        self.sound &= self.holds("total_size", sizes)
+        if not self._v1.all():
+            self.sound &= self._v1 | self.holds("magic", MAGIC_V2)
+        sys_flags = self._headers["sys_flag"]
+        self.hosts_are_v4 = not (sys_flags & _SYS_HOST_V6).any()
+        body_field = self.field_positions("body_length")
+        self.body_starts = body_field + _BODY_LENGTH_BYTES
+        self.sound &= self.body_starts <= self._ends
+        self.body_lengths = self.field("body_length")
+        self._topic_fields = self.body_starts + self.body_lengths
+        self.sound &= (self.body_lengths >= 0) & (self._topic_fields < self._ends)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def holds(self, name: str, values: Ints | int) -> Mask:
+        """Where a header field before the hosts is `values` (within its range), shape (n,).
+
+        Compared as they stand on disk: cheaper than turning the bytes of the fields around.
+        """
+        field = self._headers[name]
+        expected = np.asarray(values).astype(field.dtype)
+        same: Mask = field.view(field.dtype.newbyteorder("=")) == expected.view(field.dtype.newbyteorder("="))
+        return same
+
+    def field(self, name: str) -> Ints:
+        """A header field of every record, int64, shape (n,)."""
+        if self.hosts_are_v4 or field_offset(RECORD_HEADER, name) <= _BEHIND_BORN_IP:
+            return self._headers[name].astype(np.int64)
+        return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
+
+    def field_positions(self, name: str) -> Ints:
+        """Byte position of a header field in every record: IPv6 hosts push back what follows them."""
+        offset = field_offset(RECORD_HEADER, name)
+        positions = self.positions + offset
+        if self.hosts_are_v4:
+            return positions
+        if offset > _BEHIND_BORN_IP:
+            positions += ((self._headers["sys_flag"] & SYS_BORN_HOST_V6) != 0) * IPV6_EXTRA
+        if offset > _BEHIND_STORE_IP:
+            positions += ((self._headers["sys_flag"] & SYS_STORE_HOST_V6) != 0) * IPV6_EXTRA
+        return positions
+
+    def v4_hosts(self, which: str) -> Bytes:
+        """Ip and port of the "born" or "store" host of every record, uint8, shape (n, 8); all must be IPv4."""
+        first = field_offset(RECORD_HEADER, f"{which}_ip")
+        behind = field_offset(RECORD_HEADER, f"{which}_port") + RECORD_HEADER[f"{which}_port"].itemsize
+        hosts: Bytes = np.ascontiguousarray(self._header_bytes[:, first:behind])
+        return hosts
+
+    def expect_topic(self, topic: bytes) -> Mask:
+        """Where the topic is `topic`, shape (n,); measures the parts behind the body on the way."""
+        widths = self._topic_widths()
+        if isinstance(widths, int):
+            return self._expect_behind_body(widths, topic)
+        self.measure_topics()
+        same: Mask = self.sound & (self.topic_lengths == len(topic))
+        found = gather_rows(self.view, np.where(same, self.topic_starts, 0), len(topic))
+        same &= (found == np.frombuffer(topic, np.uint8)).all(axis=1)
+        return same
+
+    def _expect_behind_body(self, width: int, topic: bytes) -> Mask:
+        """`expect_topic` where the topic's length takes `width` bytes in all records.
+
+        One gather of the machine words that end with the properties' length, and begin with bytes of the body, which
+        are masked out: words are compared several times faster than strings.
+        """
+        expected = len(topic).to_bytes(width, "big") + topic
+        parts = self._topic_fields + len(expected)
+        self.sound &= parts + PROPERTIES_LENGTH_BYTES <= self._ends
+        ahead = -(len(expected) + PROPERTIES_LENGTH_BYTES) % _WORD.itemsize
+        wanted = np.frombuffer(bytes(ahead) + expected + bytes(PROPERTIES_LENGTH_BYTES), _WORD)
+        counts = np.frombuffer(bytes(ahead) + b"\xff" * len(expected) + bytes(PROPERTIES_LENGTH_BYTES), _WORD)
+        if len(self.view) < wanted.nbytes:
+            return np.zeros(len(self), np.bool_)
+        rows = gather_rows(self.view, self._inside(self._topic_fields - ahead), wanted.nbytes)
+        same: Mask = self.sound.copy()
+        for index, words in enumerate(rows.view(_WORD).T):
+            same &= (words & counts[index]) == wanted[index]
+        lengths = rows.view(_PROPERTIES_LENGTH)[:, -1].astype(np.int64)
+        self._set_parts(parts - len(topic), np.full(len(self), len(topic)), lengths)
+        return same
+
+    def measure_topics(self) -> None:
+        """Measure the parts behind the body when topics may differ."""
+        widths = self._topic_widths()
+        self.sound &= self._topic_fields + widths <= self._ends
+        lengths = gather(self.view, self._inside(self._topic_fields), "u1")
+        if not self._v1.all():
+            lengths = np.where(self._v1, lengths, gather(self.view, self._inside(self._topic_fields), ">i2"))
+        starts = self._topic_fields + widths
+        properties_fields = starts + lengths
+        self.sound &= (lengths >= 0) & (properties_fields + PROPERTIES_LENGTH_BYTES <= self._ends)
+        properties_lengths = gather(self.view, self._inside(properties_fields), ">i2")
+        self._set_parts(starts, lengths, properties_lengths)
+
+    def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
+        """The bytes [start, start + length) of every record, copied out of the view in one go; all must be sound."""
+        return cut(self.view, starts, lengths)
+
+    @cached_property
+    def stored_bodies(self) -> pa.BinaryArray:
+        """Bodies as stored, length n; all records must be sound."""
+        return self.slices(self.body_starts, self.body_lengths)
+
+    @cached_property
+    def properties(self) -> pa.BinaryArray:
+        """Encoded properties, length n; all records must be sound, their topics expected or measured."""
+        return self.slices(self.properties_starts, self.properties_lengths)
+
+    def crc_matches(self) -> Mask:
+        """Where a record is what its CRC32 says; all must be sound, their topics expected or measured.
+
+        That is the one at its end, which covers all of it, and without one the body's, if there is a body.
+        """
+        whole = self.have_property_crc
+        if whole.all():
+            return self._property_crc_matches(whole)
+        matches: Mask = (body_crcs(self.stored_bodies) == self._headers["body_crc"]) | (self.body_lengths == 0)
+        if whole.any():
+            matches[whole] = self._property_crc_matches(whole)
+        return matches
+
+    @cached_property
+    def have_property_crc(self) -> Mask:
+        """Which records end with a CRC of all that is before it, shape (n,); as for `crc_matches`."""
+        if self.properties_lengths.sum() < _CRC_WORD.nbytes:
+            return np.zeros(len(self), np.bool_)
+        data, bounds = flat(self.properties)  # they lie closer together than in the log
+        words = np.ndarray((len(data) - _CRC_WORD.nbytes + 1,), np.uint64, buffer=data, strides=(1,))
+        starts = bounds[1:] - PROPERTY_CRC_BYTES
+        have: Mask = (words[np.maximum(starts, 0)] == _CRC_WORD) & (starts >= bounds[:-1])
+        rows = have.nonzero()[0]
+        if len(rows):
+            is_first = starts[rows] == bounds[rows]
+            have[rows] = is_first | (data[starts[rows] - 1] == PROPERTY_SEPARATOR)
+            have[rows] &= data[starts[rows] + _CRC_WORD.nbytes] == NAME_VALUE_SEPARATOR
+        return have
+
+    def _property_crc_matches(self, rows: Mask) -> Mask:
+        ends = self._ends[rows]
+        crcs = crcs_between(self.view, self.positions[rows], ends - PROPERTY_CRC_BYTES)
+        digits = gather_rows(self.view, ends - PROPERTY_CRC_DIGITS - 1, PROPERTY_CRC_DIGITS)
+        matches: Mask = (crcs_of_digits(digits) == crcs) & (self.view[ends - 1] == PROPERTY_SEPARATOR)
+        return matches
+
+    def _topic_widths(self) -> Ints | int:
+        """Bytes of the topic's length: one number when all records are of one version."""
+        if self._v1.all():
+            return TOPIC_LENGTH_BYTES[MAGIC_V1]
+        return np.where(self._v1, TOPIC_LENGTH_BYTES[MAGIC_V1], TOPIC_LENGTH_BYTES[MAGIC_V2])
+
+    def _set_parts(self, topic_starts: Ints, topic_lengths: Ints, properties_lengths: Ints) -> None:
+        self.topic_starts = topic_starts
+        self.topic_lengths = topic_lengths
+        self.properties_starts = topic_starts + topic_lengths + PROPERTIES_LENGTH_BYTES
+        self.properties_lengths = properties_lengths
+        self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self._ends)
+
+    def _inside(self, positions: Ints) -> Ints:
+        """Positions that can be read; those of records already found unsound are pulled inside."""
+        return positions if self.sound.all() else np.where(self.sound, positions, 0)

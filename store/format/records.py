@@ -1,0 +1,114 @@
+"""Encoded records that have no place in the log yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.format.crc import crc_digits, crcs_between, property_crc
+from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME
+from store.format.strings import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """n records, complete but for what only the append can know.
+
+    headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
+    rests: what follows each header: a list of n, or a tuple of the parts of all, in which an array has a value for
+    every record (length n), and bytes are the same in all.
+    sizes: int64, shape (n,), bytes of each record.
+    queues: int32, shape (n,), index into `destinations`.
+    destinations: the (topic, queue id) pairs that occur.
+    tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
+    key_hashes: int32, shape (m,), for the index, in the order in which they are filed; key_rows: int64, shape (m,),
+    the record of each, ascending.
+    with_crc: each record's last PROPERTY_CRC_BYTES are kept free, for a CRC of what is before them.
+    """
+
+    headers: npt.NDArray[np.void]
+    rests: list[bytes] | tuple[pa.BinaryArray | bytes, ...]
+    sizes: npt.NDArray[np.int64]
+    queues: npt.NDArray[np.int32]
+    destinations: list[tuple[str, int]]
+    tags_codes: npt.NDArray[np.int64]
+    key_hashes: npt.NDArray[np.int32]
+    key_rows: npt.NDArray[np.int64]
+    with_crc: bool = False
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def stamp(
+        self,
+        queue_offsets: npt.NDArray[np.int64],
+        physical_offsets: npt.NDArray[np.int64],
+        store_timestamp: int,
+    ) -> None:
+        """Write the three fields that the append decides into every record."""
+        self.headers["queue_offset"] = queue_offsets
+        self.headers["physical_offset"] = physical_offsets
+        self.headers["store_timestamp"] = store_timestamp
+
+    def encoded(self, first: int, last: int) -> memoryview:
+        """Records [first, last) as they stand in the log, back to back; one at least, less than 2 GiB."""
+        headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
+        if isinstance(self.rests, list):  # as Python made them, often only one: Arrow would take several times as long
+            pairs = zip(map(bytes, headers), self.rests[first:last], strict=True)
+            if self.with_crc:
+                before = [(header + rest)[:-PROPERTY_CRC_BYTES] for header, rest in pairs]
+                pairs = zip(before, map(property_crc, before), strict=True)
+            return memoryview(b"".join(chain.from_iterable(pairs)))
+        parts = [part if isinstance(part, bytes) else part[first:last] for part in self.rests]
+        joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, b"")
+        data = np.frombuffer(joined.buffers()[2], np.uint8)[: int(self.sizes[first:last].sum())]
+        return (_with_crcs(data, self.sizes[first:last]) if self.with_crc else data).data
+
+    def entries(self, physical_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        """ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
+        entries = np.empty(len(self), CQ_ENTRY)
+        entries["physical_offset"] = physical_offsets
+        entries["size"] = self.sizes
+        entries["tags_code"] = self.tags_codes
+        return entries
+
+
+def _with_crcs(data: Bytes, sizes: npt.NDArray[np.int64]) -> Bytes:
+    """Records back to back, each with its CRC in the bytes that were kept free for it."""
+    data = data if data.flags.writeable else data.copy()
+    ends = np.cumsum(sizes)
+    crcs = crcs_between(data, ends - sizes, ends - PROPERTY_CRC_BYTES)
+    template = np.frombuffer(property_crc(b""), np.uint8)
+    last = np.repeat(template[None], len(sizes), axis=0)
+    digits = len(PROPERTY_CRC_NAME)
+    last[:, digits : digits + PROPERTY_CRC_DIGITS] = crc_digits(crcs)
+    data[ends[:, None] + np.arange(-PROPERTY_CRC_BYTES, 0)] = last
+    return data
+
+
+def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:
+    """Big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions, as int64, shape of positions.
+
+    A view of the buffer with a stride of one byte makes every position an element: no copy, no alignment.
+    """
+    width = np.dtype(kind).itemsize
+    view = np.ndarray((max(0, len(buffer) - width + 1),), kind, buffer=buffer, strides=(1,))
+    return view[positions].astype(np.int64)
+
+
+def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
+    """`width` bytes from each position, copied, uint8, shape (n, width); `width` >= 1."""
+    view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
+    return view[positions].view(np.uint8).reshape(len(positions), width)
+
+
+def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
+    """The rows of an (n, k) byte matrix as n binary values, without a copy."""
+    count, width = matrix.shape
+    bounds = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(matrix)])

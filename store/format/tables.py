@@ -1,0 +1,217 @@
+"""Columns of messages to records, vectorised: the writing counterpart of `columns`."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.format.crc import body_crcs
+from store.format.entering import tags_codes
+from store.format.key_hashes import key_hashes
+from store.format.layout import (
+    MAX_PROPERTIES_BYTES,
+    NAME_VALUE_SEPARATOR,
+    NO_TAG,
+    PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_SEPARATOR,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    TOPIC_LENGTH_BYTES,
+)
+from store.format.message import check_body_size, check_fits, check_tag, illegal, topic_magic
+from store.format.message_columns import MessageColumns, pairs
+from store.format.properties import properties_too_large
+from store.format.property_columns import PropertyColumns
+from store.format.records import Records, rows_as_binary
+from store.format.strings import flat
+
+_EMPTY = pa.scalar("", pa.string())
+_CRC_BYTES = 2 << 20  # checksums of as much as takes half a millisecond
+_CRC_ROWS = 4 << 10
+
+_SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
+
+Ints = npt.NDArray[np.int64]
+
+
+def encode_columns(
+    topic: str,
+    messages: MessageColumns,
+    queue_ids: Ints,
+    *,
+    store_host: tuple[bytes, int],
+    max_message_size: int,
+    now: int,
+    with_keys: bool = True,
+    with_tags: bool = False,
+    with_crc: bool = False,
+) -> Records:
+    """Records of one topic, in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
+
+    with_keys: hash their keys for the index. with_tags: and their tags. with_crc: let each
+    record end with a CRC of all of it.
+    Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
+    appended then.
+    """
+    count = len(messages)
+    body_lengths = _lengths(messages.body)
+    check_body_size(int(body_lengths.max(initial=0)), max_message_size)
+    texts, values = _encode_properties(messages)
+    texts[-1] += bytes(PROPERTY_CRC_BYTES) if with_crc else b""
+    properties_lengths = sum(map(_lengths, values), np.full(count, sum(map(len, texts))))
+    if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
+        raise properties_too_large(int(properties_lengths.max()))
+    middle = _middle(topic, properties_lengths, texts[0])
+    sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
+    headers = _headers(topic, messages, sizes, body_lengths, queue_ids, store_host, now)
+    properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
+    tags, keys, unique_keys = messages.tags, messages.keys, None
+    if messages.properties is not None:  # they may have the same under RocketMQ's names
+        names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
+        tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
+    _check_tags(tags)
+    filed = (unique_keys, keys, tags if with_tags else None) if with_keys else (None, None, None)
+    hashes, rows = key_hashes(topic, *filed)
+    distinct = np.flatnonzero(np.bincount(queue_ids))
+    return Records(
+        headers=headers,
+        rests=(messages.body, rows_as_binary(middle), *properties),
+        sizes=sizes,
+        queues=np.searchsorted(distinct, queue_ids).astype(np.int32),
+        destinations=[(topic, int(queue_id)) for queue_id in distinct],
+        tags_codes=np.zeros(count, np.int64) if tags is None else tags_codes(tags),
+        key_hashes=hashes,
+        key_rows=rows,
+        with_crc=with_crc,
+    )
+
+
+def _headers(
+    topic: str,
+    messages: MessageColumns,
+    sizes: Ints,
+    body_lengths: Ints,
+    queue_ids: Ints,
+    store_host: tuple[bytes, int],
+    now: int,
+) -> npt.NDArray[np.void]:
+    """The records' headers, shape (n,); what only the append can know is zero."""
+    same = np.zeros(1, RECORD_HEADER)
+    same["magic"] = topic_magic(topic)
+    same["born_timestamp"] = now
+    same["born_ip"] = same["store_ip"] = np.frombuffer(store_host[0], np.uint8)
+    same["store_port"] = store_host[1]
+    headers = np.repeat(same, len(messages))
+    headers["total_size"] = sizes
+    headers["body_crc"] = _crcs(messages.body, body_lengths)
+    headers["queue_id"] = queue_ids
+    headers["body_length"] = body_lengths
+    if messages.born_timestamps is not None:
+        headers["born_timestamp"] = messages.born_timestamps
+    if messages.flags is not None:
+        for flag in (messages.flags.min(initial=0), messages.flags.max(initial=0)):
+            check_fits("flag", flag, 32)
+        headers["flag"] = messages.flags
+    return headers
+
+
+def _crcs(bodies: pa.BinaryArray, lengths: Ints) -> Ints:
+    """`body_crcs`, some at a time: it keeps Python's lock, for which the thread that appends the piece before waits."""
+    crcs = np.empty(len(bodies), np.int64)
+    rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths.sum()))))
+    for first in range(0, len(bodies), rows):
+        if first:
+            time.sleep(0)  # others run
+        crcs[first : first + rows] = body_crcs(bodies[first : first + rows])
+    return crcs
+
+
+def _middle(topic: str, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
+    """Topic length, topic, properties length and `text` of every record, shape (n, width)."""
+    name = topic.encode()
+    before = len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
+    row = np.frombuffer(before + bytes(PROPERTIES_LENGTH_BYTES) + text, np.uint8)
+    middle = np.tile(row, (len(properties_lengths), 1))
+    lengths = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)
+    middle[:, len(before) : len(before) + PROPERTIES_LENGTH_BYTES] = lengths
+    return middle
+
+
+def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.BinaryArray]]:
+    """The property strings of n messages: k + 1 texts that all have, and between them k values of each, length n.
+
+    The map's entries come first, then tags, keys and sharding key. With a map all is one value.
+    """
+    own = {
+        PROPERTY_TAGS: messages.tags,
+        PROPERTY_KEYS: messages.keys,
+        PROPERTY_SHARDING_KEY: messages.sharding_keys,
+    }
+    texts, values = [b""], []
+    for name, column in own.items():
+        if column is not None:
+            before, value, after = _encode_property(name, column)
+            texts[-1] += before
+            texts.append(after)
+            values.append(value)
+    if messages.properties is None:
+        return texts, values
+    pieces = [piece for pair in zip(texts, [*values, b""], strict=True) for piece in pair if len(piece)]
+    encoded = _encode_map(messages.properties).cast(pa.binary())
+    return [b"", b""], [pc.binary_join_element_wise(encoded, *pieces, b"") if pieces else encoded]
+
+
+def _encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
+    """`name 0x01 value 0x02`: a text, n values, a text; "" for null and empty ones (RocketMQ's parser drops those)."""
+    _refuse_separators(name, values)
+    before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
+    encoded = values.cast(pa.binary())
+    if not values.null_count and _lengths(values).all():
+        return before, encoded, after
+    missing = pc.fill_null(pc.equal(pc.binary_length(values), 0), True)
+    return b"", pc.if_else(missing, b"", pc.binary_join_element_wise(before, encoded, after, b"")), b""
+
+
+def _encode_map(properties: pa.MapArray) -> pa.StringArray:
+    offsets = properties.offsets
+    names, values = pairs(properties)
+    _refuse_separators("properties", names)
+    _refuse_separators("properties", values)
+    if pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
+        raise illegal("properties: a name must not be empty")
+    entry = pc.binary_join_element_wise(names, chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
+    kept = pc.if_else(pc.fill_null(pc.equal(pc.binary_length(values), 0), True), _EMPTY, entry)
+    lists = pa.ListArray.from_arrays(
+        pc.subtract(offsets, offsets[0]), kept.combine_chunks() if isinstance(kept, pa.ChunkedArray) else kept
+    )
+    return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, ""))
+
+
+def _refuse_separators(name: str, values: pa.StringArray) -> None:
+    data, _ = flat(values)
+    suspicious = (data == NAME_VALUE_SEPARATOR) | (data == PROPERTY_SEPARATOR)
+    if suspicious.any() and pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
+        raise illegal(f"{name}: no name or value may contain the separators \\x01 or \\x02")
+
+
+def _check_tags(tags: pa.StringArray | None) -> None:
+    """Raises `MessageRefused` for a tag that no subscription can name."""
+    if tags is None or not _SUSPICIOUS_IN_TAGS[flat(tags)[0]].any():
+        return
+    wrong = pc.fill_null(pc.match_substring_regex(tags, NO_TAG), False)
+    for tag in tags.filter(wrong)[:1].to_pylist():
+        check_tag(tag)
+
+
+def _lengths(values: pa.StringArray | pa.BinaryArray) -> Ints:
+    """Bytes of each value, int64, shape (n,)."""
+    bounds = flat(values)[1]
+    return bounds[1:] - bounds[:-1]

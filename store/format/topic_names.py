@@ -1,0 +1,46 @@
+"""What a topic may be called, and which names RocketMQ keeps for itself."""
+
+from __future__ import annotations
+
+import re
+
+from store.errors import InvalidTopic
+from store.format.layout import (
+    DLQ_TOPIC_PREFIX,
+    LIGHT_PREFIX,
+    MAX_RETRY_TOPIC_BYTES,
+    MAX_TOPIC_BYTES,
+    RETRY_TOPIC_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    TOPIC_CHARACTERS,
+)
+
+
+def check_topic_name(topic: str) -> None:
+    """Raises `InvalidTopic` for a name RocketMQ refuses (TopicValidator and the broker's put hook)."""
+    if not isinstance(topic, str):
+        raise not_a_name(topic)
+    limit = MAX_RETRY_TOPIC_BYTES if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) else MAX_TOPIC_BYTES
+    if not re.fullmatch(TOPIC_CHARACTERS, topic):
+        raise InvalidTopic(f"topic {topic!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
+    if len(topic) > limit:
+        raise InvalidTopic(f"topic {topic[:20]!r}...: {len(topic)} characters, at most {limit}")
+
+
+def not_a_name(topic: object) -> InvalidTopic:
+    """The refusal of what cannot be a topic's name."""
+    return InvalidTopic(f"topic {topic!r:.40}: a name is a text")
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether RocketMQ made a topic for itself: a system topic (TopicValidator), or one with copies of messages.
+
+    Those are retries and dead letters of consumer groups, and light queues, whose messages stand in other topics, too.
+    """
+    return topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or needs_no_entry(topic)
+
+
+def needs_no_entry(topic: str) -> bool:
+    """Whether a broker has a topic without listing it: light queues, and system topics in some versions."""
+    return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, LIGHT_PREFIX))

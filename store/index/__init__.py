@@ -1,0 +1,1 @@
+"""The index by key (RocketMQ's IndexFile)."""

@@ -1,0 +1,227 @@
+"""The index by key: all its files, oldest first (RocketMQ's IndexService). What one holds: `index_file`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import ReadOnlyStore, StoreFull
+from store.files.atomic import make_folder, open_file, sync_directory
+from store.files.config import StoreConfig
+from store.files.segments import BLOCK_BYTES, list_files
+from store.format.key_hashes import key_hash
+from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
+from store.index.index_file import IndexFile, file_bytes
+
+Ints = npt.NDArray[np.int64]
+
+_OPEN_FILES = 8
+_MS = 1000
+END_OF_TIME = (1 << 63) - 1
+
+
+class Index:
+    """The files of a store's `index` directory. One process at a time may write; the store lock sees to that."""
+
+    def __init__(
+        self,
+        root: Path,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        is_enabled: bool = True,
+        has_tags: bool = False,
+    ) -> None:
+        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them. is_enabled: file keys.
+
+        has_tags: and tags."""
+        self.is_enabled = is_enabled
+        self.has_tags = has_tags
+        self.directory = root / INDEX_DIR
+        self._temporary = root / PREALLOCATE_FILE
+        self._shape = slots, entries
+        self._writable = writable
+        # Without a reference to this object (see `Segments`).
+        self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
+
+    @staticmethod
+    def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
+        """The index of a store with these settings."""
+        shape = config.maxHashSlotNum, config.maxIndexNum
+        return Index(
+            root,
+            *shape,
+            writable=writable,
+            is_enabled=config.messageIndexEnable,
+            has_tags=config.tagIndexEnable,
+        )
+
+    def file(self, name: str) -> IndexFile:
+        """The file as it is on disk: another process may have deleted the one that is open, and made it anew.
+
+        Raises `FileNotFoundError`, `ConfigError`.
+        """
+        if self._opened(name).is_deleted:
+            self._opened.cache_clear()
+        return self._opened(name)
+
+    def names(self, *, empty: bool = False) -> list[str]:
+        """File names, oldest first; others than those of times are passed over, as RocketMQ does.
+
+        empty: those without a length too, which a broker is about to give one, or a machine's crash took it.
+        """
+        files = list_files(self.directory)
+        return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
+
+    def end_offset(self) -> int:
+        """Commit log offset of the newest record with a key, -1 without one; keys of older records are filed."""
+        headers = (self.file(name).header() for name in reversed(self.names()))
+        return next((header["end_offset"] for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1), -1)
+
+    def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> None:
+        """File keys (see `key_hashes`), in the order of the log; all of shape (m,), timestamps in ms.
+
+        As in RocketMQ, records before `end_offset` are skipped. Raises `StoreFull`, `ReadOnlyStore`.
+        """
+        if not self._writable:
+            raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
+        if not len(hashes) or not self.is_enabled:
+            return
+        names = self.names() or [self._create("")]
+        done = 0
+        while True:
+            file = self.file(names[-1])
+            done += file.append(hashes[done:], physical_offsets[done:], timestamps[done:])
+            if done == len(hashes):
+                return
+            file.flush()
+            names.append(self._create(names[-1]))
+
+    def candidates(self, topic: str, key: str, begin: int = 0, end: int = END_OF_TIME) -> Iterator[int]:
+        """Commit log offsets of records that may have `key`, newest first; store time in [begin, end] (ms), give or
+        take a second. Compare topic, key and time with the record's, and pass over offsets that are not published.
+        """
+        wanted = key_hash(topic, key)
+        for name in reversed(self.names()):
+            try:
+                file = self.file(name)
+            except FileNotFoundError:  # retention was faster
+                continue
+            header = file.header()
+            if header["begin_timestamp"] <= end and header["end_timestamp"] >= begin:
+                yield from file.candidates(wanted, begin, end)
+            if header["begin_timestamp"] < begin:
+                return
+
+    def truncate(self, end_offset: int) -> None:
+        """Drop everything about records at commit log offset `end_offset` and after: an append that died."""
+        kept, behind = self.names(), []
+        while kept and not self._begins_before(kept[-1], end_offset):
+            behind.append(kept.pop())
+        self._delete_for_good(behind)
+        if kept:
+            self.file(kept[-1]).truncate(end_offset)
+
+    def check(self) -> None:
+        """Raises `ConfigError` for a file of another length than this index's."""
+        for name in self.names():
+            self.file(name)
+
+    def trusted(self, safe_timestamp: int | None = None) -> list[str]:
+        """The files that are known to be on the device after a machine crash, by name. Raises `ConfigError`.
+
+        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint: those that end up to then. None: all but the
+        last, because this store starts a file only when the one before is on the device.
+        """
+        names = self.names()
+        headers = {name: self.file(name).header() for name in names}
+        if safe_timestamp is None:
+            return [name for name in names if name != self.names(empty=True)[-1]]
+        return [name for name in names if headers[name]["end_timestamp"] <= safe_timestamp]
+
+    def spans(self, names: list[str]) -> list[tuple[int, int]]:
+        """Commit log offsets of the first and the last record that each of these files names; none of an empty one."""
+        headers = (self.file(name).header() for name in names)
+        return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
+
+    def keep(self, names: list[str]) -> None:
+        """Delete all files but these, those without a length too."""
+        self._delete_for_good([name for name in self.names(empty=True) if name not in names])
+
+    def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
+        """Delete files, never the last, of which no record is left in the log.
+
+        Returns the path of each and the bytes it took.
+        """
+        names = self.names()[:-1]
+        expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
+        return [(str(self.directory / name), self._delete(name)) for name in expired]
+
+    def flush(self) -> None:
+        """Bring the newest file to the device; the others were flushed when they were full."""
+        for name in self.names()[-1:]:
+            self.file(name).flush()
+
+    def _create(self, last_name: str) -> str:
+        """A new last file. Until its first key it holds the end of the one before, as RocketMQ's does."""
+        name = _name_after(last_name)
+        last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
+        header = {
+            "begin_timestamp": last["end_timestamp"],
+            "end_timestamp": last["end_timestamp"],
+            "begin_offset": last["end_offset"],
+            "end_offset": last["end_offset"],
+            "slots_used": 0,
+            "next_entry": INDEX_NO_ENTRY + 1,
+        }
+        make_folder(self.directory)
+        try:
+            with open(open_file(self._temporary, os.O_TRUNC), "wb") as made:
+                made.truncate(file_bytes(*self._shape))
+            file = IndexFile(self._temporary, *self._shape, writable=True)
+            file.write_header(header)
+            file.flush()  # a file that exists has its length
+            self._temporary.rename(self.directory / name)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFull(f"{self.directory / name}: no space left for a new index file") from error
+            raise
+        return name
+
+    def _begins_before(self, name: str, end_offset: int) -> bool:
+        header = self.file(name).header()
+        return header["next_entry"] > INDEX_NO_ENTRY + 1 and header["begin_offset"] < end_offset
+
+    def _delete_for_good(self, names: list[str]) -> None:
+        """Delete files, and see to it that none comes back: all but the last one count as whole after a crash."""
+        for name in names:
+            self._delete(name)
+        if names:
+            sync_directory(self.directory)
+
+    def _delete(self, name: str) -> int:
+        """Unlink a file; returns the bytes it took on the device."""
+        path = self.directory / name
+        taken = path.stat().st_blocks * BLOCK_BYTES
+        path.unlink()
+        self._opened.cache_clear()
+        return taken
+
+
+def _open(directory: Path, slots: int, entries: int, writable: bool, name: str) -> IndexFile:
+    return IndexFile(directory / name, slots, entries, writable=writable)
+
+
+def _name_after(last: str) -> str:
+    """The local time as yyyyMMddHHmmssSSS, or one more than `last` where the clock has not passed it."""
+    now = time.time()
+    name = f"{time.strftime('%Y%m%d%H%M%S', time.localtime(now))}{int(now * _MS) % _MS:03d}"
+    return name if name > last else f"{int(last) + 1:0{INDEX_NAME_DIGITS}d}"

@@ -1,0 +1,252 @@
+"""One file of the index by key: a hash table over the commit log, read and written as RocketMQ does (IndexFile).
+
+An entry holds the hash of `topic#key`, never the key, so what is found are candidates: whoever asks reads the record
+and compares topic and key. Writes go entries, header, slots. A process that dies in between leaves either entries
+that no header counts or entries that no slot names yet, and `IndexFile.truncate` undoes both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.cached import cached_property
+from store.errors import ConfigError
+from store.files.segment_file import SegmentFile
+from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT
+from store.index.index_slots import IndexSlots
+
+Ints = npt.NDArray[np.int64]
+Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
+Header = dict[str, int]  # the fields of INDEX_HEADER
+
+_FEW_KEYS = 8  # up to here one after the other is faster than all at once
+_ROW_BITS = 32
+_MAX_INT = (1 << 31) - 1
+_MS = 1000
+
+
+def _struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
+    """The same layout for one value: numpy takes twenty times as long for that."""
+    return struct.Struct(">" + "".join({">i4": "i", ">i8": "q"}[dtype[name].str] for name in dtype.names or ()))
+
+
+_HEADER, _ENTRY, _SLOT = _struct_of(INDEX_HEADER), _struct_of(INDEX_ENTRY), struct.Struct(">i")
+assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_ENTRY.itemsize, INDEX_SLOT.itemsize)
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    """Length of an index file, in bytes; `entries` counts the unused entry 0."""
+    return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
+
+
+class IndexFile:
+    """One hash table. Reads and writes are `pread` and `pwrite`, for the file is sparse (see `segments`); but
+    `IndexSlots` when many keys are filed at once."""
+
+    def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
+        self.path = path
+        self.slots = slots
+        self._capacity = entries
+        self._entries_at = file_bytes(slots, 0)
+        size = file_bytes(slots, entries)
+        if (length := path.stat().st_size) != size:
+            raise ConfigError(
+                f"{path}: {length} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make "
+                f"{size}; set both as the broker that wrote it has them, or delete the index"
+            )
+        self._file = SegmentFile(path, size, writable=writable)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its name is gone."""
+        return self._file.is_deleted
+
+    def header(self) -> Header:
+        """The header as it is now; `next_entry` is at least 1."""
+        values = _HEADER.unpack(self._file.read(0, _HEADER.size))
+        header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
+        header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self._capacity)
+        return header
+
+    def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> int:
+        """File keys in order, as many as fit; returns how many are done. Arguments of shape (m,); timestamps in ms.
+
+        As in RocketMQ, records before the newest one that has a key here are done already.
+        """
+        header = self.header()
+        first = int(np.searchsorted(physical_offsets, header["end_offset"]))
+        end = min(len(hashes), first + self._capacity - header["next_entry"])
+        columns = hashes[first:end], physical_offsets[first:end], timestamps[first:end]
+        if end - first > _FEW_KEYS:
+            self._append_all(header, *columns)
+        else:
+            for row in zip(*(column.tolist() for column in columns), strict=True):
+                self._append_one(header, *row)
+        return end
+
+    def _append_one(self, header: Header, hashed: int, physical_offset: int, timestamp: int) -> None:
+        """File one key and bring `header` up to date."""
+        number, begin = header["next_entry"], header["begin_timestamp"]
+        slot = file_bytes(hashed % self.slots, 0)
+        newest: int = _SLOT.unpack(self._file.read(slot, _SLOT.size))[0]
+        is_new = not INDEX_NO_ENTRY < newest < number
+        seconds = min(max((timestamp - begin) // _MS, 0), _MAX_INT) if begin > 0 else 0
+        entry = _ENTRY.pack(hashed, physical_offset, seconds, INDEX_NO_ENTRY if is_new else newest)
+        self._file.write(self._entries_at + number * _ENTRY.size, memoryview(entry))
+        _count(header, (physical_offset, timestamp), (physical_offset, timestamp), 1, int(is_new))
+        self.write_header(header)
+        self._file.write(slot, memoryview(_SLOT.pack(number)))
+
+    def _append_all(
+        self, header: Header, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints
+    ) -> None:
+        """File keys that fit: what `_append_one` does, for all at once."""
+        first, count = header["next_entry"], len(hashes)
+        slots = hashes.astype(np.int64) % self.slots
+        order = _stable_order(slots)
+        slots, numbers = slots[order], first + order
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))  # of the keys of one slot each
+        heads = slots[starts]
+        table = self._slot_table
+        table.reserve(heads)
+        newest = table.get(heads)
+        newest[(newest < INDEX_NO_ENTRY) | (newest >= first)] = INDEX_NO_ENTRY
+        previous = np.empty(count, np.int64)
+        previous[1:] = numbers[:-1]
+        previous[starts] = newest
+
+        entries = np.empty(count, INDEX_ENTRY)
+        entries["key_hash"] = hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = _seconds(timestamps, header)
+        entries["previous"][order] = previous
+        self._file.write(self._entries_at + first * INDEX_ENTRY.itemsize, memoryview(entries.tobytes()))
+        begin, end = ((int(physical_offsets[row]), int(timestamps[row])) for row in (0, -1))
+        _count(header, begin, end, count, int(np.count_nonzero(newest == INDEX_NO_ENTRY)))
+        self.write_header(header)
+        table.set(heads, numbers[np.append(starts[1:], count) - 1])
+
+    def candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
+        """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded).
+
+        Those behind `next_entry` included: a broker names an entry in its slot before it counts it.
+        """
+        header = self.header()
+        number: int = _SLOT.unpack(self._file.read(file_bytes(wanted % self.slots, 0), _SLOT.size))[0]
+        limit = self._capacity
+        while INDEX_NO_ENTRY < number < limit:
+            position = self._entries_at + number * _ENTRY.size
+            hashed, physical_offset, seconds, previous = _ENTRY.unpack(self._file.read(position, _ENTRY.size))
+            if number == INDEX_NO_ENTRY + 1:
+                seconds = 0  # its own count from the file before (see `_seconds`)
+            stored = header["begin_timestamp"] + seconds * _MS
+            if stored + _MS <= begin:
+                return
+            if hashed == wanted and stored <= end:
+                yield physical_offset
+            limit, number = number, previous  # chains go back only, so that none can be endless
+
+    def truncate(self, end_offset: int) -> None:
+        """Drop the entries of records at commit log offset `end_offset` and after, which are the last ones."""
+        header = self.header()
+        limit = header["next_entry"]
+        keep = self.first_from(end_offset, limit)
+        if keep == limit:
+            return
+        dropped = self.entries(keep, limit)
+        heads, oldest = np.unique(self.slots_of(dropped), return_index=True)
+        restored = dropped["previous"][oldest].astype(np.int64)
+        for slot, number in zip(heads.tolist(), restored.tolist(), strict=True):
+            self._restore_slot(slot, number)
+        slots_used = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
+        header["slots_used"] = min(slots_used, keep - INDEX_NO_ENTRY - 1)  # RocketMQ 4.3 counts one for each entry
+        header["next_entry"] = keep
+        last = self.entries(keep - 1, keep)[0]
+        header["end_offset"] = int(last["physical_offset"])
+        header["end_timestamp"] = header["begin_timestamp"] + (int(last["seconds"]) + 1) * _MS - 1
+        self.write_header(header)
+
+    def entries(self, start: int, end: int) -> Entries:
+        """Entries number [start, end), copied."""
+        position = self._entries_at + start * INDEX_ENTRY.itemsize
+        return np.frombuffer(self._file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
+
+    def _restore_slot(self, slot: int, number: int) -> None:
+        """Name the newest entry of a slot; one that says so already may be in a hole, and that stays one."""
+        position, value = file_bytes(slot, 0), _SLOT.pack(number)
+        if self._file.read(position, _SLOT.size) != value:
+            self._file.write(position, memoryview(value))
+
+    def previous(self, number: int) -> int:
+        """The next older entry of the slot of entry `number`; INDEX_NO_ENTRY without, and for what is no entry."""
+        if not INDEX_NO_ENTRY < number < self._capacity:
+            return INDEX_NO_ENTRY
+        found = int(self.entries(number, number + 1)[0]["previous"])
+        return found if INDEX_NO_ENTRY < found < number else INDEX_NO_ENTRY
+
+    def slots_of(self, entries: Entries) -> Ints:
+        """The slots of entries, by their hashes."""
+        return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
+
+    def slot_values(self, start: int, end: int) -> Ints:
+        """Values of slots [start, end), which stop at the last one."""
+        length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
+        values: Ints = np.frombuffer(self._file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
+        return values
+
+    def write_header(self, header: Header) -> None:
+        self._file.write(0, memoryview(_HEADER.pack(*header.values())))
+
+    @cached_property
+    def _slot_table(self) -> IndexSlots:
+        return IndexSlots(self._file, self.slots)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def first_from(self, end_offset: int, limit: int) -> int:
+        """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
+        low, high = INDEX_NO_ENTRY + 1, limit
+        while low < high:
+            middle = (low + high) // 2
+            if self.entries(middle, middle + 1)[0]["physical_offset"] < end_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _stable_order(values: Ints) -> Ints:
+    """What sorts `values` (0 to 2^31 - 1), equal ones in their order: numpy sorts values faster than indices."""
+    pairs = (values << _ROW_BITS) | np.arange(len(values))
+    pairs.sort()
+    return pairs & ((1 << _ROW_BITS) - 1)
+
+
+def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
+    """Bring a header up to date with entries just written; `first` and `last` are (physical offset, timestamp)."""
+    if header["next_entry"] == INDEX_NO_ENTRY + 1:
+        header["begin_offset"], header["begin_timestamp"] = first
+    header["end_offset"], header["end_timestamp"] = last
+    header["next_entry"] += entries
+    header["slots_used"] += new_slots
+
+
+def _seconds(timestamps: Ints, header: Header) -> Ints:
+    """Seconds since the file's begin; RocketMQ measures a file's first key from what the header held before."""
+    is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
+    seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
+    seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])
+    return seconds
+
+
+def seconds_since(begin: int, timestamps: Ints) -> Ints:
+    """What entries hold of store times (ms), counted from a file's begin (ms)."""
+    if begin <= 0:
+        return np.zeros(len(timestamps), np.int64)
+    return np.clip((timestamps - begin) // _MS, 0, _MAX_INT)

@@ -1,0 +1,1 @@
+"""CommitLog and ConsumeQueues, and dispatch: which record enters which queue."""

@@ -1,0 +1,105 @@
+"""The CommitLog: all records of all topics, one after the other, over `Segments`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import MessageRefused, PutStatus
+from store.files.segments import Segments
+from store.format.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK
+
+# Few and large writes: who encodes the next piece beside this waits for Python's lock, and at each write so does this.
+# And Arrow joins less than 2 GiB.
+_WRITE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an append goes: decided before a byte is written.
+
+    physical_offsets: int64, shape (n,), one a record.
+    end: log offset after the last record.
+    runs: (first record, record after the last) of each contiguous piece; one a segment.
+    blanks: log offsets from which a segment is left empty.
+    """
+
+    physical_offsets: npt.NDArray[np.int64]
+    end: int
+    runs: list[tuple[int, int]]
+    blanks: list[int]
+
+
+class CommitLog:
+    """The log's segments, and the rule by which a record goes to the next one."""
+
+    def __init__(self, root: Path, file_size: int | None, *, writable: bool) -> None:
+        """file_size: as `Segments` takes it."""
+        self.segments = Segments(root, COMMIT_LOG_DIR, file_size, writable=writable)
+
+    def min_offset(self) -> int:
+        """Log offset of the first byte still there; 0 for an empty log."""
+        return self.segments.first()
+
+    def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
+        """Lay records of `sizes` bytes out from log offset `begin`. Pure.
+
+        A record goes to the next segment when it and the blank's 8 bytes do not fit (RocketMQ's
+        `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for one that fits no segment.
+        """
+        size = self.segments.size
+        if len(sizes) and (total := int(sizes.sum())) <= size - begin % size - END_FILE_MIN_BLANK_BYTES:  # as a rule
+            return Placement(begin + np.cumsum(sizes) - sizes, begin + total, [(0, len(sizes))], [])
+        if len(sizes) and int(sizes.max()) + END_FILE_MIN_BLANK_BYTES > size:
+            raise MessageRefused(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"a record of {int(sizes.max())} bytes fits no commit log segment of {size} bytes; "
+                "create the store with a larger mappedFileSizeCommitLog",
+            )
+        ends = np.cumsum(sizes)
+        physical_offsets = np.empty(len(sizes), np.int64)
+        runs: list[tuple[int, int]] = []
+        blanks: list[int] = []
+        first, done, at = 0, 0, begin
+        while first < len(sizes):
+            room = size - at % size - END_FILE_MIN_BLANK_BYTES
+            last = int(np.searchsorted(ends, done + room, side="right"))
+            if last > first:
+                physical_offsets[first:last] = at + ends[first:last] - sizes[first:last] - done
+                runs.append((first, last))
+                at += int(ends[last - 1]) - done
+                done = int(ends[last - 1])
+            if last < len(sizes):
+                blanks.append(at)
+                at += size - at % size
+            first = last
+        return Placement(physical_offsets, at, runs, blanks)
+
+    def write(self, placement: Placement, encoded: Callable[[int, int], memoryview]) -> None:
+        """Write records where `placement` says, some at a time. Raises `StoreFull`.
+
+        encoded: the bytes of records [first, last), back to back.
+        """
+        for at in placement.blanks:
+            blank = np.zeros(1, BLANK)
+            blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
+            self.segments.write(at, blank.tobytes())
+        offsets = placement.physical_offsets
+        for first, last in placement.runs:
+            while first < last:
+                end = int(np.searchsorted(offsets[:last], offsets[first] + _WRITE_BYTES))
+                self.segments.write(int(offsets[first]), encoded(first, end))
+                first = end
+
+    def forget_if_empty(self, end: int) -> None:
+        """Close the segment that begins at the log's `end`: a broker that starts deletes it, to make it anew."""
+        if end % self.segments.size == 0:
+            self.segments.forget()
+
+    def next_segment(self, offset: int) -> int:
+        """Log offset of the segment after the one that holds `offset`."""
+        return offset - offset % self.segments.size + self.segments.size

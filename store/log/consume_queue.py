@@ -1,0 +1,280 @@
+"""The ConsumeQueue of one topic and queue: an array of 20-byte entries over `Segments`.
+
+An entry counts when `size > 0` and `physical_offset + size <= confirm offset`. That is monotone along a queue:
+all entries before the tail count, none after it does. So the tail is found by bisection and followed from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import CorruptSegment, OffsetLost
+from store.files.segment_file import OpenFiles
+from store.files.segments import Segments
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
+
+Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
+_NO_ENTRIES = np.empty(0, CQ_ENTRY)
+_NEARBY = 4
+OPEN_QUEUE_FILES = 256  # of all queues of a store
+MAKE_ANEW = (
+    "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
+    "from the log"
+)
+_EMPTY = bytes(CQ_ENTRY.itemsize)
+IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
+
+
+class ConsumeQueue:
+    """Entries of one queue, addressed by queue offset (an index, not a byte offset)."""
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int | None,
+        *,
+        writable: bool,
+        is_message: IsMessage | None = None,
+        files: OpenFiles | None = None,
+        least_tail: int = 0,
+    ) -> None:
+        """file_size, files: as `Segments` takes them. least_tail: it is known to have had so many entries.
+
+        is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
+        """
+        self.topic = topic
+        self.queue_id = queue_id
+        self._is_message = is_message
+        folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
+        self._segments = Segments(root, folder, file_size, writable=writable, files=files)
+        self._least_tail = least_tail
+        self._seen = 0  # the tail found last: where the next search begins
+        self._head = 0  # the head found last, likewise
+
+    @property
+    def entries_per_file(self) -> int:
+        """How many entries a file has."""
+        return self._segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it has any; without one it has no messages."""
+        return bool(self._segments.starts())
+
+    def first(self) -> int:
+        """Queue offset of the first entry of the first file, 0 without files."""
+        return self._segments.first() // CQ_ENTRY.itemsize
+
+    def check(self) -> int:
+        """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
+        starts = self._segments.check(MAKE_ANEW)
+        return starts[0] // CQ_ENTRY.itemsize if starts else 0
+
+    def tail(self, confirm_offset: int) -> int:
+        """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
+        start, low = self._seen, self._tail_nearby(confirm_offset)
+        if low is None:
+            start, low = self._search_tail(confirm_offset)
+        # One look at an entry that is being written may show its size without its offset; a second shows both.
+        while low > start and not self._counts(low - 1, confirm_offset):
+            low -= 1
+        self._seen = low
+        return low
+
+    def _tail_nearby(self, confirm_offset: int) -> int | None:
+        """The tail, if it is among the entries behind the one found last."""
+        last = self._seen - 1
+        try:
+            entries = self.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
+        except OffsetLost:
+            return None
+        for index, (offset, size, _) in enumerate(entries.tolist(), last):
+            if not self._is_published(index, offset, size, confirm_offset):
+                return index if index > last else None
+        return None
+
+    def _search_tail(self, confirm_offset: int) -> tuple[int, int]:
+        """Where the search began, and the tail. Raises as `check`: a search that met a hole would end before it."""
+        seen = self._seen
+        if seen and self._counts(seen - 1, confirm_offset):
+            start = low = seen
+        else:
+            start = low = self._known_tail(self.first() if seen else self.check(), confirm_offset)
+        step = 1
+        while self._counts(low + step - 1, confirm_offset):
+            low, step = low + step, step * 2
+        high = low + step - 1
+        while low < high:  # entries below low count, the one at high does not
+            middle = (low + high) // 2
+            if self._counts(middle, confirm_offset):
+                low = middle + 1
+            else:
+                high = middle
+        return start, low
+
+    def _known_tail(self, first: int, confirm_offset: int) -> int:
+        """Where to search from: damaged entries before it are no end."""
+        least = self._least_tail
+        if least > first and not self._counts(least - 1, confirm_offset):
+            raise CorruptSegment(f"{self._segments.directory}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
+        return max(first, least)
+
+    def dispatched(self, confirm_offset: int) -> int:
+        """Log offset (bytes) after the record of the last entry that counts, 0 without one."""
+        while True:
+            tail = self.tail(confirm_offset)
+            with suppress(OffsetLost):  # or else retention was faster
+                last = self.entries(max(self.first(), tail - 1), tail)
+                last = last[last["size"] != CQ_PRE_BLANK_SIZE]
+                return int((last["physical_offset"] + last["size"]).sum())
+
+    def head(self, min_physical_offset: int, tail: int) -> int:
+        """Queue offset of the first entry whose record the log still has; `tail` when there is none."""
+        low, high, seen = self.first(), tail, self._head
+        if low < seen <= high and self._is_behind(seen - 1, min_physical_offset):
+            low = seen
+        middle = low  # where it is as a rule
+        while low < high:
+            if self._is_behind(middle, min_physical_offset):
+                low = middle + 1
+            else:
+                high = middle
+            middle = (low + high) // 2
+        self._head = low
+        return low
+
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
+        """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied. current: as `Segments.read` takes it.
+
+        Raises `OffsetLost` when a file is gone, `CorruptSegment` when one is shorter than it was.
+        """
+        pieces = []
+        while start < end:
+            stop = min(end, (start // self.entries_per_file + 1) * self.entries_per_file)
+            pieces.append(self._read(start, stop, current=current))
+            start = stop
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
+
+    def entries_left(self, start: int, end: int) -> Entries:
+        """`entries`, zeros where a file is gone."""
+        found, at = np.zeros(end - start, CQ_ENTRY), start
+        while at < end:
+            stop = min(end, (at // self.entries_per_file + 1) * self.entries_per_file)
+            with suppress(OffsetLost):
+                found[at - start : stop - start] = self.entries(at, stop)
+            at = stop
+        return found
+
+    def write(self, start: int, entries: Entries) -> None:
+        """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`."""
+        while len(entries):
+            count = min(len(entries), self.entries_per_file - start % self.entries_per_file)
+            self._segments.write(start * CQ_ENTRY.itemsize, entries[:count].tobytes())
+            entries, start = entries[count:], start + count
+
+    def begin_at(self, start: int, min_physical_offset: int) -> None:
+        """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.
+
+        As RocketMQ does, pre-blank entries stand before it in a first file; entries of records that are gone may stay.
+        """
+        first = self.first() if self._segments.starts() else start - start % self.entries_per_file
+        try:
+            before = self.entries(first, start)
+        except OffsetLost:
+            self._write_blank(start - start % self.entries_per_file, start)
+            return
+        if (before["physical_offset"] >= min_physical_offset).any():
+            self._write_blank(first, start)
+
+    def begin_empty(self, start: int) -> None:
+        """Leave no entry; `start` gets the next one, before which pre-blank ones stand (see `begin_at`)."""
+        self.truncate(0)
+        self._write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
+
+    def truncate(self, tail: int) -> None:
+        """Zero every entry from `tail` on, for what a dead writer left must never count later; delete empty files.
+
+        As RocketMQ does: of an empty last file it counts the first entry. Call as the only writer.
+        """
+        starts, end = self._segments.starts(), tail * CQ_ENTRY.itemsize
+        if not starts:
+            return
+        self._segments.zero(end, starts[-1] + self._segments.size)
+        if tail and end == starts[0]:  # nothing would be left that says where the queue goes on
+            self._write_blank(tail - self.entries_per_file, tail)
+        for start in reversed(starts):
+            if start >= end:
+                self._segments.delete(start)
+
+    def _write_blank(self, start: int, end: int) -> None:
+        blank = np.zeros(end - start, CQ_ENTRY)
+        blank["size"] = CQ_PRE_BLANK_SIZE
+        self.write(start, blank)
+
+    def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
+        """Delete files, never the last, whose last entry's record the log has no longer.
+
+        Returns the path of each and the bytes it took. Call as the only writer.
+        """
+        gone = []
+        for start in self._segments.starts()[:-1]:
+            end = start // CQ_ENTRY.itemsize + self.entries_per_file
+            last = self.entries(end - 1, end)[0]
+            if last["physical_offset"] >= min_physical_offset or last["size"] == 0:  # 0: an append died here
+                break
+            gone.append((str(self._segments.path(start)), self._segments.delete(start)))
+        return gone
+
+    def stale(self, tail: int) -> int | None:
+        """Queue offset of the first entry from `tail` on that is not empty, None without: none may be there."""
+        for start in self._segments.starts()[-1:]:
+            found = self._segments.first_not_zero(tail * CQ_ENTRY.itemsize, start + self._segments.size)
+            return None if found is None else found // CQ_ENTRY.itemsize
+        return None
+
+    def flush(self, start: int, end: int) -> None:
+        """Bring entries [start, end) to the device."""
+        self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
+
+    def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
+        """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
+        where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
+        data = self._segments.read(*where, current=current)
+        return self._segments.read(*where, current=True) if data.endswith(_EMPTY) else data
+
+    def _is_behind(self, index: int, min_physical_offset: int) -> bool:
+        """Whether the log has no longer the record of entry `index`."""
+        try:
+            entry = self.entries(index, index + 1)[0]
+        except OffsetLost:
+            if self._is_deleted(index):
+                return True
+            raise
+        return bool(entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE)
+
+    def _is_deleted(self, index: int) -> bool:
+        """Whether entry `index`, which has no file, had one that retention took."""
+        return index < self.first()
+
+    def _counts(self, index: int, confirm_offset: int) -> bool:
+        try:
+            data = self._read(index, index + 1)
+        except OffsetLost:
+            return self._is_deleted(index)
+        offset, size, _ = np.frombuffer(data, CQ_ENTRY)[0].item()
+        return self._is_published(index, offset, size, confirm_offset)
+
+    def _is_published(self, index: int, offset: int, size: int, confirm_offset: int) -> bool:
+        """Whether entry `index` counts, by what it says."""
+        if offset == 0 and size == CQ_PRE_BLANK_SIZE:
+            return True
+        if offset < 0 or size <= 0 or offset + size > confirm_offset:
+            return False
+        return self._is_message is None or self._is_message(self.topic, self.queue_id, index, offset, size)

@@ -1,0 +1,243 @@
+"""From commit log records to ConsumeQueue entries: RocketMQ's reput, for catching up with a log."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from store.cached import cached_property
+from store.errors import OffsetLost
+from store.format.columns import LAST_MS
+from store.format.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes
+from store.format.key_hashes import KeyHashes, key_hashes
+from store.format.layout import (
+    BLANK,
+    CQ_ENTRY,
+    MAGIC_BLANK,
+    MAX_RETRY_TOPIC_BYTES,
+    MIN_RECORD_BYTES,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    SCHEDULE_TOPIC,
+)
+from store.format.property_columns import PropertyColumns
+from store.format.record_view import Ints, Mask, RecordView
+from store.format.strings import Bytes
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import Entries
+
+# Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.
+_FIRST_CHUNK_BYTES = 64 << 10
+_CHUNK_BYTES = 8 << 20
+_NO_END = 1 << 63
+_BEGIN = struct.Struct(">ii").unpack_from  # a record's total_size and magic, or a blank's length and magic
+SECTOR_BYTES = 512  # a device writes so many at once, or none of them
+SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Consecutive sound records of the log, as they were found by walking it.
+
+    begin: log offset of the first. end: log offset after the last, or after the blank behind it.
+    records: their view, shape (n,); offsets: their log offsets, int64, shape (n,); topics: dictionary, length n.
+    """
+
+    begin: int
+    end: int
+    records: RecordView
+    offsets: Ints
+    topics: pa.DictionaryArray
+
+    @cached_property
+    def properties(self) -> PropertyColumns:
+        """Those of the records."""
+        return PropertyColumns(self.records.properties)
+
+
+def walk(
+    log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True, torn_from: int | None = None
+) -> Iterator[LogChunk]:
+    """Walk the log from record boundary `begin` to the first thing that is no record, as RocketMQ's recovery does.
+
+    Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
+    carry a blank. until: the record boundary where the walk ends at the latest. torn_from: the log offset from which on
+    a machine that went down may have lost sectors: a record that has one of zeros in its properties is none, too.
+    """
+    at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
+    stop, torn = (_NO_END if offset is None else offset for offset in (until, torn_from))
+    while at < stop and log.segments.exists(at):
+        try:
+            length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
+            wanted = min(max(length, chunk_bytes), stop - at)
+            # 0 at an idle log's end
+            chunk = _chunk(log, at, wanted, check_crc=check_crc, torn_from=torn) if length > 0 else None
+        except OffsetLost:  # retention was faster
+            return
+        if chunk is None or chunk.end == at:
+            log.forget_if_empty(at)
+            return
+        yield chunk
+        at, chunk_bytes = chunk.end, min(2 * chunk_bytes, _CHUNK_BYTES)
+
+
+def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
+    """The sound records that lie wholly in the `length` bytes from `at` on."""
+    data = _read(log, at, length)
+    positions, sizes, position = _hop(data)
+    starts = np.array(positions, np.int64)
+    records = _measured(np.frombuffer(data, np.uint8), starts, np.array(sizes, np.int64))
+    records = _first(records, records.sound & (records.field("physical_offset") == starts + at))
+    topics = records.slices(records.topic_starts, records.topic_lengths).dictionary_encode()
+    records = _first(records, _are_names(topics))
+    if check_crc:
+        records = _first(records, records.crc_matches())
+    if len(records) and at + records.positions[-1] >= torn_from:
+        records = _first(records, _are_whole(records, at % log.segments.size) | (records.positions + at < torn_from))
+    end = int(at + records.positions[-1] + records.sizes[-1]) if len(records) else at
+    blank = data[position : position + BLANK.itemsize]
+    if len(records) == len(starts) and _is_blank(blank, log.next_segment(at) - at - position):
+        end = log.next_segment(at)
+    return LogChunk(at, end, records, records.positions + at, topics[: len(records)])
+
+
+def _are_whole(records: RecordView, at: int) -> Mask:
+    """Where no sector of the properties reads as zeros; `at`: where in its file the records' view begins.
+
+    They are what body CRC and the sum of a record's parts say nothing of.
+    """
+    whole = np.ones(len(records), np.bool_)
+    begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
+    sectors = -(-(begins + at) // SECTOR_BYTES) * SECTOR_BYTES - at
+    while len(rows := np.flatnonzero(sectors < ends)):
+        for row in rows[records.view[sectors[rows]] == 0].tolist():
+            begin = int(sectors[row])
+            whole[row] &= records.view[begin : min(begin + SECTOR_BYTES, int(ends[row]))].any()
+        sectors += SECTOR_BYTES
+    return whole
+
+
+def _read(log: CommitLog, at: int, length: int) -> bytes:
+    return log.segments.read(at, min(length, log.next_segment(at) - at))
+
+
+def _hop(data: bytes) -> tuple[list[int], list[int], int]:
+    """Positions and sizes of the records that lie wholly in `data`, by their lengths alone, and where it ends.
+
+    The one loop over records here: each length is known only when the one before it is.
+    """
+    positions, sizes, position, last = [], [], 0, len(data) - MIN_RECORD_BYTES
+    while position <= last:
+        size, magic = _BEGIN(data, position)
+        if size < MIN_RECORD_BYTES or position + size > len(data) or magic == MAGIC_BLANK:
+            break
+        positions.append(position)
+        sizes.append(size)
+        position += size
+    return positions, sizes, position
+
+
+def _are_names(topics: pa.DictionaryArray) -> Mask:
+    """Where a topic can be the name of a folder."""
+    good = [_is_text(name) and is_folder_name(name.decode()) for name in topics.dictionary.to_pylist()]
+    mask: Mask = np.array(good, np.bool_)[topics.indices.to_numpy()]
+    return mask
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        return len(name) <= MAX_RETRY_TOPIC_BYTES and bool(name.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _is_blank(data: bytes, left: int) -> bool:
+    if len(data) < BLANK.itemsize:
+        return False
+    blank = np.frombuffer(data, BLANK)[0]
+    return int(blank["magic"]) == MAGIC_BLANK and int(blank["length"]) == left
+
+
+def _first(records: RecordView, good: Mask) -> RecordView:
+    """The records before the first that is not good."""
+    if good.all():
+        return records
+    stop = int(np.argmin(good))
+    return _measured(records.view, records.positions[:stop], records.sizes[:stop])
+
+
+def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
+    records = RecordView(view, positions, sizes)
+    records.measure_topics()
+    return records
+
+
+def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
+    """(topic, queue id, queue offsets int64 (k,), entries (k,)) for every queue in the chunk, in log order.
+
+    The queue offsets of one such piece are consecutive. What enters which queues is said in `entering`.
+    """
+    records = chunk.records
+    if not len(records):
+        return
+    topics = [name.decode("utf-8", "replace") for name in chunk.topics.dictionary.to_pylist()]
+    topic_ids = chunk.topics.indices.to_numpy().astype(np.int64)
+    queue_ids, queue_offsets = records.field("queue_id"), records.field("queue_offset")
+    entries = np.empty(len(records), CQ_ENTRY)
+    entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
+    entries["tags_code"] = _tags_codes(chunk, topic_ids, topics)
+    queued = in_own_queue(records.field("sys_flag"))
+    rows = np.flatnonzero(queued)
+    order = rows[np.lexsort((rows, queue_ids[rows], topic_ids[rows]))]
+    same_queue = (np.diff(topic_ids[order]) == 0) & (np.diff(queue_ids[order]) == 0)
+    cuts = np.flatnonzero(~same_queue | (np.diff(queue_offsets[order]) != 1)) + 1
+    for part in np.split(order, cuts):
+        if len(part):
+            yield topics[topic_ids[part[0]]], int(queue_ids[part[0]]), queue_offsets[part], entries[part]
+    for row, (topic, queue_id, offset) in light_places(chunk.properties, topics, topic_ids, queue_ids):
+        if queued[row]:
+            yield topic, queue_id, np.array([offset]), entries[row : row + 1]
+
+
+def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
+    """Entries made of the chunk's records, with the delivery times that the queue has in its own, `found`; both (k,).
+
+    Which delay a level means was its broker's to say (`messageDelayLevel`), so each time can be that is not before
+    the message was stored.
+    """
+    if topic != SCHEDULE_TOPIC:
+        return entries
+    rows = np.searchsorted(chunk.offsets, entries["physical_offset"].astype(np.int64))
+    stored, times = chunk.records.field("store_timestamp")[rows], found["tags_code"]
+    same = (found["physical_offset"] == entries["physical_offset"]) & (found["size"] == entries["size"])
+    same &= (entries["tags_code"] >= stored) & (times >= stored) & (times <= LAST_MS)
+    kept = entries.copy()
+    kept["tags_code"][same] = times[same]
+    return kept
+
+
+def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
+    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them; and of its tags."""
+    topics = chunk.topics.cast(pa.binary()).cast(pa.string())
+    unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
+    hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)
+    filed = in_index(chunk.records.field("sys_flag"))[rows]
+    hashes, rows = hashes[filed], rows[filed]
+    return hashes, chunk.offsets[rows], chunk.records.field("store_timestamp")[rows]
+
+
+def _tags_codes(chunk: LogChunk, topic_ids: Ints, topics: list[str]) -> Ints:
+    codes = tags_codes(chunk.properties.value(PROPERTY_TAGS))
+    if SCHEDULE_TOPIC in topics:
+        rows = np.flatnonzero(topic_ids == topics.index(SCHEDULE_TOPIC))
+        levels = chunk.properties.value(PROPERTY_DELAY).take(pa.array(rows))
+        times = delivery_times(levels, chunk.records.field("store_timestamp")[rows])
+        codes[rows] = np.where(times, times, codes[rows])
+    return codes

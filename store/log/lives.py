@@ -1,0 +1,130 @@
+"""What the log says of its queues: where each ends, and which of several records with one queue offset counts.
+
+A topic that was deleted and created again has records of each of its lives in the log, with the same topic, queue and
+offsets: the newest life counts. It is known by its queue offsets, which go back; and as no checksum covers them, the
+queue's own entries must not say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from store.errors import OffsetLost
+from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE
+from store.format.record_view import Ints
+from store.log.consume_queue import ConsumeQueue, Entries, IsMessage
+
+QueueName = tuple[str, int]  # topic, queue id
+
+_MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # a queue's file must have a place for it
+
+
+class Life(NamedTuple):
+    """From here on a queue's records are those that count, up to the next life."""
+
+    start: int  # queue offset of its first record
+    at: int  # log offset of that record
+
+
+@dataclass(slots=True)
+class QueueInLog:
+    """One queue, as far as the log was walked.
+
+    tail: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
+    is_cut: the first record that is seen may have any offset, for the log's head was deleted. is_remembered: all that
+    is known is its tail, and not by its files. born: log offset of the record that went back, 0 while none did.
+    """
+
+    tail: int
+    is_cut: bool
+    lives: list[Life] = field(default_factory=list)
+    is_remembered: bool = False
+    born: int = 0
+
+    @property
+    def begin(self) -> int:
+        """Queue offset of the first record that counts; the tail without one."""
+        return self.lives[0].start if self.lives else self.tail
+
+    def grow(self, start: int, at: int, count: int) -> None:
+        """Take `count` consecutive records, of which the first is offset `start`, at log offset `at`."""
+        if start != self.tail or not self.lives:
+            self.lives = [*(life for life in self.lives if life.start < start), Life(start, at)]
+        self.tail = start + count
+
+    def counting(self, offsets: Ints, entries: Entries) -> slice:
+        """Which of consecutive entries count, now that the whole log was walked."""
+        if not self.lives:
+            return slice(0, 0)
+        first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self.lives[0].at))
+        if first == len(entries):
+            return slice(first, first)
+        at = int(entries["physical_offset"][first])
+        end = next((life.start for life in self.lives if life.at > at), self.tail)
+        return slice(first, max(first, int(np.searchsorted(offsets, end))))
+
+
+class QueuesInLog:
+    """All queues of one walk."""
+
+    def __init__(self, queue: Callable[[str, int], ConsumeQueue], is_message: IsMessage, first_byte: int) -> None:
+        """is_message: whether a queue's entry is what its record says. first_byte: of the log that there is."""
+        self.found: dict[QueueName, QueueInLog] = {}
+        self._queue = queue
+        self._is_message = is_message
+        self._is_cut = first_byte > 0
+
+    def begin(self, name: QueueName, tail: int) -> QueueInLog:
+        """A queue that has `tail` entries before the walk's first record."""
+        queue = QueueInLog(tail, self._is_cut and tail == self._queue(*name).first())
+        self.found[name] = queue
+        return queue
+
+    def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
+        """Take consecutive records of a queue; whether they may follow those before."""
+        queue = self.found.get(name) or self.begin(name, 0)
+        start, at = int(offsets[0]), int(entries["physical_offset"][0])
+        follows = start == queue.tail or (queue.is_cut and not queue.lives)
+        if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.tail, start, at)):
+            return False
+        queue.born = queue.born if follows else at
+        queue.grow(start, at, len(offsets))
+        return True
+
+    def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
+        """Drop queues that ended with an older life of their topic: other queues have a newer one, these no folder.
+
+        existing: queues that have one. Call behind the last record.
+        """
+        born: dict[str, int] = {}
+        for (topic, _), queue in self.found.items():
+            if queue.born:
+                born[topic] = min(born.get(topic, queue.born), queue.born)
+        for name in self.found.keys() - set(existing):
+            lives = self.found[name].lives
+            if lives and lives[-1].at < born.get(name[0], 0):
+                del self.found[name]
+
+    def _begins_life(self, name: QueueName, tail: int, start: int, at: int) -> bool:
+        """Whether the record at log offset `at` begins a life: it goes back, and the queue does not know better.
+
+        The queue does where it has this record at its tail: then the record's offset is damaged. And where it has a
+        sound older record at this offset: it would have been deleted with its life.
+        """
+        if start >= tail or self._entry(name, tail)[0] == at:
+            return False
+        older, size = self._entry(name, start)
+        is_older = 0 <= older < at and 0 < size < CQ_PRE_BLANK_SIZE
+        return not (is_older and self._is_message(*name, start, older, size))
+
+    def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
+        """Log offset and size in an entry of the queue, (-1, 0) without one."""
+        try:
+            offset, size, _ = self._queue(*name).entries(index, index + 1)[0].item()
+        except OffsetLost:
+            return -1, 0
+        return offset, size

@@ -1,0 +1,162 @@
+"""Where every queue ended at some offset of the log: what the queues' own files must agree with.
+
+A queue whose folder or last file is gone looks like a shorter one, and an append would give its offsets a second
+time. So who writes keeps the ends in a file of this project, `queueends`: written when a recovery ends, every now and
+then behind a flush, and when the last writer leaves. What was appended since is told by the log. A file that cannot be
+read is none: then the queues are made anew from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from store.errors import CorruptStore
+from store.files.atomic import read_file, write_file
+from store.format.layout import (
+    CONSUME_QUEUE_DIR,
+    CQ_ENTRY,
+    CQ_PRE_BLANK_SIZE,
+    QUEUE_ENDS_FILE,
+    field_offset,
+    segment_name,
+)
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.unflushed import QueueName, Ranges, ranges_of
+
+_VERSION = 1
+_MAX_BYTES = 256 << 20  # ten thousand queues take half a megabyte
+_OFFSET, _SIZE = (
+    (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
+    for name in ("physical_offset", "size")
+)
+_WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
+
+
+@dataclass
+class QueueEnds:
+    """What was seen of queues and index when the log ended at `at` (bytes).
+
+    of: queue offset after the last entry of each queue that has any. index: log offset of the last record in each index
+    file, by the file's name. gaps: stretches of the log before `at` whose records are not in `of` yet.
+    """
+
+    at: int
+    of: dict[QueueName, int]
+    index: dict[str, int] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    written_at: int = 0
+
+    @staticmethod
+    def read(root: Path) -> QueueEnds | None:
+        """What the file of a directory says; None without one, or for one that is damaged."""
+        try:
+            content = json.loads(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES))
+            if content["version"] != _VERSION:
+                return None
+            ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
+            index = {str(name): int(end) for name, end in content["index"].items()}
+            return QueueEnds(int(content["logOffset"]), ends, index, written_at=int(content["logOffset"]))
+        except (FileNotFoundError, CorruptStore, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, root: Path, index: Index) -> None:
+        """Replace the file of a directory, if the device takes it: it may be full.
+
+        An old file is noticed, and costs the next opening a look at the whole log.
+        """
+        names = index.names()
+        self.index = {name: end for name in names for _, end in index.spans([name])}
+        queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
+        content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
+        with suppress(OSError):
+            write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
+            self.written_at = self.at
+
+    @property
+    def is_due(self) -> bool:
+        """Whether much was flushed since it was written."""
+        return self.at - self.written_at >= _WRITE_EVERY
+
+    def follow(self, begin: int, end: int, ranges: Ranges) -> None:
+        """Take what [begin, end) of the log brought to the queues; others flushed what lies between."""
+        if begin > self.at:
+            self.gaps.append((self.at, begin))
+        self._merge({name: stop for name, (_, stop) in ranges.items()})
+        self.at = max(self.at, end)
+
+    def complete(self, log: CommitLog, written: QueueEnds | None) -> bool:
+        """Close the gaps, by what another may have written meanwhile and by the log; whether all are closed.
+
+        They are not where the log is damaged, or its head was deleted; then the next opening looks at everything.
+        """
+        if written is not None:
+            self._merge(written.of)
+            self.gaps = [(max(begin, written.at), end) for begin, end in self.gaps if end > written.at]
+        for gap in self.gaps:
+            ranges = ranges_of(log, *gap)
+            if ranges is None:
+                self.written_at = self.at
+                return False
+            self._merge({name: stop for name, (_, stop) in ranges.items()})
+        self.gaps = []
+        return True
+
+    def hold(
+        self, root: Path, log: CommitLog, index: Index, queue_file_size: int, topics: Container[str], end: int
+    ) -> bool:
+        """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
+
+        A topic that is none any more was deleted by a broker.
+        """
+        appended = ranges_of(log, self.at, end) if self.at <= end else None
+        if appended is None:
+            return False
+        self._merge({name: stop for name, (_, stop) in appended.items()})
+        queues_hold = all(
+            _reaches(f"{root}/{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", stop, queue_file_size, end)
+            for (topic, queue_id), stop in self.of.items()
+            if topic in topics
+        )
+        return queues_hold and self._index_holds(log, index)
+
+    def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
+        """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
+
+        existing: the queues on disk, of a directory where these `hold`.
+        """
+        gone = self.of.keys() - set(existing)
+        for name in gone:
+            del self.of[name]
+        return bool(gone)
+
+    def _merge(self, ends: Mapping[QueueName, int]) -> None:
+        self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
+
+    def _index_holds(self, log: CommitLog, index: Index) -> bool:
+        names, first_byte = set(index.names()), log.min_offset()
+        return not index.is_enabled or all(name in names or last < first_byte for name, last in self.index.items())
+
+
+def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
+    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`.
+
+    Without `Segments`, paths and arrays: there may be ten thousand queues, and this is all that is asked of most.
+    """
+    position = (stop - 1) * CQ_ENTRY.itemsize
+    start = position - position % file_size
+    try:
+        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        data = os.pread(fd, CQ_ENTRY.itemsize, position - start)
+    finally:
+        os.close(fd)
+    offset, size = (int.from_bytes(data[first:last], "big", signed=True) for first, last in (_OFFSET, _SIZE))
+    return size == CQ_PRE_BLANK_SIZE or (size > 0 and 0 <= offset <= end - size)

@@ -1,0 +1,115 @@
+"""Bringing what was appended to the device, behind the appends (ASYNC_FLUSH)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from store.errors import FlushFailed, StoreReplaced
+from store.files.checkpoint import write_checkpoint
+from store.files.opened import Place
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.log.unflushed import QueueName, Ranges, Unflushed
+from store.publish.watermark import Watermark
+
+_logger = logging.getLogger("store")
+
+
+class Flusher:
+    """Flushes every `interval` seconds while there is something new, from the first append on.
+
+    The watermark's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
+    a machine's crash costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
+
+    A flush that failed ends this for ever, see `FlushFailed`. Any other error, such as no descriptor being left for the
+    moment, is logged, and the next turn tries again.
+    """
+
+    def __init__(
+        self,
+        watermark: Watermark,
+        log: CommitLog,
+        queue: Callable[[str, int], ConsumeQueue],
+        existing_queues: Callable[[], list[QueueName]],
+        unflushed: Unflushed,
+        note: Callable[[int, int, Ranges], None],
+        interval: float,
+        place: Place,
+    ) -> None:
+        """note: told what was flushed, as log offsets (bytes) and queue entries."""
+        self._watermark = watermark
+        self._log = log
+        self._queue = queue
+        self._existing_queues = existing_queues
+        self._unflushed = unflushed
+        self._tails: dict[QueueName, int] = {}
+        self._note = note
+        self._interval = interval
+        self._place = place
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()  # several threads may append for the first time at once
+
+    def start(self) -> None:
+        """Flush from now on in the background; does nothing while it does."""
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
+                thread.start()
+                self._thread = thread  # not before: who stops it can only wait for one that runs
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether it is the background thread that asks."""
+        return self._thread is threading.current_thread()
+
+    def stop(self) -> None:
+        """End the background thread and flush what is left. Raises `FlushFailed`."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def flush(self) -> None:
+        """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
+        self._watermark.check_device()
+        with self._watermark.noting_failure():
+            self._place.check()  # or the checkpoint would be that of another store
+            store_timestamp = self._watermark.store_timestamp
+            begin, end = self._watermark.flushed_offset, self._watermark.confirm_offset
+            if end <= begin:
+                return
+            self._log.segments.flush(begin, end)
+            ranges = self._entries(begin, end)
+            for name, entries in ranges.items():
+                self._queue(*name).flush(*entries)
+            self._watermark.mark_flushed(end)
+            self._tails.update({name: tail for name, (_, tail) in ranges.items()})
+            self._watermark.flush()
+            # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
+            write_checkpoint(self._watermark.path.parent, store_timestamp)
+        self._note(begin, end, ranges)
+
+    def _entries(self, begin: int, end: int) -> Ranges:
+        ranges = self._unflushed.take(begin, end)
+        if ranges is None:
+            ranges = {}
+            for name in self._existing_queues():
+                queue = self._queue(*name)
+                ranges[name] = self._tails.get(name) or queue.first(), queue.tail(end)
+        return ranges
+
+    def _run(self) -> None:
+        root, told = self._watermark.path.parent, ""
+        while not self._stop.wait(self._interval):
+            try:
+                self.flush()
+                told = ""
+            except (FlushFailed, StoreReplaced):
+                _logger.exception("%s: nothing more is appended or flushed", root)
+                return
+            except Exception as error:
+                if told != (told := repr(error)):  # once, not at every turn
+                    _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)

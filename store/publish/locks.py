@@ -1,0 +1,180 @@
+"""The store lock: two bytes of the file `lock`.
+
+| byte | who | how |
+|---|---|---|
+| 0 | a running RocketMQ broker | exclusive (its `tryLock(0, 1)`) |
+| 0 | every store of ours that is open for writing | shared |
+| 1 | one append, repair, opening or closing | exclusive |
+
+Open-file-description locks where the system has them: classic record locks vanish when *any* descriptor of the
+file is closed in the process. The two kinds exclude each other, so RocketMQ still sees ours. Neither kind
+excludes threads that share a descriptor; a `threading.RLock` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+from weakref import finalize
+
+from store.errors import StoreBusy, StoreLocked
+from store.files.atomic import open_file, write_at
+from store.files.opened import Opened, Place, opening
+from store.format.layout import LOCK_FILE
+from store.publish.lock_holders import holders
+
+_OWNER_BYTE = 0
+_APPEND_BYTE = 1
+Result = TypeVar("Result")
+_HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
+_TIMEOUT_SECONDS = 30.0
+# Between two looks at a lock that is held: the first are shorter than a short append, so that it is soon one's turn;
+# then they grow, so that somebody's long append costs the others nothing.
+_PAUSE_SECONDS = (0.00002, 0.002)
+_LONGER = 1.2
+_NOBODY_SEEN = "a process that this user may not look into ('lslocks', run by root, names it)"
+
+
+class _ThisThread(threading.local):
+    is_inside = False
+
+
+class StoreLock(Opened):
+    """The lock file of one store directory, as one writing `MessageStore` holds it.
+
+    place: where it was; another lock file there would not exclude this one.
+    """
+
+    _fd = -1  # a child that is forked before there is one lets go of nothing
+    _closes: finalize[..., StoreLock] | None = None
+
+    def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS) -> None:
+        """timeout: how long to wait for a turn, in seconds."""
+        super().__init__(str(root), f"MessageStore.open({str(root)!r})")
+        self._path = root / LOCK_FILE
+        self._timeout = timeout
+        self._threads = threading.RLock()  # it knows whose it is
+        self._this_thread = _ThisThread()
+        with opening:
+            self._fd = open_file(self._path)
+            self._closes = finalize(self, os.close, self._fd)  # by itself where `close` was interrupted
+            self._closes.atexit = False
+        status = os.fstat(self._fd)
+        self.place = Place(self._path, status)
+        if status.st_size == 0:
+            write_at(self._fd, b"lock", 0)
+
+    def exclusively(self, work: Callable[[], Result], timeout: float | None = None) -> Result:
+        """What `work` answers, called while holding byte 1: at most one appender on this host. Waits for its turn.
+
+        timeout: seconds, if other than this lock's own.
+
+        Whatever is raised wherever, by a signal's handler too, the lock is free afterwards. That is why this is no
+        context manager: an exception can come between a `with` and the first line of what leaves it. Two `finally`,
+        for one may be interrupted; leaving twice does nothing.
+
+        Raises `StoreLocked` when this thread is in here already, `StoreBusy` when there is no turn in time,
+        `StoreClosed`, `StoreForked`; and `StoreReplaced`, for nobody else looks at a file that is not the directory's.
+        """
+        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
+        if self._this_thread.is_inside:
+            raise StoreLocked(
+                f"{self._path.parent}: called by what interrupted another verb of this store in the same thread (a "
+                "signal's handler?), which cannot end meanwhile; call it from another thread, or later"
+            )
+        try:
+            try:
+                self._this_thread.is_inside = True
+                self._take_turn(self._timeout if timeout is None else timeout)
+                self.place.check()
+                return work()
+            finally:
+                self._leave()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._this_thread.is_inside:
+            return
+        if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
+            if self._fd >= 0:  # or `close` gave the lock back
+                _lock(self._fd, fcntl.F_UNLCK, _APPEND_BYTE)
+            with suppress(RuntimeError):  # released as often as it was acquired
+                while True:
+                    self._threads.release()
+        self._this_thread.is_inside = False
+
+    def _take_turn(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        if not self._threads.acquire(timeout=timeout):
+            raise self._busy(timeout)
+        self.must_be_open()  # closed while this thread waited for another
+        pause, longest = _PAUSE_SECONDS
+        while not _lock(self._fd, fcntl.F_WRLCK, _APPEND_BYTE):
+            if time.monotonic() >= deadline:
+                raise self._busy(timeout)
+            time.sleep(pause)
+            pause = min(pause * _LONGER, longest)
+
+    def _busy(self, timeout: float) -> StoreBusy:
+        found = " and by ".join(map(str, holders(self._path, _APPEND_BYTE)))
+        return StoreBusy(
+            f"{self._path.parent}: no turn to append within {timeout:g} s (lockTimeoutMillis); the lock (byte "
+            f"{_APPEND_BYTE} of {self._path.name}) is held by {found or _NOBODY_SEEN}. Nothing of this call is "
+            "visible: let that go on or end it, then repeat the call"
+        )
+
+    def join(self) -> bool:
+        """Become one of the writers; call inside `exclusively`. True when there was no other.
+
+        Raises `StoreLocked` when a RocketMQ broker holds the directory.
+        """
+        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        if not _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE):
+            raise StoreLocked(
+                f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of {self._path.name}); "
+                "stop the broker, or open the directory with read_only=True"
+            )
+        return alone
+
+    def is_last(self) -> bool:
+        """True when no other writer is left; call inside `exclusively`, so that none can join meanwhile."""
+        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        return _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone  # one may join before we have left
+
+    def close(self) -> None:
+        """Leave, after the append of another thread, if one is under way. The locks go with the descriptor.
+
+        Call inside `exclusively` where nobody may append any more: whoever waits by this lock gets `StoreClosed`.
+        """
+        self._is_over = True
+        with self._threads:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._fd = -1
+        if self._closes is not None:
+            self._closes()  # which does nothing the second time
+
+
+def _lock(fd: int, kind: int, byte: int) -> bool:
+    """Set a one-byte record lock; False when another holder is in the way."""
+    try:
+        if _HAS_OFD:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+        else:
+            kinds = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}
+            fcntl.lockf(fd, kinds[kind] | fcntl.LOCK_NB, 1, byte)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True

@@ -1,0 +1,187 @@
+"""Where the log ends for readers: by our watermark; or by the log itself, where nobody publishes.
+
+That is a RocketMQ broker's directory, at rest or running, also one that it took over from us; and one after a crash.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+from store.errors import CorruptRecord, OffsetLost
+from store.files.opened import Place
+from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, WATERMARK_FILE
+from store.format.message import decode_record
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.log.dispatch import SIZE_BYTES, walk
+from store.publish.watch import POLL_SECONDS
+from store.publish.watermark import Watermark
+
+LOOK_SECONDS = 1.0  # a watermark that has not moved for so long may be one that a broker passed by
+
+
+class LogEnd:
+    """What tells readers how far the log goes; has the reading side of `Watermark`.
+
+    The watermark counts until somebody appended behind it who does not know it. From then on the log is walked: once
+    from its last segment that begins with a record, and from where it ended at every later look. Once a writer of ours
+    has recovered the directory, its watermark counts again. Both are noticed while this is open.
+    """
+
+    def __init__(self, root: Path, log: CommitLog) -> None:
+        """Raises `CorruptStore` for a watermark file that is none."""
+        self.path = root / WATERMARK_FILE
+        self.by_log = False
+        self._root = root
+        self._place = Place(root)
+        self._log = log
+        self._watermark: Watermark | None = None
+        self._overtaken: tuple[int, int, int] | None = None  # the numbers of a watermark that does not count
+        self._seen = 0  # confirm offset of the watermark while it counted
+        self._end = 0  # of the log, as far as it was walked
+        self._next_look = 0.0  # time.monotonic()
+        self._looking = threading.Lock()  # of all threads one moves this on: answers never step back
+        with self._looking:
+            self._look()
+
+    @property
+    def confirm_offset(self) -> int:
+        """Commit log offset (bytes) after the last message that readers may see; it never steps back.
+
+        Raises `StoreReplaced` within `LOOK_SECONDS`, `CorruptStore`.
+        """
+        watermark = self._watermark
+        if watermark is not None and not self.by_log:
+            confirm_offset = watermark.confirm_offset
+            if confirm_offset != self._seen:  # a writer of ours is at work
+                self._seen, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
+                return confirm_offset
+            if time.monotonic() < self._next_look:
+                return confirm_offset
+        with self._looking:
+            return self._look()
+
+    @property
+    def rest_seconds(self) -> float:
+        """How long one may sleep who waits for a publication: nobody tells of a broker's, or that one took over."""
+        return POLL_SECONDS if self.by_log else LOOK_SECONDS
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the watermark says that no append is under way, nor one that died to be undone."""
+        watermark = self._watermark
+        return watermark is not None and not self.by_log and watermark.announced_end <= watermark.confirm_offset
+
+    def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
+        """Whether a queue entry below the confirm offset counts."""
+        return not self.by_log or is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
+
+    def close(self) -> None:
+        """Drop the watermark, if there is one."""
+        self._watermark = None
+
+    def _look(self) -> int:
+        """Decide which of the two counts; returns the confirm offset. Call with `_looking`."""
+        self._place.check()
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        if self._watermark is None or self._watermark.is_replaced:
+            self._watermark = _watermark_of(self._root)
+        watermark = self._watermark
+        if watermark is not None and (numbers := watermark.numbers) != self._overtaken:
+            counts = _counts(self._root, self._log, watermark)
+            if watermark.numbers != numbers:  # a writer of ours is at work, and what was seen may be its append
+                return self._end if self.by_log else watermark.confirm_offset
+            self._overtaken = None if counts else numbers
+            if counts:
+                self.by_log, self._seen = False, numbers[0]
+                return self._seen
+        # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
+        flushed = None if watermark is None or watermark.same_boot else watermark.flushed_offset
+        if not self.by_log or self._is_deleted(self._end):
+            self.by_log = True
+            start = last_segment(self._log)
+            self._end = max(self._seen, start if flushed is None else min(start, max(flushed, self._log.min_offset())))
+        for chunk in walk(self._log, self._end, torn_from=flushed):
+            self._end = chunk.end
+        return self._end
+
+    def _is_deleted(self, at: int) -> bool:
+        """Whether retention was faster."""
+        return not self._log.segments.exists(at) and at < self._log.min_offset()
+
+
+def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
+    """Whether a queue entry is what its record says.
+
+    RocketMQ leaves entries of records that it truncated; the log grows over them before the queue does.
+    """
+    if topic.startswith(LIGHT_PREFIX):  # its records name the queue they were sent to
+        return True
+    try:
+        if log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
+            return False
+        record = decode_record(log.segments.read(physical_offset, size), topic, check_crc=False)
+    except OffsetLost:  # deleted by retention: its time has been
+        return True
+    except CorruptRecord:
+        return False
+    return (record.topic, record.queue_id, record.queue_offset) == (topic, queue_id, queue_offset)
+
+
+def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
+    """Log offset of the first record that a queue has, 0 without a sound entry.
+
+    Records before it that name the queue are of a topic that was deleted: it was created again.
+    """
+    try:
+        first = queue.first()
+        offset, size, _ = queue.entries(first, first + 1)[0].item()
+    except OffsetLost:
+        return 0
+    is_entry = offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE
+    return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
+
+
+def _watermark_of(root: Path) -> Watermark | None:
+    try:
+        return Watermark(root, writable=False)
+    except FileNotFoundError:
+        return None
+
+
+def _counts(root: Path, log: CommitLog, watermark: Watermark) -> bool:
+    """Whether readers may believe a watermark that stayed as it is meanwhile."""
+    on_device = watermark.flushed_offset >= max(watermark.confirm_offset, watermark.announced_end)
+    abort = (root / ABORT_FILE).exists()
+    return (watermark.same_boot or on_device) and not was_overtaken(log, watermark, abort=abort)
+
+
+def was_overtaken(log: CommitLog, watermark: Watermark, *, abort: bool) -> bool:
+    """Whether a RocketMQ broker had the directory since the last writer of ours.
+
+    Call under the store lock; or else it is true only if `watermark.numbers` are the same after it as before.
+    abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
+    the announced end; the records of one append have the watermark's time, a broker's have a later one. And who
+    leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it.
+    """
+    if not abort and watermark.announced_end > watermark.confirm_offset:
+        return True
+    for chunk in walk(log, watermark.confirm_offset):
+        times = chunk.records.field("store_timestamp")
+        if chunk.end > watermark.announced_end or (times != watermark.store_timestamp).any():
+            return True
+    return False
+
+
+def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
+    """Start of the last segment that begins with a record, stored by `stored_by` (ms) if given; else of the first."""
+    starts = log.segments.check()
+    for start in reversed(starts):
+        for chunk in islice(walk(log, start), 1):
+            times = chunk.records.field("store_timestamp")
+            if len(times) and (stored_by is None or times[0] <= stored_by):
+                return start
+    return starts[0] if starts else 0

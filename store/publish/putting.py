@@ -1,0 +1,173 @@
+"""What is put, on its way to the log: queues are chosen, records encoded; and what a put answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.errors import PutStatus
+from store.files.config import StoreConfig
+from store.files.topics import Topics
+from store.format.entering import check_name_column, check_names, check_topic
+from store.format.java_hash import java_hash, java_hash_code
+from store.format.layout import PROPERTY_UNIQ_KEY
+from store.format.message import Message, check_mapping, encode_messages, illegal, offset_msg_id, whole_number
+from store.format.message_columns import MessageColumns, as_table, pairs, split
+from store.format.records import Records
+from store.format.tables import encode_columns
+from store.publish.appender import AppendResult
+
+ROWS_A_TURN = 16  # more are read no faster
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """RocketMQ's SendResult of one message."""
+
+    status: PutStatus
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    msg_id: str
+
+
+class Putting:
+    """Makes records for one store. Messages that name no queue take turns, each topic by itself.
+
+    The turns go on from the number of messages that the topic ever had, so that processes which put one message
+    each do not all put it into the first queue. Rows of a table take turns of ROWS_A_TURN as long as all queues get
+    one, then of one row: as even as row by row, and whoever reads a queue finds its records side by side.
+    """
+
+    def __init__(self, topics: Topics, config: StoreConfig, ever_put: Callable[[str], int]) -> None:
+        self._topics = topics
+        self._config = config
+        self._ever_put = ever_put
+        self._round_robin: dict[str, Iterator[int]] = {}
+
+    @staticmethod
+    def listed(messages: Iterable[Message]) -> list[Message]:
+        """What was put, as a list. Raises `MessageRefused` for what is no message."""
+        if not isinstance(messages, Iterable):
+            raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
+        listed = list(messages)
+        for message in listed:
+            if not isinstance(message, Message):
+                raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
+        return listed
+
+    def of_messages(self, messages: Sequence[Message]) -> Records:
+        """Records of messages of any topics.
+
+        Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
+        """
+        return encode_messages(
+            messages,
+            [self._choose_queue(message) for message in messages],
+            store_host=self._config.store_host,
+            max_message_size=self._config.maxMessageSize,
+            now=_now(),
+            with_keys=self._config.messageIndexEnable,
+            with_tags=self._config.tagIndexEnable,
+            with_crc=self._config.enabledAppendPropCRC,
+        )
+
+    def of_table(self, topic: str, table: object) -> Generator[Records]:
+        """Records of many messages of one topic, in pieces, each made while the caller appends the one before.
+
+        Raises `InvalidColumns`, and as `of_messages`.
+        """
+        pieces = split(as_table(table))
+        made = [self._of_piece(topic, piece) for piece in pieces[:1]]
+        with ThreadPoolExecutor(1) as beside:
+            for piece in pieces[1:]:
+                coming = beside.submit(self._of_piece, topic, piece)
+                yield made.pop()
+                made.append(coming.result())
+        yield from made
+
+    def _of_piece(self, topic: str, piece: pa.Table) -> Records:
+        self._topics.known(_text("topic", topic))
+        check_topic(topic)
+        messages = MessageColumns.of(piece)
+        if messages.properties is not None:
+            check_name_column(pairs(messages.properties)[0])
+        return encode_columns(
+            topic,
+            messages,
+            self._choose_queues(topic, messages),
+            store_host=self._config.store_host,
+            max_message_size=self._config.maxMessageSize,
+            now=_now(),
+            with_keys=self._config.messageIndexEnable,
+            with_tags=self._config.tagIndexEnable,
+            with_crc=self._config.enabledAppendPropCRC,
+        )
+
+    def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
+        """What to answer for messages that were appended."""
+        places = (placed.queue_ids.tolist(), placed.queue_offsets.tolist(), placed.physical_offsets.tolist())
+        return [
+            PutResult(PutStatus.PUT_OK, queue_id, offset, physical, self._msg_id(message, physical))
+            for message, queue_id, offset, physical in zip(messages, *places, strict=True)
+        ]
+
+    def _msg_id(self, message: Message, physical_offset: int) -> str:
+        """The id that readers will see: the producer's own, else the place in the log."""
+        own = message.properties.get(PROPERTY_UNIQ_KEY)
+        return own or offset_msg_id(*self._config.store_host, physical_offset)
+
+    def _choose_queue(self, message: Message) -> int:
+        queues = self._topics.known(_text("topic", message.topic))
+        check_topic(message.topic)
+        check_mapping(message.properties)
+        check_names(message.properties)
+        if message.queue_id is not None:
+            queue_id = whole_number("queue_id", message.queue_id)
+            return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
+        if message.sharding_key not in (None, ""):
+            return abs(java_hash_code(_text("sharding_key", message.sharding_key))) % queues
+        return next(self._turns(message.topic)) % queues
+
+    def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
+        queues = self._topics.known(topic)
+        if messages.queue_ids is not None:
+            for queue_id in np.unique(messages.queue_ids).tolist():
+                self._topics.check_queue(topic, queue_id)
+            return messages.queue_ids
+        chosen = self._take_turns(topic, len(messages), queues)
+        if messages.sharding_keys is None:
+            return chosen
+        sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % queues
+        without = messages.sharding_keys.fill_null("").to_numpy(zero_copy_only=False) == ""
+        return np.where(without, chosen, sharded)
+
+    def _take_turns(self, topic: str, rows: int, queues: int) -> npt.NDArray[np.int64]:
+        """The queue of each of `rows` rows, shape (rows,)."""
+        first = next(self._turns(topic))
+        self._round_robin[topic] = count(first + rows)
+        row = np.arange(rows)
+        in_long_turns = rows - rows % (queues * ROWS_A_TURN)
+        return (first + np.where(row < in_long_turns, row // ROWS_A_TURN, row)) % queues
+
+    def _turns(self, topic: str) -> Iterator[int]:
+        if topic not in self._round_robin:
+            self._round_robin[topic] = count(self._ever_put(topic))
+        return self._round_robin[topic]
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise illegal(f"{name}={value!r:.40}: must be a text")
+    return value
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

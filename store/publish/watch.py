@@ -1,0 +1,200 @@
+"""Waiting for a publication: the kernel tells of it, as `watermark` describes; or one looks now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import select
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet, finalize
+
+from store.errors import StoreClosed
+from store.files.opened import Opened, opening
+
+if sys.platform == "linux":
+    import inotify_simple
+
+POLL_SECONDS = 0.02  # where the system cannot notify
+_MOST_SECONDS = 24 * 3600.0  # the kernel counts milliseconds of a wait in 31 bits
+_EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
+
+
+class Published(Protocol):
+    """The end of a log, as `Watch` waits for it to move. rest_seconds: for how long it may do so without a look."""
+
+    path: Path
+
+    @property
+    def rest_seconds(self) -> float: ...
+
+
+class Watch(Opened):
+    """Sleeps until one of the watched watermark files is published, or `interrupt` is called.
+
+    One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
+    needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
+    left, `notified=False` where there is no file yet) it polls every `POLL_SECONDS`; likewise for as long as nobody
+    writes the file, because a broker has the directory.
+
+    Every verb but `close` raises `StoreClosed`, `StoreForked`.
+    """
+
+    def __init__(self, *, notified: bool = True) -> None:
+        super().__init__("a watch", "MessageStore.watch()")
+        self._ends: list[Published] = []
+        with opening:
+            self._ears: _Ears | None = _Ears(notified=notified)
+
+    @staticmethod
+    def of(end: Published) -> Watch:
+        """One that watches `end`; it polls where that has no file."""
+        watch = Watch(notified=end.path.exists())
+        watch.add(end)
+        return watch
+
+    @property
+    def polls(self) -> bool:
+        """Whether it only ends a wait now and then, for nobody tells it of a publication."""
+        return self._rest_seconds(self._open_ears()) <= POLL_SECONDS
+
+    def _rest_seconds(self, ears: _Ears) -> float:
+        return POLL_SECONDS if ears.notify is None else min((end.rest_seconds for end in self._ends), default=math.inf)
+
+    def add(self, end: Published) -> None:
+        """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
+        ears = self._open_ears()
+        self._what = f"a watch of {end.path.parent}"
+        self._ends.append(end)
+        if ears.notify is not None:
+            ears.notify.add_watch(end.path, inotify_simple.flags.MODIFY)
+
+    def wait(self, timeout: float) -> None:
+        """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
+
+        Now and then earlier, where only a look at the confirm offset tells.
+        """
+        ears = self._open_ears()
+        ears.wait(min(timeout, self._rest_seconds(ears)))
+
+    def interrupt(self) -> None:
+        """End the wait that is under way, or else the next one, at once."""
+        self._open_ears().interrupt()
+
+    def close(self) -> None:
+        """Give the inotify instance back; ends a wait that is under way."""
+        self._is_over = True
+        ears, self._ears = self._ears, None
+        if ears is not None:
+            ears.interrupt()
+
+    def _let_go(self) -> None:
+        self._ears = None
+
+    def _open_ears(self) -> _Ears:
+        ears = self._ears
+        if ears is None:
+            raise self._not_open()
+        return ears
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Ears:
+    """The descriptors of one watch. They close with their last use: a thread may wait while `Watch` closes."""
+
+    def __init__(self, *, notified: bool) -> None:
+        self.notify: inotify_simple.INotify | None = None
+        if sys.platform == "linux" and notified:
+            try:
+                self.notify = inotify_simple.INotify(nonblocking=True)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
+                    raise
+                warnings.warn(
+                    f"no inotify instance left ({error.strerror}): polling every {POLL_SECONDS * 1000:.0f} ms; "
+                    "raise fs.inotify.max_user_instances",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        self._interrupted, self._interrupt = os.pipe()
+        finalize(self, _close, self.notify, self._interrupted, self._interrupt).atexit = False
+        os.set_blocking(self._interrupted, False)
+        os.set_blocking(self._interrupt, False)
+        self._poll = select.poll()
+        self._poll.register(self._interrupted, select.POLLIN)
+        if self.notify is not None:
+            self._poll.register(self.notify.fileno(), select.POLLIN)
+
+    def wait(self, timeout: float) -> None:
+        for fd, _ in self._poll.poll(max(0, math.ceil(min(timeout, _MOST_SECONDS) * 1000))):
+            os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions already
+            os.write(self._interrupt, b"!")
+
+
+def _close(notify: inotify_simple.INotify | None, *pipe: int) -> None:
+    if notify is not None:
+        notify.close()
+    for fd in pipe:
+        os.close(fd)
+
+
+class Watches:
+    """The watches of one end: one for each thread that waits at a time, kept for the next; and those of others."""
+
+    def __init__(self, end: Published) -> None:
+        self._end = end
+        self._unused: list[Watch] = []
+        self._all: WeakSet[Watch] = WeakSet()
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def new(self) -> Watch:
+        """One for the caller, who closes it."""
+        watch = Watch.of(self._end)
+        with self._lock:
+            self._all.add(watch)
+            if self._closed:
+                watch.interrupt()
+        return watch
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Watch]:
+        """A watch that nobody else waits with."""
+        with self._lock:
+            watch = self._unused.pop() if self._unused else None
+        watch = watch or self.new()
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                if self._closed:
+                    watch.close()
+                else:
+                    self._unused.append(watch)
+
+    def close(self) -> None:
+        """End all waits: there is nothing to wait for any more. Who has a watch of his own closes it."""
+        with self._lock:
+            self._closed = True
+            while self._unused:
+                self._unused.pop().close()
+            for watch in self._all:
+                with contextlib.suppress(StoreClosed):
+                    watch.interrupt()

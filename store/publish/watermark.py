@@ -1,0 +1,217 @@
+"""The published end of the log: read it, publish it. Who waits for it: `watch`.
+
+`watermark` is this project's own small file beside RocketMQ's. A record exists for readers when
+`record end <= confirm_offset`. An append first *announces* how far it will write and at last *publishes*:
+
+    announced_end > confirm_offset   an append is under way, or its writer died in the middle
+    announced_end <= confirm_offset  clean
+
+The announcement is stored through the mapping, which wakes nobody; the publication is one `pwrite` of eight
+aligned bytes, which also wakes every process that waits on the file through the kernel's file notification.
+
+Each number carries a check of one byte in its own eight, so that damage is noticed and not believed: an end that is
+too low would let the next append write over messages.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from pathlib import Path
+from weakref import finalize
+
+import numpy as np
+
+from store.errors import CorruptStore, FlushFailed
+from store.files.atomic import write_at, write_file
+from store.files.segment_file import sync
+from store.format.layout import (
+    WATERMARK,
+    WATERMARK_FILE,
+    WATERMARK_FILE_BYTES,
+    WATERMARK_MAGIC,
+    WATERMARK_NUMBER_BITS,
+    WATERMARK_VERSION,
+    field_offset,
+)
+
+_NUMBER_BYTES = WATERMARK_NUMBER_BITS // 8
+_NUMBER_MASK = (1 << WATERMARK_NUMBER_BITS) - 1
+_LOOKS = 3  # at a number that may be in the middle of a write
+_CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
+
+
+class Watermark:
+    """One mapped watermark file, closed with the last reference to it.
+
+    rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
+    Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
+    `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
+    `publish`, `mark_flushed`.
+    """
+
+    rest_seconds = math.inf
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
+        self.path = root / WATERMARK_FILE
+        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closed = finalize(self, os.close, self._fd)
+        self._closed.atexit = False
+        status = os.fstat(self._fd)
+        if status.st_size != WATERMARK_FILE_BYTES:
+            raise CorruptStore(
+                f"{self.path}: {status.st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
+                "delete the file and open the store for writing: it is rebuilt from the log"
+            )
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        mapped = mmap.mmap(self._fd, WATERMARK_FILE_BYTES, access=access)
+        self._inode = status.st_ino
+        self._fields = np.frombuffer(mapped, WATERMARK, count=1)
+        magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
+        if magic != WATERMARK_MAGIC or version != WATERMARK_VERSION:
+            raise CorruptStore(
+                f"{self.path}: magic {magic!r} version {version}, expected {WATERMARK_MAGIC!r} version "
+                f"{WATERMARK_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the store "
+                "everywhere, delete the file and open the store for writing: it is rebuilt from the log"
+            )
+
+    @staticmethod
+    def create(root: Path, confirm_offset: int, store_timestamp: int = 0) -> None:
+        """Write a clean watermark of this boot at `confirm_offset`; into the file that readers have mapped, if any."""
+        fields = np.zeros(1, WATERMARK)
+        fields["magic"], fields["version"] = WATERMARK_MAGIC, WATERMARK_VERSION
+        fields["boot_id"] = current_boot_id()
+        fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = checked(confirm_offset)
+        fields["store_timestamp"] = checked(store_timestamp)
+        path, data = root / WATERMARK_FILE, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            write_file(path, data)
+            return
+        try:
+            write_at(fd, data, 0)
+            sync(fd, path)
+        finally:
+            os.close(fd)
+
+    @property
+    def confirm_offset(self) -> int:
+        """Commit log offset (bytes) up to which records and their queue entries are complete."""
+        return self._number("confirm_offset")
+
+    @property
+    def announced_end(self) -> int:
+        """Commit log offset (bytes) that the append under way, or the one that died, may have written to."""
+        return self._number("announced_end")
+
+    @property
+    def flushed_offset(self) -> int:
+        """Commit log offset (bytes) known to be on the device; where a flush failed, it stays what it was then."""
+        flushed = self._number("flushed_offset")
+        return min(flushed, self._number("failed_from")) if self.has_failed else flushed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a flush failed, in any process, since the last recovery."""
+        return bool(self._fields["failed_from"][0])
+
+    def check_device(self) -> None:
+        """Raises `FlushFailed` when a flush failed, in any process, since the last recovery."""
+        if self.has_failed:
+            raise FlushFailed(bytes(self._fields["failure"][0]).decode("utf-8", "replace"))
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Tell all who have the directory open when a flush fails in here."""
+        begin = self.flushed_offset  # whoever flushes beside this may not hear of the error, and go on
+        try:
+            yield
+        except FlushFailed as failure:
+            self.mark_failed(begin, str(failure))
+            raise
+
+    def mark_failed(self, begin: int, failure: str) -> None:
+        """Record that what lies behind `begin` may not be on the device, and why; the first failure counts."""
+        if not self.has_failed:
+            self._fields["failure"] = failure.encode()[: WATERMARK["failure"].itemsize]
+            self._fields["failed_from"] = checked(begin)
+
+    @property
+    def store_timestamp(self) -> int:
+        """Store timestamp (ms) of the newest append; they step back by hours only, see `appender`."""
+        return self._number("store_timestamp")
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and its undoing, changes one of them."""
+        return self.confirm_offset, self.store_timestamp, self.announced_end
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether this is no longer the directory's file: somebody deleted it, to have it rebuilt."""
+        try:
+            return os.stat(self.path).st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    @property
+    def same_boot(self) -> bool:
+        """False when the machine (and its page cache) died since the last append; True when that is unknown."""
+        written, now = bytes(self._fields["boot_id"][0]), current_boot_id()
+        return not written or not now or written == now
+
+    def announce(self, end: int, store_timestamp: int) -> None:
+        """Say how far this append will write, before it writes."""
+        self._fields["store_timestamp"] = checked(store_timestamp)
+        self._fields["announced_end"] = checked(end)
+
+    def publish(self, confirm_offset: int) -> None:
+        """Make everything below `confirm_offset` visible, and wake who waits."""
+        write_at(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
+
+    def mark_flushed(self, offset: int) -> None:
+        """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""
+        self.check_device()
+        if offset > self.flushed_offset:
+            self._fields["flushed_offset"] = checked(offset)
+
+    def flush(self) -> None:
+        """Bring the file itself to the device. Raises `FlushFailed`."""
+        sync(self._fd, self.path)
+
+    def close(self) -> None:
+        """Drop the descriptor now. No other thread may be using this."""
+        self._fd = -1
+        self._closed()
+
+    def _number(self, name: str) -> int:
+        for _ in range(_LOOKS):
+            found = int(self._fields[name][0])
+            if checked(found & _NUMBER_MASK) == found:
+                return found & _NUMBER_MASK
+        raise CorruptStore(
+            f"{self.path}: {name} is {found:#x}, which fails its check; delete the file and open the store for "
+            "writing: it is rebuilt from the log"
+        )
+
+
+@lru_cache(maxsize=64)  # an append asks several times for the same few
+def checked(number: int) -> int:
+    """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
+    return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << WATERMARK_NUMBER_BITS | number
+
+
+@cache
+def current_boot_id() -> bytes:
+    """The kernel's id of this boot; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""Reading what is published: scans, getMessage, queries, filters."""

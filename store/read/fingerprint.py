@@ -1,0 +1,62 @@
+"""Which message stands at a queue offset: told apart from what the queue has there once its topic was created anew, or
+the store put back from a backup. None of these has an id of its own in RocketMQ's files."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from store.errors import CorruptRecord, OffsetLost
+from store.format.layout import (
+    CQ_PRE_BLANK_SIZE,
+    MIN_RECORD_BYTES,
+    RECORD_HEADER,
+    RECORD_HEADERS,
+    SYS_BORN_HOST_V6,
+    field_offset,
+)
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+
+
+class Fingerprint(NamedTuple):
+    """physical_offset: commit log offset (bytes) of its record. store_timestamp: ms since 1970."""
+
+    physical_offset: int
+    store_timestamp: int
+
+
+def fingerprint(log: CommitLog, queue: ConsumeQueue, offset: int) -> Fingerprint:
+    """Of the message at `offset`, which was published, as the files are now.
+
+    Raises `OffsetLost` where it is deleted, `CorruptRecord`.
+    """
+    physical, size, _ = queue.entries(offset, offset + 1, current=True)[0].item()
+    if size == CQ_PRE_BLANK_SIZE:
+        raise OffsetLost(f"topic {queue.topic}, queue {queue.queue_id}: the queue begins after offset {offset}")
+    if physical < 0 or size < MIN_RECORD_BYTES:
+        raise CorruptRecord(
+            f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: an entry of {size} bytes at log offset "
+            f"{physical}; run 'pyspark-mq verify --repair'"
+        )
+    length = min(size, RECORD_HEADERS[1][1].itemsize, log.next_segment(physical) - physical)
+    header = log.segments.read(physical, length, current=True)
+    flags = _integer(header, RECORD_HEADER, "sys_flag")
+    return Fingerprint(physical, _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp"))
+
+
+def can_have(log: CommitLog, queue: ConsumeQueue, offset: int, was: Fingerprint) -> bool:
+    """Whether the message at `offset` is the one that had the fingerprint `was`; or can have been, where it is deleted.
+
+    What is deleted lies before all that the log has: it never goes back.
+    """
+    try:
+        return fingerprint(log, queue, offset) == was
+    except OffsetLost:
+        return was.physical_offset < log.min_offset()
+
+
+def _integer(header: bytes, dtype: np.dtype[np.void], name: str) -> int:
+    at = field_offset(dtype, name)
+    return int.from_bytes(header[at : at + dtype[name].itemsize], "big", signed=True)

@@ -1,0 +1,198 @@
+"""Finding messages without their queue offset: by key, by id, by time (RocketMQ's queries of its admin tools)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+import numpy as np
+
+from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
+from store.format.entering import Place
+from store.format.layout import (
+    CQ_ENTRY,
+    IPV4_BYTES,
+    IPV6_BYTES,
+    KEY_SEPARATOR,
+    MIN_RECORD_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    SYS_INNER_BATCH,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
+)
+from store.format.message import StoredMessage, decode_record, must_be_entered
+from store.index.index import END_OF_TIME, Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.publish.log_end import life_begin
+from store.read.fingerprint import fingerprint
+
+_ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
+_ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
+
+
+class Boundary(Enum):
+    """Which message a time means: LOWER the first stored at it or after, UPPER the last stored at it or before."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
+
+def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
+    """The message whose record begins at this offset of the log.
+
+    Raises `OffsetNotYet` beyond the confirm offset, `OffsetLost` where the segment is gone, `CorruptRecord` where
+    no record begins.
+    """
+    where = f"commit log offset {physical_offset}"
+    if not 0 <= physical_offset <= confirm_offset - MIN_RECORD_BYTES:
+        raise OffsetNotYet(f"{where}: messages are published up to {confirm_offset} only")
+    width = RECORD_HEADER["total_size"].itemsize
+    limit = min(log.next_segment(physical_offset), confirm_offset) - physical_offset
+    size = int.from_bytes(log.segments.read(physical_offset, min(width, limit)), "big", signed=True)
+    if not MIN_RECORD_BYTES <= size <= limit:
+        raise CorruptRecord(f"{where}: no record begins here; take the offset from a message or its id")
+    message = decode_record(log.segments.read(physical_offset, size), where)
+    if message.physical_offset != physical_offset:
+        raise CorruptRecord(f"{where}: this record names offset {message.physical_offset}; restore the segment")
+    return message
+
+
+def is_queued(
+    log: CommitLog, known: Callable[[str], int], queue: Callable[[str, int], ConsumeQueue], message: StoredMessage
+) -> bool:
+    """Whether its queue has a message, which was found otherwise than by it, where the message's record says.
+
+    Not so one of a topic that was deleted, and created again. No CRC need cover what a record says of queue and
+    offset: raises `CorruptRecord` where the queue says otherwise, and what `queue` raises.
+
+    known: how many queues a topic has. queue: the one of a topic and a number, or `UnknownQueue`.
+    """
+    is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
+    if is_half or message.sys_flag & SYS_INNER_BATCH:  # those stand in none
+        return True
+    try:
+        own = queue(message.topic, message.queue_id)
+    except UnknownQueue:
+        if _is_of_older_life(log, known, queue, message):
+            return False
+        raise
+    try:
+        entries = own.entries(message.queue_offset, message.queue_offset + 1)
+    except OffsetLost:
+        if not log.segments.exists(message.physical_offset):  # retention took both
+            return True
+        entries = np.empty(0, CQ_ENTRY)
+    if message.physical_offset not in entries["physical_offset"]:
+        if message.physical_offset < life_begin(log, own) or _is_of_older_life(log, known, queue, message):
+            return False
+        raise CorruptRecord(
+            f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
+            f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
+        )
+    size = log.segments.read(message.physical_offset, RECORD_HEADER["total_size"].itemsize)
+    _, entry_size, code = entries[0].item()
+    place = Place(message.topic, message.queue_id, message.queue_offset)
+    if int.from_bytes(size, "big") != entry_size:
+        raise CorruptRecord(
+            f"topic {place.topic}, queue {place.queue_id}, offset {place.queue_offset}: an entry of {entry_size} "
+            f"bytes, a record of {int.from_bytes(size, 'big')}; run 'pyspark-mq verify --repair'"
+        )
+    must_be_entered(message, place, message.physical_offset, code)
+    return True
+
+
+def _is_of_older_life(
+    log: CommitLog, known: Callable[[str], int], queue: Callable[[str, int], ConsumeQueue], message: StoredMessage
+) -> bool:
+    """Whether a message is older than the first of each queue of its topic."""
+    queues = [queue(message.topic, queue_id) for queue_id in range(known(message.topic))]
+    return message.physical_offset < min((life_begin(log, own) for own in queues if own.has_files), default=0)
+
+
+def offset_of_id(offset_msg_id: str) -> int:
+    """The commit log offset in an offsetMsgId, 32 or 56 hex digits. Raises `InvalidMessageId`."""
+    try:
+        data = bytes.fromhex(offset_msg_id)
+    except (ValueError, TypeError):
+        data = b""
+    if len(data) not in _ID_BYTES or len(offset_msg_id) != 2 * len(data):
+        raise InvalidMessageId(
+            f"{offset_msg_id!r} is no offset message id (32 hex digits, 56 with IPv6); "
+            "an id that a client made (UNIQ_KEY) is a key: query by key"
+        )
+    offset: int = _ID_TAIL.unpack(data[-_ID_TAIL.size :])[1]
+    return offset
+
+
+def messages_with_key(
+    log: CommitLog,
+    index: Index,
+    confirm_offset: int,
+    topic: str,
+    key: str,
+    max_messages: int,
+    begin: int = 0,
+    end: int = END_OF_TIME,
+    has: Callable[[StoredMessage], bool] = lambda message: True,
+) -> list[StoredMessage]:
+    """The newest `max_messages` messages of `topic` that have `key`, stored in [begin, end] (ms), oldest first.
+
+    has: whether the message is still in its queue. A key is one of the message's keys or its UNIQ_KEY. Unlike
+    RocketMQ's, this answer is exact: records of which only the hash is equal are left out, and times count to the
+    millisecond. Raises `CorruptRecord`.
+    """
+    found: dict[int, StoredMessage] = {}
+    for message in _messages(log, index.candidates(topic, key, begin, end), confirm_offset):
+        is_in_time = begin <= message.store_timestamp <= end
+        if message.topic == topic and _has_key(message, key) and is_in_time and has(message):
+            found[message.physical_offset] = message
+            if len(found) == max_messages:
+                break
+    return [found[offset] for offset in sorted(found)]
+
+
+def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> Iterator[StoredMessage]:
+    for offset in offsets:
+        try:
+            yield message_at(log, offset, confirm_offset)
+        except (OffsetNotYet, OffsetLost):  # not published yet; deleted by retention
+            continue
+
+
+def _has_key(message: StoredMessage, key: str) -> bool:
+    keys = message.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR)
+    return key == message.properties.get(PROPERTY_UNIQ_KEY) or key in keys
+
+
+def offset_by_time(
+    log: CommitLog, queue: ConsumeQueue, bounds: Callable[[], tuple[int, int]], timestamp: int, boundary: Boundary
+) -> int:
+    """Queue offset of the message that a time (ms) means, in the queue's published range, its `bounds` as they are now.
+
+    LOWER answers the range's end when all are older; UPPER answers its begin when all are newer, and the last
+    message's offset when all are older. Both as RocketMQ 5. Raises `OffsetLost` where a file is missing.
+    """
+    while True:
+        minimum, maximum = bounds()
+        try:
+            return _search(log, queue, minimum, maximum, timestamp, boundary)
+        except OffsetLost:
+            if bounds()[0] <= minimum:  # not by retention
+                raise
+
+
+def _search(log: CommitLog, queue: ConsumeQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary) -> int:
+    low, high = minimum, maximum
+    while low < high:  # before low: too old (UPPER: old enough); from high on: the rest
+        middle = (low + high) // 2
+        stored = fingerprint(log, queue, middle).store_timestamp
+        if stored < timestamp or (boundary is Boundary.UPPER and stored == timestamp):
+            low = middle + 1
+        else:
+            high = middle
+    return low if boundary is Boundary.LOWER else max(minimum, low - 1)

@@ -1,0 +1,1 @@
+"""What keeps a directory in order: recovery, retention, verify, repair."""

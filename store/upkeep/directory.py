@@ -1,0 +1,204 @@
+"""The folder a store lives in: what makes it one, and how it says whether it was closed cleanly."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from store.errors import ConfigError, NotAStore
+from store.files.atomic import make_directory, make_folder, read_file, sync_directory, write_file
+from store.files.checkpoint import create_checkpoint, read_checkpoint
+from store.files.config import MAX_BYTES, SIZES, StoreConfig, read_settings
+from store.files.kinds import refuse_kinds
+from store.files.segments import list_files
+from store.files.topics import Topics
+from store.format.layout import (
+    ABORT_FILE,
+    COMMIT_LOG_DIR,
+    CONF_FILE,
+    CONFIG_DIR,
+    CONSUME_QUEUE_DIR,
+    TOPICS_FILE,
+    WATERMARK_FILE,
+)
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.queue_ends import QueueEnds
+from store.publish.log_end import was_overtaken
+from store.publish.watermark import Watermark
+from store.upkeep.index_tags import tags_are_filed
+from store.upkeep.recovery import Evidence
+
+_URL = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<host>[^/]*)(?P<path>.*)"
+_MARKS = (WATERMARK_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
+
+
+class Directory:
+    """A path that is, or becomes, a store."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._conf = root / CONF_FILE
+
+    @staticmethod
+    def at(path: str | os.PathLike[str]) -> Directory:
+        """The directory that a path or a `file:` URL names. Raises `NotAStore` for another file system's URL."""
+        text = os.fsdecode(path)
+        url = re.fullmatch(_URL, text, re.DOTALL)
+        if url is None:
+            local = text.removeprefix("file:")
+        elif url["scheme"].lower() == "file" and url["host"] in ("", "localhost"):
+            local = url["path"]
+        else:
+            remedy = "; a URL of a local file begins with file:///" if url["scheme"] == "file" else "; copy it to one"
+            raise NotAStore(f"{text}: a store lies on a local disk, for its locks and mappings{remedy}")
+        if "\0" in local:
+            raise NotAStore(f"{text!r}: no path has a zero byte")
+        return Directory(Path(local).expanduser().absolute())
+
+    def is_store(self) -> bool:
+        """Whether any of a store's own files is there."""
+        return any((self.root / mark).exists() for mark in _MARKS)
+
+    def must_be_store(self, *, writing: bool = False) -> None:
+        """Raises `NotAStore` for a path that is none, `UnsupportedStore` for a kind that cannot be read, or written."""
+        refuse_kinds(self.root, writing=writing)
+        if not self.is_store():
+            what = "is no store" if self.root.exists() else "does not exist"
+            raise NotAStore(
+                f"{self.root}: {what}; create one with MessageStore.open(path) or 'pyspark-mq topic create'"
+            )
+
+    def create(self) -> None:
+        """Make the folder if needed. Raises `NotAStore` for other files or no folder, and as `must_be_store`."""
+        refuse_kinds(self.root, writing=True)
+        if self.is_store():
+            return
+        if self.root.exists() and not self.root.is_dir():
+            raise NotAStore(f"{self.root}: a file; name a directory")
+        others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
+        if self.is_store():  # another process has just made one of it
+            return
+        if others and others != [CONFIG_DIR]:
+            raise NotAStore(
+                f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
+                "and no store; name a new or an empty directory"
+            )
+        self.root.mkdir(parents=True, exist_ok=True)  # whose rights are for the user to choose
+        make_folder(self.root / COMMIT_LOG_DIR)
+
+    def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
+        """The settings to use: those given, else the directory's own; file sizes as the files have them."""
+        own = self._own_settings()
+        self._warn_if_empty()
+        if given is None:
+            config = StoreConfig.load(self._conf) if own else StoreConfig()
+        else:
+            config = given if isinstance(given, StoreConfig) else StoreConfig.load(given)
+        if not own.keys() >= set(SIZES):
+            config = config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
+            config = replace(config, tagIndexEnable=config.tagIndexEnable or tags_are_filed(self.root, config))
+        # Sizes that it was made with come first, so that a file cut short is noticed.
+        return replace(config, **{name: own[name] for name in (*SIZES, "tagIndexEnable") if name in own})
+
+    @property
+    def has_configuration(self) -> bool:
+        """Whether its own `config/store.conf` says what sizes its files have."""
+        return self._own_settings().keys() >= set(SIZES)
+
+    def check_sizes(self, config: StoreConfig) -> None:
+        """Raises `ConfigError` for other sizes than the directory's own. Call under the store lock.
+
+        Whoever opened it first may have made it with his own after `configuration` looked.
+        """
+        for name, size in self._own_settings().items():
+            if name in SIZES and size != getattr(config, name):
+                raise ConfigError(
+                    f"{self._conf}: {name}={size}, not {getattr(config, name)}: another process made the store at the "
+                    "same moment, with other sizes; open it again, which takes those"
+                )
+
+    def save_configuration(self, config: StoreConfig) -> None:
+        """Keep the settings of a new store, or the sizes of one, in its own `config/store.conf`, if that lacks them.
+
+        Call under the store lock.
+        """
+        missing = [name for name in SIZES if name not in self._own_settings()]
+        if missing:
+            make_directory(self._conf.parent)
+            text = self._own_text()
+            added = config.text(missing if text else None)
+            write_file(self._conf, (text.rstrip(b"\r\n") + b"\n" if text else b"") + added.encode("ascii"))
+
+    def _own_text(self) -> bytes:
+        """What the directory's own `store.conf` holds; b"" without one, or where a crash left it empty or zeros."""
+        try:
+            text = read_file(self._conf, MAX_BYTES)
+        except FileNotFoundError:
+            return b""
+        return text if text.strip(b"\0 \t\r\n") else b""
+
+    def _own_settings(self) -> dict[str, Any]:
+        return read_settings(self._conf) if self._own_text() else {}
+
+    def _warn_if_empty(self) -> None:
+        if not self._own_text() and self._conf.exists():
+            warnings.warn(
+                f"{self._conf}: empty, as after a crash; sizes are learnt from the files, other settings are the "
+                "defaults. It is written anew when the store is opened for writing",
+                stacklevel=2,
+            )
+
+    def mark_open(self) -> None:
+        """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""
+        abort = self.root / ABORT_FILE
+        if not abort.exists():
+            write_file(abort, str(os.getpid()).encode("ascii"))
+        create_checkpoint(self.root)
+        sync_directory(self.root)  # who made it may have died before it did this
+        with suppress(PermissionError):  # one may pass through a directory without the right to read it
+            sync_directory(self.root.parent)
+
+    def mark_closed(self) -> None:
+        """The last writer leaves, and everything is complete."""
+        (self.root / ABORT_FILE).unlink(missing_ok=True)
+
+    def evidence(self, log: CommitLog, index: Index, queue_file_size: int, *, alone: bool) -> Evidence:
+        """What recovery goes by. Call under the store lock, before `mark_open`.
+
+        alone: no other writer is there. Where there is one, it has looked whether the queues are whole.
+        """
+        abort = (self.root / ABORT_FILE).exists()
+        checkpoint = read_checkpoint(self.root) is not None
+        queues = any((self.root / CONSUME_QUEUE_DIR).glob("*/*/*"))
+        try:
+            watermark = Watermark(self.root, writable=False)
+        except FileNotFoundError:
+            return Evidence(False, False, queues, abort, checkpoint)
+        with closing(watermark):
+            overtaken = was_overtaken(log, watermark, abort=abort)
+            current = watermark.same_boot and not (watermark.has_failed or overtaken)
+            end = watermark.confirm_offset if current else watermark.flushed_offset
+            if queues and alone:
+                ends = QueueEnds.read(self.root)
+                # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
+                # log: a broker, which may have made the index anew.
+                left_alone = ends is not None and (ends.at == watermark.confirm_offset or (abort and not overtaken))
+                topics = Topics(self.root).queue_counts()
+                queues = bool(left_alone and ends and ends.hold(self.root, log, index, queue_file_size, topics, end))
+            return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
+
+    def _queue_file_size(self) -> int | None:
+        topics = self.root / CONSUME_QUEUE_DIR
+        sizes = (_file_size(topics / topic / str(queue)) for topic, queue in Topics(self.root).queues_on_disk())
+        return next((size for size in sizes if size), None)
+
+
+def _file_size(folder: Path) -> int | None:
+    """The length of the first file of a folder that has any: a broker makes files before it gives them a length."""
+    return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

@@ -1,0 +1,306 @@
+"""What is true of a directory when no watermark of this boot says so: a decision table, and its execution.
+
+A recovery walks the log, checks every record as RocketMQ's does, and decides what queue entries follow from it. The
+first bad record ends the log, unless everything up to some later point is known to be on the device: then it is
+damage, and an error, for what lies behind it must not be thrown away. Only when nothing is wrong is anything written,
+in a second walk: a directory that cannot be recovered stays as it is, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from enum import Enum, auto
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from store.errors import CorruptRecord, CorruptSegment
+from store.files.checkpoint import read_checkpoint, read_index_checkpoint
+from store.files.segment_file import OpenFiles
+from store.files.topics import Topics
+from store.format.columns import LAST_MS
+from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
+from store.log.dispatch import index_keys, queue_entries, walk, with_delivery_times
+from store.log.lives import QueueInLog, QueueName, QueuesInLog
+from store.log.queue_ends import QueueEnds
+from store.publish.log_end import is_message, last_segment
+from store.publish.watermark import Watermark
+
+_REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
+
+
+class Evidence(NamedTuple):
+    """What is found in a directory."""
+
+    watermark: bool
+    current: bool  # it was made since the machine came up, and the log does not go on behind it
+    queues: bool  # queues and index are where they were left, or the watermark says that there is nothing in them
+    abort: bool  # a writer, ours or RocketMQ, did not leave in good order
+    checkpoint: bool  # RocketMQ's has a time
+
+
+class Point(Enum):
+    """A log offset."""
+
+    FIRST_BYTE = auto()
+    FLUSHED = auto()  # the watermark's flushed offset
+    CONFIRMED = auto()  # its confirm offset, and nothing behind it counts
+    LAST_SEGMENT = auto()  # the last one that begins with a record
+    CHECKPOINT = auto()  # the last one whose first record is 3 s older than the checkpoint, as in RocketMQ
+
+
+class Filed(Enum):
+    """Index files that are known to be whole; keys of records behind `begin` may be missing all the same."""
+
+    NONE = auto()
+    ALL = auto()
+    FULL = auto()  # all but the last: it is begun when the one before is on the device
+    CHECKPOINT = auto()  # those that end before RocketMQ's checkpoint of the index
+
+
+class Plan(NamedTuple):
+    """Walk the log from `begin`; below `trusted` all is there. Keys that `filed` lacks are filed again."""
+
+    begin: Point
+    trusted: Point
+    filed: Filed = Filed.NONE
+
+
+Y, N, X = True, False, None  # yes, no, no matter
+CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
+    # watermark, current, queues, abort, checkpoint
+    ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
+    ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL)),  # the machine came up, or a broker appended
+    ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),  # the machine died
+    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # a part of queues or index is gone
+    ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL)),
+    ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
+    # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
+    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL)),
+    ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT)),
+    ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE, Filed.NONE)),
+]
+
+
+def plan_for(evidence: Evidence) -> Plan | None:
+    """The first case that matches; None when there is nothing to recover."""
+    for pattern, plan in CASES:
+        if all(wanted in (None, found) for wanted, found in zip(pattern, evidence, strict=True)):
+            return plan
+    raise AssertionError(f"CASES has none for {evidence}")
+
+
+class Decision(NamedTuple):
+    """What a recovery writes: nothing is changed yet, and nothing is wrong.
+
+    begin, end: log offsets of the records that were walked. queues: what they make of each queue; its entries from
+    there on go. index_files: those that stay. filed_from: keys of records from this log offset on are filed again.
+    """
+
+    begin: int
+    end: int
+    store_timestamp: int
+    queues: dict[QueueName, QueueInLog]
+    index_files: list[str]
+    filed_from: int
+
+
+class Recovery:
+    """Makes log, queues and index of one directory agree: first decides, then writes. Use as the only writer."""
+
+    def __init__(
+        self,
+        root: Path,
+        log: CommitLog,
+        index: Index,
+        queue_file_size: int,
+        existing_queues: Sequence[QueueName],
+    ) -> None:
+        self._root = root
+        self._log = log
+        self._index = index
+        self._existing_queues = existing_queues
+        self._is_there = Topics(root).are_there()
+        self._is_message = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
+        queue = partial(ConsumeQueue, root, file_size=queue_file_size, writable=True, is_message=self._is_message)
+        self._queue = cache(partial(queue, files=OpenFiles(OPEN_QUEUE_FILES)))
+
+    def decide(self, plan: Plan) -> Decision:
+        """Look at everything that the plan names, and change nothing.
+
+        Raises `ConfigError` for an index of other sizes, `CorruptSegment`, and `CorruptRecord` for damage.
+        """
+        segments = self._log.segments
+        starts = segments.check()
+        first_byte = starts[0] if starts else 0
+        begin, trusted = (self._offset(point) for point in plan[:2])
+        must_reach(self._log, begin)
+        queues = QueuesInLog(self._queue, self._is_message, first_byte)
+        for name in self._existing_queues:
+            self._queue(*name).check()
+            queues.begin(name, self._queue(*name).tail(begin))
+        end, store_timestamp = begin, _last_timestamp(self._root)
+        until = trusted if plan.trusted is Point.CONFIRMED else None
+        torn_from = trusted if plan.trusted is Point.FLUSHED else None
+        for chunk in walk(self._log, begin, until=until, torn_from=torn_from):
+            end = chunk.end
+            if len(chunk.records):
+                times = chunk.records.field("store_timestamp")
+                store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
+            for topic, queue_id, offsets, entries in queue_entries(chunk):
+                name, at = (topic, queue_id), int(entries["physical_offset"][0])
+                if not self._is_there(topic):
+                    continue
+                if not queues.add(name, offsets, entries):
+                    if begin > first_byte:  # entries before it are missing
+                        return self.decide(plan._replace(begin=Point.FIRST_BYTE))
+                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].tail, at)
+        if end < trusted:
+            raise CorruptRecord(
+                f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
+                f"{_REMEDY}"
+            )
+        if begin == first_byte > 0:
+            self._remember(queues.found)
+        queues.leave_out_deleted(self._existing_queues)
+        return Decision(begin, end, store_timestamp, queues.found, *self._decide_index(plan, begin))
+
+    def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
+        """Queues of which no record is left go on where they ended, though their own files do not say so (any more)."""
+        ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
+        for name, end in ends.of.items() if ends is not None else ():
+            queue = found.get(name)
+            if name[0] in topics and (queue is None or (queue.tail < end and not queue.lives)):
+                found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
+
+    def carry_out(self, decision: Decision) -> None:
+        """Write what was decided, and a clean watermark at last. Raises `StoreFull`.
+
+        Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
+        end goes, in all three. Should this die on the way, the same decision is found again.
+        """
+        try:
+            watermark = Watermark(self._root, writable=True)
+        except FileNotFoundError:
+            self._write(decision)
+            return
+        with closing(watermark), watermark.noting_failure():
+            if watermark.has_failed:
+                end = max(watermark.confirm_offset, watermark.announced_end)
+                self._log.segments.write_again(watermark.flushed_offset, end)
+            self._write(decision)
+
+    def _write(self, decision: Decision) -> None:
+        segments, end, queues = self._log.segments, decision.end, decision.queues
+        self._index.keep(decision.index_files)
+        files_end = max(segments.starts(), default=0) + segments.size
+        for name, queue in queues.items():
+            if queue.is_remembered:
+                self._queue(*name).begin_empty(queue.tail)
+            elif queue.is_cut and queue.lives:
+                self._queue(*name).begin_at(queue.begin, self._log.min_offset())
+        for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
+            self._index.append(*index_keys(chunk, tags=self._index.has_tags))
+        for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
+            self._index.append(*index_keys(chunk, tags=self._index.has_tags))
+            for topic, queue_id, offsets, entries in queue_entries(chunk):
+                name = topic, queue_id
+                if name not in queues:  # deleted
+                    continue
+                rows = queues[name].counting(offsets, entries)
+                if rows.start < rows.stop:
+                    first, target = int(offsets[rows.start]), self._queue(*name)
+                    found = target.entries_left(first, first + rows.stop - rows.start)
+                    target.write(first, with_delivery_times(chunk, topic, entries[rows], found))
+        segments.zero(end, files_end)
+        segments.flush(decision.begin, files_end)
+        segments.flush_names()
+        for name, queue in queues.items():
+            self._queue(*name).truncate(queue.tail)
+            self._queue(*name).flush(queue.begin, queue.tail)
+        self._index.truncate(end)
+        Watermark.create(self._root, end, decision.store_timestamp)
+        ends = {name: queue.tail for name, queue in queues.items() if queue.tail}
+        QueueEnds(end, ends).write(self._root, self._index)
+
+    def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
+        folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
+        anew = f"; or, if the topic was deleted and created again, move {folder} out of the store first"
+        return CorruptRecord(
+            f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
+            f"offset {offset}, but {tail} is the next there; {_REMEDY}{anew if 0 <= offset < tail else ''}"
+        )
+
+    def _offset(self, point: Point) -> int:
+        first_byte = self._log.min_offset()
+        if point in (Point.FLUSHED, Point.CONFIRMED):
+            with closing(Watermark(self._root, writable=False)) as watermark:
+                confirmed = point is Point.CONFIRMED
+                return max(watermark.confirm_offset if confirmed else watermark.flushed_offset, first_byte)
+        if point is Point.LAST_SEGMENT:
+            return last_segment(self._log)
+        if point is Point.CHECKPOINT:
+            return last_segment(self._log, stored_by=(read_checkpoint(self._root) or 0) - CHECKPOINT_MARGIN_MS)
+        return first_byte
+
+    # --- the index -------------------------------------------------------------------------------------
+
+    def _decide_index(self, plan: Plan, begin: int) -> tuple[list[str], int]:
+        """The files that stay, and the log offset from which on keys are filed again.
+
+        None stay where keys are missing before the first or between two: files are only ever added behind the last. A
+        broker leaves that behind, which makes the index anew after a crash, from where it recovers.
+        """
+        names = self._trusted_index_files(plan.filed)
+        spans, first_byte = self._index.spans(names), self._log.min_offset()
+        if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
+            return names, begin
+        if begin == first_byte and not self._are_filed(spans):
+            names, spans = [], []
+        return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
+
+    def _trusted_index_files(self, filed: Filed) -> list[str]:
+        if filed is Filed.ALL:
+            return self._index.names()
+        if filed is Filed.FULL:
+            return self._index.trusted()
+        return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
+
+    def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
+        """Whether the log has no key between these stretches of it, nor before the first."""
+        at = first_byte = self._log.min_offset()
+        for begin, end in spans:
+            for chunk in walk(self._log, at, until=begin, check_crc=False):
+                offsets = index_keys(chunk, tags=False)[1]
+                if (offsets > at).any() or (at == first_byte and len(offsets)):
+                    return False
+                at = chunk.end
+            if at < begin:
+                return False
+            at = max(at, end)
+        return not spans or next(walk(self._log, at), None) is not None
+
+
+def must_reach(log: CommitLog, end: int) -> None:
+    """Raises `CorruptSegment` where the segment in which the log ends at `end` is missing, or begins with no record.
+
+    Whoever appended there would leave a hole, and all behind it would be lost with the next recovery.
+    """
+    start = (end - 1) - (end - 1) % log.segments.size
+    if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:
+        raise CorruptSegment(
+            f"{log.segments.path(start)}: the log goes up to {end}, but this segment of it is missing, or empty at its "
+            "beginning; restore it from a copy, or read what is left with read_only=True"
+        )
+
+
+def _last_timestamp(root: Path) -> int:
+    try:
+        with closing(Watermark(root, writable=False)) as watermark:
+            return watermark.store_timestamp
+    except FileNotFoundError:
+        return 0

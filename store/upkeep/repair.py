@@ -1,0 +1,81 @@
+"""Making queues and index anew from the log, for a store where `verify` found something."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+
+from store.errors import StoreLocked
+from store.files.atomic import make_folder
+from store.files.config import StoreConfig
+from store.files.topics import Topics
+from store.format.layout import INDEX_DIR, REPAIR_DIR
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.publish.locks import StoreLock
+from store.system_errors import explained
+from store.upkeep.directory import Directory
+from store.upkeep.recovery import Filed, Plan, Point, Recovery, plan_for
+
+
+@explained
+def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
+    """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
+
+    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
+    broker's index of other sizes than those of `config`; then nothing was changed.
+    """
+    directory = Directory.at(path)
+    directory.must_be_store(writing=True)
+    root, settings = directory.root, directory.configuration(config)
+    log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
+    index = Index.of(root, settings, writable=True)
+    made = root / REPAIR_DIR
+
+    def make_anew() -> None:
+        if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
+            index.check()
+        Topics(root).queue_counts()  # raises for a damaged table, without which the store could not be opened
+        shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
+        new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
+        queues = Topics(root).queues_on_disk()
+        recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue, queues)
+        evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, alone=True)
+        plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
+        filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
+        decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
+        directory.mark_open()
+        with _in_place_of(made, root) if settings.messageIndexEnable else nullcontext():
+            recovery.carry_out(decision)
+            new.flush()
+        directory.save_configuration(settings)
+        directory.mark_closed()
+
+    _alone(root, make_anew)
+
+
+def _alone(root: Path, work: Callable[[], None]) -> None:
+    """Call `work` as the only writer. Raises `StoreLocked`."""
+    with closing(StoreLock(root)) as lock:
+
+        def when_alone() -> None:
+            if not lock.join():
+                raise StoreLocked(f"{root}: other processes write here; close them before a repair")
+            work()
+
+        lock.exclusively(when_alone)
+
+
+@contextmanager
+def _in_place_of(made: Path, root: Path) -> Iterator[None]:
+    """A new index, in the folder `made`, takes the place of the one that is there when all went well."""
+    make_folder(made / INDEX_DIR)
+    try:
+        yield
+        shutil.rmtree(root / INDEX_DIR, ignore_errors=True)
+        (made / INDEX_DIR).rename(root / INDEX_DIR)
+    finally:
+        shutil.rmtree(made)

@@ -1,0 +1,200 @@
+"""Which log segments go, and what goes with them: RocketMQ's clean-up (CleanCommitLogService), one step a call.
+
+The oldest segments go, never the last one with a record; then the queue files whose records all went. What is
+open or mapped somewhere is read on there, and its space comes back when it is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from store.errors import StoreFull
+from store.files.atomic import sync_directory
+from store.files.config import StoreConfig
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.publish.locks import Result
+
+_SECONDS_PER_HOUR = 3600
+Files = list[tuple[str, int]]  # path, and the bytes it took on the device
+
+
+class Exclusively(Protocol):
+    """`Writer.after_repair`."""
+
+    def __call__(self, work: Callable[[], Result]) -> Result: ...
+
+
+class Reason(Enum):
+    """Why segments may go at this moment; the value says so."""
+
+    DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest go, whatever their age"
+    FORCED = "all but the last were to go, whatever their age"
+    DISK_FILLING = "the disk is fuller than diskMaxUsedSpaceRatio: those go that are older than fileReservedTime"
+    HOUR = "it is an hour of deleteWhen: those go that are older than fileReservedTime"
+    ASKED = "those go that are older than fileReservedTime"
+    NOT_NOW = "it is no hour of deleteWhen, and the disk has space"
+
+    @property
+    def whatever_age(self) -> bool:
+        """Whether young segments go, too."""
+        return self in (Reason.DISK_FULL, Reason.FORCED)
+
+
+class Moment(NamedTuple):
+    """What a decision depends on besides the files."""
+
+    now: float  # seconds since 1970
+    hour: int  # local, 0 to 23
+    used_percent: int  # of the device
+    asked: bool = False  # by somebody, at whatever hour
+    forced: bool = False
+
+
+class LogSegment(NamedTuple):
+    """A segment that may go."""
+
+    start: int  # log offset
+    modified: float  # seconds since 1970
+
+
+class Decision(NamedTuple):
+    """The segments to delete, oldest first."""
+
+    reason: Reason
+    starts: list[int]
+
+
+def decide(config: StoreConfig, moment: Moment, segments: list[LogSegment]) -> Decision:
+    """What goes in one step: at most `deleteFileBatchMax` of `segments`, which ascend and lack the last. Pure.
+
+    The first one that is too young ends the list, as in RocketMQ.
+    """
+    reason = _reason(config, moment)
+    if reason is Reason.NOT_NOW:
+        return Decision(reason, [])
+    kept_since = moment.now - config.fileReservedTime * _SECONDS_PER_HOUR
+    expired = takewhile(lambda each: reason.whatever_age or each.modified <= kept_since, segments)
+    return Decision(reason, [each.start for each in expired][: config.deleteFileBatchMax])
+
+
+def _reason(config: StoreConfig, moment: Moment) -> Reason:
+    if config.cleanFileForciblyEnable and moment.used_percent > config.diskSpaceCleanForciblyRatio:
+        return Reason.DISK_FULL
+    if moment.forced:
+        return Reason.FORCED
+    if moment.used_percent > config.diskMaxUsedSpaceRatio:
+        return Reason.DISK_FILLING
+    if moment.hour in config.delete_hours:
+        return Reason.HOUR
+    return Reason.ASKED if moment.asked else Reason.NOT_NOW
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What one step deleted, or would delete.
+
+    log, queues, index: paths, oldest first. taken: bytes they took on the device. min_offset: the log's first byte now.
+    """
+
+    reason: Reason
+    min_offset: int
+    used_percent: int
+    taken: int = 0
+    log: list[str] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
+    index: list[str] = field(default_factory=list)
+
+
+class Retention:
+    """Deletes from one store."""
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        log: CommitLog,
+        index: Index,
+        queue: Callable[[str, int], ConsumeQueue],
+        existing_queues: Callable[[], list[tuple[str, int]]],
+    ) -> None:
+        self._root = root
+        self._config = config
+        self._log = log
+        self._index = index
+        self._queue = queue
+        self._existing_queues = existing_queues
+
+    def decide(self, confirm_offset: int, now: float | None, *, asked: bool, forced: bool) -> tuple[Decision, int]:
+        """The decision for the files as they are, and how full the device is, in percent."""
+        used, now = used_percent(self._root), time.time() if now is None else now
+        moment = Moment(now, time.localtime(now).tm_hour, used, asked, forced)
+        return decide(self._config, moment, list(self._candidates(confirm_offset))), used
+
+    def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
+        """The segment with the last published record stays, even where the next one exists already."""
+        segments = self._log.segments
+        for start in segments.starts()[:-1]:
+            if start + segments.size < confirm_offset:
+                with suppress(FileNotFoundError):  # somebody else cleans, too
+                    yield LogSegment(start, segments.modified(start))
+
+    def preview(self, decision: Decision, used: int) -> Cleaned:
+        """What `clean` would delete of the log; the queue files that would follow are not looked for."""
+        paths, taken = self._of_log(decision, self._log.segments.taken)
+        return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths)
+
+    def clean(self, decision: Decision, used: int, exclusively: Exclusively) -> Cleaned:
+        """Carry out a decision; queue files that an earlier step left behind go, too.
+
+        A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
+        The lock is taken for the rest, of which a file may be the one that is written to next.
+        """
+        paths, taken = self._of_log(decision, self._log.segments.delete)
+        with suppress(FileNotFoundError):  # no segment may come back after a crash of the machine without its entries
+            sync_directory(self._log.segments.directory)
+        minimum, queue_files, index_files = exclusively(self._of_the_rest)
+        taken += sum(length for _, length in (*queue_files, *index_files))
+        queues, index = ([path for path, _ in files] for files in (queue_files, index_files))
+        return Cleaned(decision.reason, minimum, used, taken, paths, queues, index)
+
+    def _of_the_rest(self) -> tuple[int, Files, Files]:
+        minimum = self._log.min_offset()
+        queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
+        return minimum, queue_files, self._index.expire(minimum)
+
+    def _of_log(self, decision: Decision, take: Callable[[int], int]) -> tuple[list[str], int]:
+        """Paths of the segments that are still there, and the sum of what `take` says of each."""
+        paths, taken = [], 0
+        for start in decision.starts:
+            with suppress(FileNotFoundError):
+                taken += take(start)
+                paths.append(str(self._log.segments.path(start)))
+        return paths, taken
+
+
+def used_percent(path: Path) -> int:
+    """How full the device of `path` is for an ordinary user, rounded up, as `df` says it."""
+    space = os.statvfs(path)
+    used = space.f_blocks - space.f_bfree
+    return -(-100 * used // max(1, used + space.f_bavail))
+
+
+def refuse_when_full(path: Path, config: StoreConfig) -> None:
+    """Raises `StoreFull` above `diskSpaceWarningLevelRatio`, where RocketMQ refuses puts as well (DISK_FULL)."""
+    used = used_percent(path)
+    if used > config.diskSpaceWarningLevelRatio:
+        raise StoreFull(
+            f"{path}: the disk is {used}% full, more than diskSpaceWarningLevelRatio="
+            f"{config.diskSpaceWarningLevelRatio}; nothing of this call is visible. Free some space "
+            "('pyspark-mq clean' deletes old segments), or raise the ratio"
+        )

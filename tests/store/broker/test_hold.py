@@ -1,0 +1,329 @@
+"""The hold service: who is woken, why, and what wakes nobody. Real stores, real processes, no sleeps that hope."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from store import Message, MessageStore, StoreUnavailable, TagFilter, UnknownTopic
+from store.broker import hold
+from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.log.consume_queue import ConsumeQueue
+from store.publish import log_end
+from tests.takeover import broker
+
+LONG = 60.0
+
+Events = SimpleQueue[tuple[HeldRequest, Wake]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 4)
+        yield it
+
+
+class Holding:
+    """A service, and what it woke, in order."""
+
+    def __init__(self, store: MessageStore, *, long_polling: bool = True) -> None:
+        self.service = PullRequestHoldService(store, long_polling=long_polling)
+        self.events: Events = SimpleQueue()
+
+    def hold(self, queue_id: int, offset: int, tags: str | None = None, timeout: float = LONG) -> HeldRequest:
+        return self.service.hold(
+            "orders", queue_id, offset, timeout, lambda *event: self.events.put(event), TagFilter.parse(tags)
+        )
+
+    def woken(self) -> tuple[HeldRequest, Wake]:
+        return self.events.get(timeout=LONG)
+
+    def nobody(self) -> bool:
+        try:
+            self.events.get_nowait()
+        except Empty:
+            return True
+        return False
+
+
+@pytest.fixture
+def holding(store: MessageStore) -> Iterator[Holding]:
+    it = Holding(store)
+    with it.service:
+        yield it
+
+
+def put(store: MessageStore, queue_id: int, tags: str | None = None) -> None:
+    store.put(Message("orders", b"x", tags=tags, queue_id=queue_id))
+
+
+def test_an_arrival_wakes_the_request_of_its_queue(store: MessageStore, holding: Holding) -> None:
+    requests = [holding.hold(queue_id, 0) for queue_id in range(4)]
+    put(store, 2)
+    assert holding.woken() == (requests[2], Wake.ARRIVED)
+    assert holding.service.held == 3
+    put(store, 0)
+    assert holding.woken() == (requests[0], Wake.ARRIVED)
+    assert holding.nobody()
+
+
+def test_all_requests_of_a_queue_are_woken(store: MessageStore, holding: Holding) -> None:
+    requests = {holding.hold(1, 0) for _ in range(5)}
+    put(store, 1)
+    assert {holding.woken()[0] for _ in requests} == requests
+
+
+def test_a_message_that_is_there_already_wakes_at_once(store: MessageStore, holding: Holding) -> None:
+    put(store, 0)
+    request = holding.hold(0, 0)
+    assert holding.events.get_nowait() == (request, Wake.ARRIVED)
+
+
+def test_another_tag_wakes_nobody(store: MessageStore, holding: Holding) -> None:
+    paid = holding.hold(0, 0, "paid || shipped")
+    either = holding.hold(0, 0)
+    put(store, 0, "cancelled")
+    assert holding.woken() == (either, Wake.ARRIVED)
+    put(store, 0)
+    last = holding.hold(0, 1)
+    assert holding.woken() == (last, Wake.ARRIVED)
+    assert holding.service.held == 1
+    put(store, 0, "shipped")
+    assert holding.woken() == (paid, Wake.ARRIVED)
+
+
+def test_a_matching_message_behind_others_wakes(store: MessageStore, holding: Holding) -> None:
+    request = holding.hold(0, 0, "paid")
+    store.put_many([Message("orders", b"", tags=tag, queue_id=0) for tag in ("a", "b", "paid", "c")])
+    assert holding.woken() == (request, Wake.ARRIVED)
+
+
+def test_the_timeout_answers(holding: Holding) -> None:
+    begin = time.monotonic()
+    late, soon = holding.hold(0, 0, timeout=0.3), holding.hold(1, 0, timeout=0.05)
+    assert [holding.woken(), holding.woken()] == [(soon, Wake.TIMEOUT), (late, Wake.TIMEOUT)]
+    assert time.monotonic() - begin >= 0.3
+
+
+def test_a_timeout_is_kept_behind_a_request_that_was_woken_at_once(store: MessageStore, holding: Holding) -> None:
+    put(store, 0)
+    begin = time.monotonic()
+    holding.hold(0, 0, timeout=0.05)
+    assert holding.woken()[1] is Wake.ARRIVED
+    late = holding.hold(0, 1, timeout=0.06)
+    assert holding.woken() == (late, Wake.TIMEOUT)
+    assert time.monotonic() - begin < hold.CHECK_SECONDS, "the periodic check found it"
+
+
+def test_a_message_that_is_there_counts_more_than_a_timeout_that_is_over(store: MessageStore, holding: Holding) -> None:
+    put(store, 0)
+    holding.hold(1, 0)  # the thread runs, and wakes up for each of these
+    for _ in range(200):
+        request = holding.hold(0, 0, timeout=0.0)
+        assert holding.woken() == (request, Wake.ARRIVED)
+        nothing = holding.hold(0, 1, timeout=0.0)
+        assert holding.woken() == (nothing, Wake.TIMEOUT)
+
+
+def test_a_clock_that_is_set_does_not_matter(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    begin = time.monotonic()
+    request = holding.hold(0, 0, timeout=0.1)
+    monkeypatch.setattr(time, "time", lambda: 1e12)
+    assert holding.woken() == (request, Wake.TIMEOUT)
+    assert time.monotonic() - begin >= 0.1
+
+
+def test_the_check_wakes_who_lies_behind(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "CHECK_SECONDS", 0.2)
+    holding = Holding(store)
+    with holding.service:
+        unmatched = holding.hold(0, 0, "paid")
+        idle = holding.hold(1, 0)
+        put(store, 0, "cancelled")
+        assert holding.woken() == (unmatched, Wake.CHECKED)
+        assert holding.service.cancel(idle)
+
+
+def test_short_polling_looks_only_now_and_then(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "SHORT_POLLING_SECONDS", 0.2)
+    holding = Holding(store, long_polling=False)
+    with holding.service:
+        request = holding.hold(0, 0)
+        put(store, 0)
+        assert holding.woken() == (request, Wake.CHECKED)
+
+
+def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding: Holding) -> None:
+    """Also where more was appended than is read from the log."""
+    unmatched, matched, other = holding.hold(0, 0, "none"), holding.hold(1, 0, "t7"), holding.hold(2, 0)
+    store.put_many([Message("orders", b"x" * 5000, tags=f"t{n}", queue_id=n % 2) for n in range(100)])
+    assert holding.woken() == (matched, Wake.ARRIVED)
+    put(store, 2)
+    assert holding.woken() == (other, Wake.ARRIVED)
+    put(store, 0, "none")
+    assert holding.woken() == (unmatched, Wake.ARRIVED)
+
+
+def test_a_request_from_beyond_the_end_waits_for_its_offset(store: MessageStore, holding: Holding) -> None:
+    ahead = holding.hold(0, 2)
+    put(store, 0)
+    put(store, 0)
+    assert holding.nobody()
+    put(store, 0)
+    assert holding.woken() == (ahead, Wake.ARRIVED)
+
+
+def test_a_delivery_time_is_no_tag(tmp_path: Path) -> None:
+    """In such an entry the tags code says nothing of the tag: whoever reads has to see."""
+    golden = Path(__file__).parents[2] / "golden" / "delayed-5.3"
+    with MessageStore.open(golden, read_only=True) as broker, PullRequestHoldService(broker) as service:
+        events: Events = SimpleQueue()
+        there = next(q for q in range(18) if broker.max_offset("SCHEDULE_TOPIC_XXXX", q))
+        tags = TagFilter.parse("whatever")
+        service.hold("SCHEDULE_TOPIC_XXXX", there, 0, LONG, lambda *event: events.put(event), tags)
+        assert events.get_nowait()[1] is Wake.ARRIVED
+
+
+def test_no_wake_is_lost_between_holding_and_arriving(store: MessageStore, holding: Holding) -> None:
+    """Requests are held while another thread appends: whichever of the two is first, every message wakes once."""
+    count = 2000
+    thread = threading.Thread(target=lambda: [put(store, 0, "ab"[n % 2]) for n in range(count)])
+    thread.start()
+    for offset in range(1, count, 2):
+        request = holding.hold(0, offset, "b")
+        assert holding.woken() == (request, Wake.ARRIVED)
+    thread.join()
+    assert holding.service.held == 0
+    assert holding.nobody()
+
+
+def test_a_cancelled_request_is_forgotten(store: MessageStore, holding: Holding) -> None:
+    request, other = holding.hold(0, 0), holding.hold(0, 0)
+    assert holding.service.cancel(request)
+    assert not holding.service.cancel(request)
+    put(store, 0)
+    assert holding.woken() == (other, Wake.ARRIVED)
+    assert holding.nobody()
+
+
+def test_stopping_wakes_everybody_at_once(store: MessageStore) -> None:
+    holding = Holding(store)
+    requests = {holding.hold(queue_id, 0) for queue_id in range(4)}
+    begin = time.monotonic()
+    holding.service.stop()
+    assert {holding.events.get_nowait() for _ in requests} == {(request, Wake.STOPPED) for request in requests}
+    assert time.monotonic() - begin < 1
+    late = holding.hold(0, 0)
+    assert holding.events.get_nowait() == (late, Wake.STOPPED)
+
+
+def test_a_service_that_never_held_stops(store: MessageStore) -> None:
+    PullRequestHoldService(store).stop()
+
+
+def test_an_unknown_topic_is_said_at_once_or_to_who_reads(store: MessageStore, holding: Holding) -> None:
+    with pytest.raises(UnknownTopic):
+        store.max_offset("payments", 0)
+    holding.service.hold("payments", 0, 0, LONG, lambda *event: holding.events.put(event))
+    assert holding.woken()[1] is Wake.ARRIVED
+
+
+def test_a_moment_without_descriptors_is_told_to_who_reads_and_ends_nothing(store: MessageStore) -> None:
+    store.put(Message("orders", b"", tags="a", queue_id=0))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with MessageStore.open(store.path, read_only=True) as reader:
+        holding = Holding(reader)
+        with holding.service:
+            waiting = holding.hold(1, 0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                request = holding.hold(0, 0, "b")
+                with pytest.raises(StoreUnavailable, match="Too many open files"):
+                    reader.tags_codes("orders", 0, 0, 1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert holding.woken() == (request, Wake.ARRIVED)
+            store.put(Message("orders", b"", queue_id=1))
+            assert holding.woken() == (waiting, Wake.ARRIVED)
+
+
+def test_a_thousand_requests_and_one_arrival(store: MessageStore, holding: Holding) -> None:
+    requests = [holding.hold(number % 4, 0, f"t{number // 4}") for number in range(1000)]
+    put(store, 3, "t100")
+    assert holding.woken() == (requests[403], Wake.ARRIVED)
+    assert holding.service.held == 999
+
+
+def test_another_process_is_noticed(store: MessageStore, holding: Holding) -> None:
+    request = holding.hold(0, 0)
+    program = (
+        "import sys; from store import Message, MessageStore\n"
+        "with MessageStore.open(sys.argv[1]) as store: store.put(Message('orders', b'x', queue_id=0))"
+    )
+    root = str(Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-c", program, str(store.path)], check=True, env={**os.environ, "PYTHONPATH": root})
+    assert holding.woken() == (request, Wake.ARRIVED)
+
+
+def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
+    import shutil
+
+    golden = Path(__file__).parents[2] / "golden" / "clean"
+    directory = shutil.copytree(golden, tmp_path / "broker")
+    with MessageStore.open(directory, read_only=True) as broker:
+        topic = next(iter(broker.topics()))
+        events: Events = SimpleQueue()
+        with PullRequestHoldService(broker) as service:
+            service.hold(topic, 0, broker.max_offset(topic, 0), 0.1, lambda *event: events.put(event))
+            assert events.get(timeout=LONG)[1] is Wake.TIMEOUT
+
+
+@pytest.fixture
+def handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
+    """A reader of a directory with a message in each of 2 queues, that nobody writes for now."""
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 2)
+        for queue_id in range(2):
+            put(it, queue_id)
+    with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
+        yield reader
+
+
+def test_a_broker_that_took_over_wakes_and_a_writer_after_it(handed_over: MessageStore) -> None:
+    holding = Holding(handed_over)
+    with holding.service:
+        requests = [holding.hold(queue_id, 1) for queue_id in range(2)]
+        with broker(handed_over.path) as theirs:
+            put(theirs, 1)
+            assert holding.woken() == (requests[1], Wake.ARRIVED)
+        with MessageStore.open(handed_over.path) as ours:
+            put(ours, 0)
+            assert holding.woken() == (requests[0], Wake.ARRIVED)
+    assert holding.nobody()
+
+
+def test_what_a_broker_left_out_of_its_queues_wakes_when_a_writer_files_it(handed_over: MessageStore) -> None:
+    holding, path = Holding(handed_over), handed_over.path
+    with holding.service:
+        other = holding.hold(1, 1)
+        with broker(path, killed=True) as theirs:
+            put(theirs, 0)
+            put(theirs, 1)
+            assert holding.woken() == (other, Wake.ARRIVED)
+            ConsumeQueue(path, "orders", 0, theirs.config.mappedFileSizeConsumeQueue, writable=True).truncate(1)
+        request = holding.hold(0, 1)
+        assert holding.nobody()
+        MessageStore.open(path).close()
+        assert holding.woken() == (request, Wake.ARRIVED)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from store import InvalidGroup, MessageStore, OffsetOutOfRange, ReadOnlyStore, StoreConfig
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+
+
+def write(path: Path, name: str, text: str) -> None:
+    (path / "config").mkdir(exist_ok=True)
+    (path / "config" / name).write_text(text)
+
+
+def read(path: Path, name: str) -> dict[str, object]:
+    content = json.loads((path / "config" / name).read_text())
+    assert content.pop("dataVersion").keys() == {"counter", "stateVersion", "timestamp"}
+    return content
+
+
+def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
+    groups, other = ConsumerOffsets(tmp_path), ConsumerOffsets(tmp_path)
+    assert groups.offsets("grp", "TopicTest") == {}
+    groups.commit("grp", "TopicTest", {0: 12})
+    other.commit("grp", "TopicTest", {1: 7})
+    groups.commit("grp", "TopicTest", {0: 3})
+    assert groups.offsets("grp", "TopicTest") == other.offsets("grp", "TopicTest") == {0: 3, 1: 7}
+    assert groups.offsets("grp", "Topic") == groups.offsets("g", "TopicTest") == {}
+    assert read(tmp_path, "consumerOffset.json") == {"offsetTable": {"TopicTest@grp": {"0": 3, "1": 7}}}
+    assert read(tmp_path, "consumerOffset.json.bak") == {"offsetTable": {"TopicTest@grp": {"0": 12, "1": 7}}}
+
+
+def test_an_offset_below_zero_is_refused(tmp_path: Path) -> None:
+    groups = ConsumerOffsets(tmp_path)
+    groups.commit("grp", "TopicTest", {0: 0})
+    with pytest.raises(OffsetOutOfRange, match="group grp, TopicTest, queue 1: -1 is no offset"):
+        groups.commit("grp", "TopicTest", {0: 7, 1: -1})
+    assert groups.offsets("grp", "TopicTest") == {0: 0}
+
+
+def test_a_brokers_offsets_are_read_and_the_rest_of_its_file_stays(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "consumerOffset.json",
+        '{"dataVersion":{"counter":3,"stateVersion":0,"timestamp":1690000000000},"groupTopicMap":{"grp":["TopicTest"]},'
+        '"offsetTable":{"TopicTest@grp":{0:12,1:7},"%RETRY%grp@grp":{0:1}}}',
+    )
+    groups = ConsumerOffsets(tmp_path)
+    assert groups.offsets("grp", "TopicTest") == {0: 12, 1: 7}
+    assert groups.offsets("grp", "%RETRY%grp") == {0: 1}
+    assert groups.names() == ["grp"]
+    groups.commit("grp", "TopicTest", {2: 1})
+    assert read(tmp_path, "consumerOffset.json") == {
+        "groupTopicMap": {"grp": ["TopicTest"]},
+        "offsetTable": {"TopicTest@grp": {"0": 12, "1": 7, "2": 1}, "%RETRY%grp@grp": {"0": 1}},
+    }
+
+
+def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
+    groups = ConsumerOffsets(tmp_path)
+    assert groups.settings("grp") is None
+    groups.create("grp")
+    before = (tmp_path / "config/subscriptionGroup.json").read_bytes()
+    groups.create("grp")
+    assert (tmp_path / "config/subscriptionGroup.json").read_bytes() == before
+    settings = groups.settings("grp")
+    assert settings is not None
+    assert (settings["groupName"], settings["retryMaxTimes"], len(settings)) == ("grp", 16, 14)
+    groups.commit("another", "t", {0: 1})
+    assert groups.names() == ["another", "grp"]
+
+
+def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
+    theirs = '{"forbiddenTable":{},"subscriptionGroupTable":{"grp":{"groupName":"grp","retryMaxTimes":3}}}'
+    write(tmp_path, "subscriptionGroup.json", theirs)
+    ConsumerOffsets(tmp_path).create("other")
+    content = read(tmp_path, "subscriptionGroup.json")
+    assert content["forbiddenTable"] == {}
+    assert content["subscriptionGroupTable"]["grp"] == {"groupName": "grp", "retryMaxTimes": 3}  # type: ignore[index]
+
+
+def test_delay_levels(tmp_path: Path) -> None:
+    groups = ConsumerOffsets(tmp_path)
+    assert groups.delay_offsets() == {}
+    write(tmp_path, "delayOffset.json", '{\n\t"offsetTable":{1:5,3:7\n\t}\n}')
+    assert groups.delay_offsets() == {1: 5, 3: 7}
+    groups.commit_delays({3: 8, 18: 1})
+    assert read(tmp_path, "delayOffset.json") == {"offsetTable": {"1": 5, "3": 8, "18": 1}}
+
+
+def test_brokers_own_files() -> None:
+    for path in (Path(__file__).parents[2] / "golden").glob("*-4.9"):
+        assert ConsumerOffsets(path).delay_offsets() == {}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a@b", "../g", "g" * 121])
+def test_names_that_rocketmq_refuses(tmp_path: Path, name: str) -> None:
+    for write_it in (
+        ConsumerOffsets(tmp_path).create,
+        lambda group: ConsumerOffsets(tmp_path).commit(group, "t", {0: 1}),
+    ):
+        with pytest.raises(InvalidGroup, match=r"group .*: (only letters|121 characters, at most 120)"):
+            write_it(name)
+    assert not list(tmp_path.iterdir())
+    check_group_name("g" * 120)
+
+
+def test_the_stores_verbs(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
+        store.create_topic("t", 2)
+        assert store.consumer_offset("grp", "t", 0) is None
+        store.commit_offsets("grp", "t", {0: 5})
+        with MessageStore.open(tmp_path, read_only=True) as reader:
+            assert (reader.consumer_offset("grp", "t", 0), reader.consumer_offset("grp", "t", 1)) == (5, None)
+            with pytest.raises(ReadOnlyStore):
+                reader.commit_offsets("grp", "t", {0: 5})

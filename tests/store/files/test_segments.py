@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import CorruptSegment, OffsetLost, ReadOnlyStore
+from store.files.segments import Segments
+from store.format.layout import PREALLOCATE_FILE, segment_name
+
+
+def segments(root: Path, size: int = 100, *, writable: bool = True) -> Segments:
+    return Segments(root, "log", size, writable=writable)
+
+
+def test_a_segment_is_created_whole_by_its_first_write(tmp_path: Path) -> None:
+    log = segments(tmp_path)
+    log.write(230, b"abc")
+    assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [segment_name(200)]
+    assert (tmp_path / "log" / segment_name(200)).stat().st_size == 100
+    assert not (tmp_path / PREALLOCATE_FILE).exists()
+    assert log.read(229, 5) == b"\0abc\0"
+    assert log.view(230, 3).tobytes() == b"abc"
+    assert log.exists(299)
+    assert not log.exists(300)
+
+
+def test_what_another_writer_created_is_found(tmp_path: Path) -> None:
+    reader, writer = segments(tmp_path, writable=False), segments(tmp_path)
+    assert reader.starts() == []
+    writer.write(0, b"x")
+    assert reader.starts() == [0]
+    writer.write(1, b"y")
+    assert reader.read(0, 2) == reader.view(0, 2).tobytes() == b"xy"
+
+
+def test_a_reader_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ReadOnlyStore, match="read_only=True"):
+        segments(tmp_path, writable=False).write(0, b"x")
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_missing_segment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OffsetLost, match=rf"{segment_name(100)}: no such segment; bytes 100 to 200 were deleted"):
+        segments(tmp_path).read(150, 1)
+
+
+@pytest.mark.parametrize("name", ["0", segment_name(150), "copy", segment_name(100) + ".bak", "٣" * 20])
+def test_a_wrong_name(tmp_path: Path, name: str) -> None:
+    log = segments(tmp_path)
+    log.write(0, b"x")
+    (tmp_path / "log" / name).write_bytes(bytes(100))
+    with pytest.raises(CorruptSegment, match=r"not the name of a segment of 100 bytes .*; move the file out"):
+        log.starts()
+
+
+def test_folders_are_passed_over(tmp_path: Path) -> None:
+    log = segments(tmp_path)
+    log.write(0, b"x")
+    (tmp_path / "log" / "lost+found").mkdir()
+    assert log.check() == [0]
+
+
+@pytest.mark.parametrize("length", [1, 99, 101])
+def test_a_file_cut_short_or_too_long(tmp_path: Path, length: int) -> None:
+    segments(tmp_path).write(0, b"x")
+    os.truncate(tmp_path / "log" / segment_name(0), length)
+    message = rf"{segment_name(0)}: {length} bytes, but segments of this store have 100; restore the file"
+    with pytest.raises(CorruptSegment, match=message):
+        segments(tmp_path).starts()
+    with pytest.raises(CorruptSegment, match=message):
+        segments(tmp_path).read(0, 1)
+
+
+def test_an_empty_last_file_is_passed_over(tmp_path: Path) -> None:
+    log = segments(tmp_path)
+    log.write(0, b"x")
+    (tmp_path / "log" / segment_name(100)).touch()
+    assert log.check() == [0]
+    log.write(100, b"y")  # and is replaced when its turn comes
+    assert log.check() == [0, 100]
+    assert log.read(100, 1) == b"y"
+
+
+def test_a_missing_one_in_the_middle(tmp_path: Path) -> None:
+    log = segments(tmp_path)
+    for start in (100, 200, 500):
+        log.write(start, b"x")
+    assert log.starts() == [100, 200, 500]
+    with pytest.raises(CorruptSegment, match="no file for bytes 300 to 500; restore the missing segments"):
+        log.check()
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_zero_makes_zero_and_nothing_else(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    size = 3 * 4096 + 40
+    log = segments(tmp_path_factory.mktemp("zero"), size)
+    content = bytearray(2 * size)
+    for _ in range(data.draw(st.integers(0, 4))):
+        at, length = data.draw(st.integers(0, 2 * size - 1)), data.draw(st.integers(1, 5000))
+        length = min(length, size - at % size)
+        log.write(at, b"\7" * length)
+        content[at : at + length] = b"\7" * length
+    begin, end = sorted(data.draw(st.tuples(st.integers(0, 2 * size), st.integers(0, 2 * size))))
+    log.zero(begin, end)
+    content[begin:end] = bytes(end - begin)
+    for start in log.starts():
+        assert log.read(start, size) == content[start : start + size]
+
+
+def test_zeroing_keeps_holes(tmp_path: Path) -> None:
+    log = segments(tmp_path, 1 << 20)
+    log.write(5000, b"x")
+    path = tmp_path / "log" / segment_name(0)
+    blocks = path.stat().st_blocks
+    log.zero(0, 1 << 20)
+    assert path.stat().st_blocks <= blocks
+    assert path.read_bytes() == bytes(1 << 20)
+
+
+def test_flush_of_ranges_with_and_without_files(tmp_path: Path) -> None:
+    log = segments(tmp_path)
+    log.write(100, b"x")
+    log.flush(0, 0)
+    log.flush(50, 350)
+
+
+def test_a_segment_in_use_outlives_its_deletion(tmp_path: Path) -> None:
+    log = segments(tmp_path)
+    log.write(0, b"abc")
+    view = log.view(0, 3)
+    (tmp_path / "log" / segment_name(0)).unlink()
+    for start in range(100, 2000, 100):  # pushes it out of the open files
+        log.write(start, b"x")
+        log.view(start, 1)
+    assert view.tobytes() == b"abc"
+    with pytest.raises(OffsetLost):
+        log.read(0, 1)
+
+
+def test_a_deleted_segment_is_read_to_the_end_by_who_has_it_and_lost_to_others(tmp_path: Path) -> None:
+    log, reader = segments(tmp_path), segments(tmp_path, writable=False)
+    log.write(0, b"a" * 100)
+    log.write(100, b"b" * 100)
+    assert reader.starts() == [0, 100]
+    view = reader.view(0, 100)
+    assert log.delete(0) > 0
+    assert view.tobytes() == reader.read(0, 100) == b"a" * 100
+    assert reader.starts() == log.starts() == [100]
+    for each in (log, reader):
+        with pytest.raises(OffsetLost):
+            each.read(0, 100)
+    assert view.tobytes() == b"a" * 100
+
+
+def test_the_first_byte_follows_another_process_that_deletes(tmp_path: Path) -> None:
+    log, other = segments(tmp_path), segments(tmp_path)
+    assert other.first() == 0
+    for start in (0, 100, 200, 300):
+        log.write(start, b"x")
+    assert other.first() == 0
+    for start in (0, 100):
+        log.delete(start)
+        assert other.first() == start + 100
+    log.delete(300)
+    assert other.first() == 200
+    log.delete(200)
+    assert other.first() == 0
+    log.write(500, b"x")
+    assert other.first() == 500
+
+
+def test_who_opens_a_file_while_another_thread_drops_it_gets_an_open_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last reference and the close another thread may run: here it opens the same file just then."""
+    first, second, close = segments(tmp_path), segments(tmp_path), os.close
+    segments(tmp_path).write(0, b"x")
+    gc.collect()
+    read = []
+
+    def close_while_another_opens(descriptor: int) -> None:
+        monkeypatch.undo()
+        close(descriptor)
+        read.append(second.read(0, 1))
+
+    monkeypatch.setattr(os, "close", close_while_another_opens)
+    assert first.read(0, 1) == b"x"
+    first.starts()  # looked at for the first time, the directory is another one than before: open files are dropped
+    assert read == [b"x"]
+
+
+def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
+    """An open file keeps its space."""
+    log, reader = segments(tmp_path), segments(tmp_path, writable=False)
+    for start in (0, 100):
+        log.write(start, b"x")
+        assert reader.view(start, 1).tobytes() == b"x"
+    log.delete(0)
+    for each in (log, reader):
+        each.starts()
+    held = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()]
+    assert not [target for target in held if "(deleted)" in target and str(tmp_path) in target]
+
+
+def test_a_segment_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    """A touch of the missing pages would kill the process."""
+    log = segments(tmp_path, size=3 * 4096)
+    log.write(0, b"x" * 3 * 4096)
+    assert log.view(0, 3 * 4096)[-1] == ord("x")
+    os.truncate(tmp_path / "log" / segment_name(0), 4096)
+    for read in (log.view, log.read):
+        with pytest.raises(CorruptSegment, match=r"0+: 4096 bytes, but segments of this store have 12288; restore"):
+            read(4096, 10)
+
+
+@pytest.mark.parametrize("at", [0, 1, 4095, 4096, 100_000, 2**20 - 1, 2**20, 2**21 - 1, 2**21 + 5])
+def test_the_first_byte_that_is_not_zero(tmp_path: Path, at: int) -> None:
+    log = segments(tmp_path, size=1 << 21)
+    for start in (0, 1 << 21):
+        log.write(start + 50_000, bytes(100_000))
+    assert log.first_not_zero(0, 1 << 23) is None
+    log.write(at, b"x")
+    assert log.first_not_zero(0, 1 << 23) == log.first_not_zero(at, at + 1) == at
+    assert log.first_not_zero(0, at) is None
+    assert log.first_not_zero(at + 1, 1 << 23) is None

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from store import CorruptStore, InvalidArgument, InvalidTopic
+from store.files.admin_files import read_json
+from store.files.topics import Topics
+from store.format.topic_names import check_topic_name, is_internal_topic
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9|%", "t" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250])
+def test_names_that_rocketmq_takes(name: str) -> None:
+    check_topic_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "only letters"),
+        ("a b", "only letters"),
+        ("../x", "only letters"),
+        ("é", "only letters"),
+        ("a\n", "only letters"),
+        ("$start", "only letters"),
+        ("t" * 128, "128 characters, at most 127"),
+        ("%RETRY%" + "g" * 249, "256 characters, at most 255"),
+    ],
+)
+def test_names_that_it_refuses(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidTopic, match=message):
+        Topics(tmp_path).create(name, 4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_topics_are_created_grow_and_never_shrink(tmp_path: Path) -> None:
+    topics, other = Topics(tmp_path), Topics(tmp_path)
+    assert topics.queue_count("t") == 0
+    assert topics.create("t", 4) == 4
+    assert other.queue_count("t") == 4
+    before = (tmp_path / "config/topics.json").read_bytes()
+    assert topics.create("t", 4) == 4
+    assert (tmp_path / "config/topics.json").read_bytes() == before
+    assert other.create("t", 6) == 6
+    assert topics.queue_counts() == {"t": 6}
+    for fewer in (5, 0, -1):
+        with pytest.raises(InvalidTopic, match=f"topic 't': {fewer} queues asked for, but it has 6; .* only be added"):
+            topics.create("t", fewer)
+    with pytest.raises(InvalidTopic):
+        topics.create("new", 0)
+
+
+def test_the_file_has_rocketmqs_shape(tmp_path: Path) -> None:
+    Topics(tmp_path).create("orders", 4)
+    content = json.loads((tmp_path / "config/topics.json").read_text())
+    assert content["dataVersion"]["counter"] == 1
+    assert content["topicConfigTable"]["orders"] == {
+        "attributes": {},
+        "order": False,
+        "perm": 6,
+        "readQueueNums": 4,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "orders",
+        "topicSysFlag": 0,
+        "writeQueueNums": 4,
+    }
+
+
+def test_a_brokers_file_keeps_what_we_do_not_know(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/topics.json").write_text(
+        '{"dataVersion":{"counter":3},"topicConfigTable":{"a":{"readQueueNums":8,"writeQueueNums":8,"perm":4,'
+        '"attributes":{"+queue.type":"SimpleCQ"}}},"other":{0:5,1:"{2:3}"}}'
+    )
+    topics = Topics(tmp_path)
+    assert topics.queue_counts() == {"a": 8}
+    topics.create("b", 2)
+    content = read_json(tmp_path / "config/topics.json")
+    assert content["topicConfigTable"]["a"] == {
+        "readQueueNums": 8,
+        "writeQueueNums": 8,
+        "perm": 4,
+        "attributes": {"+queue.type": "SimpleCQ"},
+    }
+    assert content["other"]["0"] == 5
+    assert content["dataVersion"]["counter"] == 4
+    assert "other" in read_json(tmp_path / "config/topics.json.bak")
+
+
+def test_queues_on_disk_count_too(tmp_path: Path) -> None:
+    for name in ("t/0", "t/3", "t/x", "empty"):
+        (tmp_path / "consumequeue" / name).mkdir(parents=True)
+    (tmp_path / "consumequeue/file").touch()
+    topics = Topics(tmp_path)
+    assert topics.on_disk() == {"t": [0, 3], "empty": []}
+    assert topics.queue_counts() == {"empty": 0, "t": 4}
+
+
+def test_a_folder_whose_number_no_queue_has(tmp_path: Path) -> None:
+    for name in ("0", "20261121", "65535", "65536", "007", "٣", "-1"):
+        (tmp_path / "consumequeue/t" / name).mkdir(parents=True)
+    topics = Topics(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"consumequeue/t/\d+: passed over: no topic has \d+ queues; move the folder out"
+    ):
+        assert topics.queues_on_disk() == [("t", 0), ("t", 65_535)]
+
+
+@pytest.mark.parametrize("queues", [65_537, 2**31, 2**70, 2.0, "4", True, None])
+def test_numbers_of_queues_that_are_refused(tmp_path: Path, queues: object) -> None:
+    with pytest.raises(InvalidArgument, match="queues="):
+        Topics(tmp_path).create("t", queues)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    for name in ("", "..", "a/b", "a\0", "\ud800"):
+        (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
+        with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
+            Topics(tmp_path).queue_counts()
+
+
+def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
+    mine, other = Topics(tmp_path), Topics(tmp_path)
+    for queues in range(1, 50):
+        other.create("t", queues)
+        assert mine.queue_count("t") == queues
+    os.remove(tmp_path / "config/topics.json")
+    assert mine.queue_count("t") == 48  # its backup
+
+
+@pytest.mark.parametrize(
+    "name", ["TBW102", "RMQ_SYS_TRACE_TOPIC", "rmq_sys_REVIVE_LOG_c", "%RETRY%g", "%DLQ%g", "%LMQ%d"]
+)
+def test_topics_of_rocketmqs_own(name: str) -> None:
+    assert is_internal_topic(name)
+
+
+@pytest.mark.parametrize("name", ["orders", "TBW1020", "RMQ_SYS_MINE", "RETRY", "a%RETRY%b"])
+def test_topics_of_users(name: str) -> None:
+    assert not is_internal_topic(name)

@@ -1,0 +1,187 @@
+"""Bodies that inflate: as their producers had them, and no further than the bound."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import CorruptRecord, GetStatus, Message, MessageStore, MessageTooLarge, StoreConfig
+from store.format.inflating import decompress
+from store.format.layout import RECORD_HEADER, field_offset, segment_name
+from tests.store.golden_bytes import BODY, LZ4_BODY, ZLIB_BODY, ZSTD_BODY
+
+ZSTD = 0x201
+CODECS = {0x301: "zlib", 0x101: "lz4", ZSTD: "zstd"}
+
+
+def compressed(body: bytes, sys_flag: int) -> bytes:
+    codec = CODECS[sys_flag]
+    return zlib.compress(body) if codec == "zlib" else pa.compress(body, codec=codec, asbytes=True)
+
+
+def mark(store: MessageStore, physical_offset: int, sys_flag: int) -> None:
+    """As a record is whose producer compressed the body."""
+    path = store.path / "commitlog" / segment_name(0)
+    with path.open("r+b") as file:
+        file.seek(physical_offset + field_offset(RECORD_HEADER, "sys_flag"))
+        file.write(sys_flag.to_bytes(4, "big"))
+
+
+def put(store: MessageStore, *bodies: bytes, sys_flag: int = ZSTD) -> None:
+    messages = [
+        Message("t", compressed(body, sys_flag), tags="AB"[n % 2], keys=f"k{n}") for n, body in enumerate(bodies)
+    ]
+    for result in store.put_many(messages):
+        mark(store, result.physical_offset, sys_flag)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq", config=StoreConfig(maxDecompressedMessageSize=1000)) as it:
+        it.create_topic("t", 1)
+        yield it
+
+
+@pytest.mark.parametrize(
+    ("sys_flag", "body"), [(0x1, ZLIB_BODY), (0x301, ZLIB_BODY), (0x101, LZ4_BODY), (0x201, ZSTD_BODY)]
+)
+def test_bodies_as_rocketmq_compresses_them(sys_flag: int, body: bytes) -> None:
+    assert decompress(body, sys_flag, "here", 10_000) == BODY
+
+
+@pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201])
+def test_a_body_that_does_not_decompress(sys_flag: int) -> None:
+    with pytest.raises(CorruptRecord, match=r"^here: .* does not decompress"):
+        decompress(b"nonsense", sys_flag, "here", 10_000)
+
+
+def test_an_unknown_compression() -> None:
+    with pytest.raises(CorruptRecord, match=r"^here: sysFlag 0x501: a compression type"):
+        decompress(b"", 0x501, "here", 10_000)
+
+
+@pytest.mark.parametrize("sys_flag", CODECS)
+def test_exactly_the_bound_fits(sys_flag: int) -> None:
+    body = bytes(range(250)) * 4000
+    assert decompress(compressed(body, sys_flag), sys_flag, "here", len(body)) == body
+    with pytest.raises(
+        MessageTooLarge, match=r"^here: a \w+ body of [\d,]+ bytes becomes more than 999,999; raise max"
+    ):
+        decompress(compressed(body, sys_flag), sys_flag, "here", len(body) - 1)
+
+
+@pytest.mark.parametrize("sys_flag", CODECS)
+def test_a_body_cut_short_is_no_body(sys_flag: int) -> None:
+    whole = compressed(bytes(range(256)) * 40, sys_flag)
+    with pytest.raises(CorruptRecord, match="does not decompress"):
+        decompress(whole[:-9], sys_flag, "here", 1 << 20)
+
+
+def test_a_scan_names_the_message_or_goes_on_without_it(store: MessageStore) -> None:
+    put(store, b"a" * 1000, b"b" * 1001, b"c")
+    with pytest.raises(
+        MessageTooLarge, match=r"topic t, queue 0, offset 1 \(.*\): a zstd body of \d+ bytes becomes more"
+    ):
+        list(store.scan("t", 0, 0, 3))
+    rows = pa.Table.from_batches(store.scan("t", 0, 0, 3, ("queueOffset", "body"), oversized="null")).to_pylist()
+    assert [row["body"] for row in rows] == [b"a" * 1000, None, b"c"]
+    assert [row["queueOffset"] for row in rows] == [0, 1, 2]
+    (batch,) = store.scan("t", 0, 0, 3, ("body",), max_body_bytes=1001)
+    assert batch["body"][1].as_py() == b"b" * 1001
+
+
+def test_what_is_not_asked_for_is_not_inflated(store: MessageStore) -> None:
+    put(store, b"a", b"b" * 1001, b"c")
+    assert pa.Table.from_batches(store.scan("t", 0, 0, 3, ("tags",)))["tags"].to_pylist() == ["A", "B", "A"]
+    assert pa.Table.from_batches(store.scan("t", 0, 0, 3, ("body",), "A"))["body"].to_pylist() == [b"a", b"c"]
+    assert [message.body for message in store.query("t", "k0")] == [b"a"]
+
+
+def test_a_batch_is_bounded_by_what_bodies_become(store: MessageStore) -> None:
+    bodies = [bytes([n]) * (100 + 30 * n) for n in range(30)]
+    put(store, *bodies)
+    batches = list(store.scan("t", 0, 0, 30, ("queueOffset", "tags", "body"), max_bytes=1000))
+    table = pa.Table.from_batches(batches)
+    assert table["body"].to_pylist() == bodies
+    assert table["queueOffset"].to_pylist() == list(range(30))
+    assert table["tags"].to_pylist() == ["A", "B"] * 15
+    sizes = [sum(map(len, batch["body"].to_pylist())) for batch in batches]
+    assert max(sizes) <= 1000
+    assert all(size + following > 1000 for size, following in pairwise(sizes))
+
+
+def test_get_message_stops_before_it_and_then_names_it(store: MessageStore) -> None:
+    put(store, b"a" * 600, b"b" * 600, b"c" * 1001, b"d")
+    found = store.get_message("g", "t", 0, 0)
+    assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"a" * 600], 1)
+    found = store.get_message("g", "t", 0, 1)
+    assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"b" * 600], 2)
+    with pytest.raises(MessageTooLarge, match="topic t, queue 0, offset 2 "):
+        store.get_message("g", "t", 0, 2)
+    found = store.get_message("g", "t", 0, 3)
+    assert (found.status, [message.body for message in found.messages]) == (GetStatus.FOUND, [b"d"])
+
+
+def test_a_query_names_it(store: MessageStore) -> None:
+    put(store, b"a", b"b" * 1001)
+    (found,) = store.scan("t", 0, 1, 2, ("physicalOffset",))
+    with pytest.raises(MessageTooLarge, match="topic t, queue 0, offset 1"):
+        store.query("t", "k1")
+    with pytest.raises(MessageTooLarge, match="topic t, queue 0, offset 1"):
+        store.message_by_id(f"7F00000100002A9F{found['physicalOffset'][0].as_py():016X}")
+
+
+FOUR_GIB = """
+import resource, sys
+import pyarrow as pa
+from store import MessageStore, MessageTooLarge
+
+store = MessageStore.open(sys.argv[1], read_only=True)
+list(store.scan("t", 0, 0, 1))  # what needs to be loaded is
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (400 << 20),) * 2)
+for read in (lambda: list(store.scan("t", 0, 1, 2)), lambda: store.get_message("g", "t", 0, 1)):
+    try:
+        read()
+    except MessageTooLarge as error:
+        print(error)
+(batch,) = store.scan("t", 0, 1, 3, ("body",), oversized="null")
+print(batch["body"].to_pylist())
+rows = 0
+for batch in store.scan("t", 0, 3, 40, ("body",)):
+    assert batch.nbytes <= 61 << 20
+    rows += len(batch)
+print(rows)
+"""
+
+
+def test_128_kib_that_become_4_gib(tmp_path: Path) -> None:
+    """Also 37 messages that are small enough each, and together become more than the memory there is."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        for _ in range(256):
+            stream.write(bytes(16 << 20))
+    bomb = sink.getvalue().to_pybytes()
+    assert len(bomb) < 1 << 20
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        small, large = compressed(b"small", ZSTD), compressed(bytes(30 << 20), ZSTD)
+        bodies = [small, bomb, small, *[large] * 37]
+        for result in store.put_many([Message("t", body) for body in bodies]):
+            mark(store, result.physical_offset, ZSTD)
+    done = subprocess.run(
+        [sys.executable, "-c", FOUR_GIB, tmp_path / "mq"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *errors, bodies_read, rows = done.stdout.splitlines()
+    assert [error.partition(" (")[0] for error in errors] == ["topic t, queue 0, offset 1"] * 2
+    assert bodies_read == "[None, b'small']"
+    assert rows == "37"

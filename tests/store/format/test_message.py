@@ -1,0 +1,297 @@
+"""One message to its record and back, against RocketMQ's bytes and against the vectorised encoder."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import CorruptRecord, Message, MessageRefused, PutStatus, StoredMessage
+from store.format.java_hash import java_hash_code
+from store.format.layout import PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME, RECORD_HEADER, field_offset
+from store.format.message import decode_record, encode_messages, host_text, offset_msg_id, topic_magic
+from store.format.message_columns import MessageColumns, split
+from store.format.records import Records
+from store.format.tables import encode_columns
+from tests.store.golden_bytes import PROPERTY_CRC, V1, V1_BORN_V6
+
+HOST = (bytes([127, 0, 0, 1]), 10911)
+NOW = 1_700_000_000_000
+TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=6)
+NAME = TEXT.filter(lambda text: text and text not in ("TAGS", "KEYS", "__SHARDINGKEY"))
+TAG = st.text(st.characters(exclude_characters="| ", exclude_categories=["Cs", "Cc"]), max_size=6)
+KEY = st.text(st.characters(exclude_characters="\x01\x02 ", exclude_categories=["Cs"]), min_size=1, max_size=6)
+INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    return Message(
+        draw(st.sampled_from(["orders", "%RETRY%" + "g" * 140])),
+        draw(st.binary(max_size=30)),
+        tags=draw(st.none() | TAG),
+        keys=tuple(draw(st.lists(KEY, max_size=3))),
+        properties=draw(st.dictionaries(NAME, TEXT, max_size=3)),
+        queue_id=draw(st.integers(0, 7)),
+        sharding_key=draw(st.none() | TEXT),
+        flag=draw(INT32),
+        born_timestamp=draw(st.integers(0, 1 << 42)),
+    )
+
+
+def encode(*rows: Message, max_message_size: int = 1 << 20, with_crc: bool = False) -> Records:
+    queue_ids = [row.queue_id or 0 for row in rows]
+    return encode_messages(
+        rows, queue_ids, store_host=HOST, max_message_size=max_message_size, now=NOW, with_crc=with_crc
+    )
+
+
+def decode(records: Records) -> list[StoredMessage]:
+    return [decode_record(bytes(records.encoded(n, n + 1)), "here") for n in range(len(records))]
+
+
+@settings(deadline=None)
+@given(st.lists(messages(), max_size=4), st.booleans())
+def test_what_was_encoded_is_decoded(rows: list[Message], with_crc: bool) -> None:
+    records = encode(*rows, with_crc=with_crc)
+    for row, stored in zip(rows, decode(records), strict=True):
+        assert stored.topic == row.topic
+        assert stored.body == row.body
+        assert stored.queue_id == row.queue_id
+        assert stored.properties == {name: value for name, value in row.all_properties().items() if value}
+        assert stored.tags == (row.tags or None)
+        assert stored.keys == row.keys
+        assert stored.flag == row.flag
+        assert stored.born_timestamp == row.born_timestamp
+        assert stored.born_host == stored.store_host.replace(":10911", ":0")
+
+
+@settings(deadline=None)
+@given(st.lists(messages(), min_size=1, max_size=4), st.integers(0, 2), st.booleans())
+def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int, with_crc: bool) -> None:
+    topic = rows[0].topic
+    rows = [Message(**{**fields(row), "topic": topic}) for row in rows]
+    table = pa.table(
+        {
+            "body": pa.array([row.body for row in rows], pa.binary()),
+            "tags": pa.array([row.tags for row in rows], pa.string()),
+            "keys": pa.array([list(row.keys) for row in rows], pa.list_(pa.string())),
+            "properties": pa.array([list(row.properties.items()) for row in rows], pa.map_(pa.string(), pa.string())),
+            "queueId": pa.array([row.queue_id for row in rows], pa.int32()),
+            "shardingKey": pa.array([row.sharding_key for row in rows], pa.string()),
+            "flag": pa.array([row.flag for row in rows], pa.int32()),
+            "bornTimestamp": pa.array([row.born_timestamp for row in rows], pa.timestamp("ms")),
+        }
+    )
+    rows, table = rows[cut:], table.slice(cut)
+    for piece in split(table):
+        columns = MessageColumns.of(piece)
+        assert columns.queue_ids is not None
+        limits: dict[str, Any] = {"store_host": HOST, "max_message_size": 1 << 20, "now": NOW, "with_crc": with_crc}
+        bulk = encode_columns(topic, columns, columns.queue_ids, **limits)
+        single = encode(*rows, with_crc=with_crc)
+        assert bulk.encoded(0, len(rows)) == single.encoded(0, len(rows))
+        assert bulk.sizes.tolist() == single.sizes.tolist()
+        assert bulk.tags_codes.tolist() == single.tags_codes.tolist()
+        assert [bulk.destinations[i] for i in bulk.queues] == [single.destinations[i] for i in single.queues]
+
+
+def fields(message: Message) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in Message.__dataclass_fields__}
+
+
+def test_a_record_of_rocketmq_is_read_and_written_alike() -> None:
+    stored = decode_record(V1, "here")
+    assert stored == StoredMessage(
+        topic="TopicA",
+        queue_id=0,
+        queue_offset=0,
+        physical_offset=0,
+        msg_id="UID0",
+        body=b"hello-0-",
+        properties={"KEYS": "k0 common", "UNIQ_KEY": "UID0", "TAGS": "TagA"},
+        born_timestamp=0x18BCFE56800,
+        store_timestamp=0x1A1FB038370,
+        born_host="10.1.2.3:54321",
+        store_host="127.0.0.1:10911",
+        reconsume_times=0,
+        flag=7,
+        sys_flag=0,
+        body_crc=0x551F0A28,
+        prepared_transaction_offset=0,
+    )
+    assert (stored.tags, stored.keys) == ("TagA", ("k0", "common"))
+    records = encode(
+        Message(
+            "TopicA",
+            b"hello-0-",
+            properties=stored.properties,
+            flag=7,
+            born_timestamp=stored.born_timestamp,
+            queue_id=0,
+        )
+    )
+    records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
+    ours = bytearray(records.encoded(0, 1))
+    born = field_offset(RECORD_HEADER, "born_ip")
+    ours[born : born + 8] = V1[born : born + 8]  # our born host is the store itself
+    assert bytes(ours) == V1
+
+
+def test_an_ipv6_born_host_and_an_appended_property_crc() -> None:
+    stored = decode_record(V1_BORN_V6, "here")
+    assert stored.born_host == "[2001:db8::1]:1"
+    assert (stored.queue_offset, stored.body, stored.tags) == (20, b"v6", "T6")
+    assert stored.msg_id == offset_msg_id(*HOST, 17679)
+    with_crc = decode_record(PROPERTY_CRC, "here")
+    assert (with_crc.body, with_crc.tags) == (b"abc", "T")
+
+
+def test_a_property_crc_as_rocketmq_makes_it() -> None:
+    records = encode(Message("TopicA", b"abc", "T", flag=7, born_timestamp=0x18BCFE56800, queue_id=0), with_crc=True)
+    stored = decode_record(PROPERTY_CRC, "here")
+    assert stored.properties == {"TAGS": "T"}, "the CRC is none of a user's"
+    records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
+    born = field_offset(RECORD_HEADER, "born_ip")
+    header = records.headers.view(np.uint8)
+    header[born : born + 8] = np.frombuffer(PROPERTY_CRC, np.uint8)[born : born + 8]  # ours is the store itself
+    assert bytes(records.encoded(0, 1)) == PROPERTY_CRC
+
+
+@given(st.integers(0, len(PROPERTY_CRC) - 1), st.integers(1, 255))
+def test_any_changed_byte_is_noticed_by_a_property_crc(position: int, change: int) -> None:
+    """But for those that make it another property: then the body's CRC counts, and the rest has none."""
+    changed = bytearray(PROPERTY_CRC)
+    changed[position] ^= change
+    named = len(PROPERTY_CRC) - PROPERTY_CRC_BYTES - 1
+    if named <= position < named + 1 + len(PROPERTY_CRC_NAME):
+        with suppress(CorruptRecord):
+            decode_record(bytes(changed), "here")
+    else:
+        with pytest.raises(CorruptRecord):
+            decode_record(bytes(changed), "here")
+
+
+def test_room_for_the_property_crc() -> None:
+    room = 32_767 - PROPERTY_CRC_BYTES - len("n\x01\x02")
+    encode(Message("t", b"", properties={"n": "x" * room}), with_crc=True)
+    with pytest.raises(MessageRefused, match="32768 bytes of properties"):
+        encode(Message("t", b"", properties={"n": "x" * (room + 1)}), with_crc=True)
+
+
+def test_tags_among_the_properties_count_as_tags() -> None:
+    assert encode(Message("t", b"", properties={"TAGS": "x"})).tags_codes.tolist() == [java_hash_code("x")]
+    assert encode(Message("t", b"", tags="y", properties={"TAGS": "x"})).tags_codes.tolist() == [java_hash_code("y")]
+
+
+@given(st.integers(0, len(V1) - 1), st.integers(1, 255))
+def test_any_changed_byte_is_an_error_or_a_message(position: int, change: int) -> None:
+    changed = bytearray(V1)
+    changed[position] ^= change
+    with suppress(CorruptRecord):
+        assert isinstance(decode_record(bytes(changed), "here"), StoredMessage)
+
+
+@given(st.integers(0, len(V1) - 1))
+def test_a_record_cut_short(length: int) -> None:
+    with pytest.raises(CorruptRecord, match="here: "):
+        decode_record(V1[:length], "here")
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_no_record(data: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        decode_record(data, "here")
+
+
+def test_a_wrong_crc_is_named_and_may_be_passed_over() -> None:
+    changed = V1.replace(b"hello", b"hullo")
+    with pytest.raises(CorruptRecord, match=r"here: body CRC 0x[0-9a-f]+, stored 0x551f0a28; run 'pyspark-mq verify'"):
+        decode_record(changed, "here")
+    assert decode_record(changed, "here", check_crc=False).body == b"hullo-0-"
+
+
+def test_a_body_of_the_limit_fits_and_one_more_byte_does_not() -> None:
+    encode(Message("t", b"x" * 100), max_message_size=100)
+    with pytest.raises(MessageRefused, match=r"a body of 101 bytes, at most 100; raise maxMessageSize") as refused:
+        encode(Message("t", b"x" * 101), max_message_size=100)
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"body": 5}, "a body of type int: must be bytes, or a text"),
+        ({"body": None}, "a body of type NoneType"),
+        ({"body": "\ud800"}, "a body that has no UTF-8 form"),
+        ({"tags": 5}, "'TAGS'=5: names and values must be texts; write '5'"),
+        ({"tags": "a || b"}, "tag 'a || b': a message has one tag"),
+        ({"tags": "a|b"}, "no subscription could name it"),
+        ({"tags": " a"}, "blanks around it"),
+        ({"tags": "a\n"}, "control characters"),
+        ({"tags": "\udcff"}, "no UTF-8 form"),
+        ({"properties": {"TAGS": "a "}}, "tag 'a '"),
+        ({"keys": ("a b",)}, "key 'a b': no blanks in a key, they separate keys; give several keys as a list"),
+        ({"keys": "a b"}, "key 'a b': no blanks"),
+        ({"keys": 17}, "keys=17: must be a text, or a sequence of texts"),
+        ({"keys": ["a", 17]}, "key 17: must be a text"),
+        ({"keys": ["\ud800"]}, "no UTF-8 form"),
+        ({"properties": {"n": 5}}, "property 'n'=5: names and values must be texts; write '5', or leave it out"),
+        ({"properties": {"n": True}}, "must be texts"),
+        ({"properties": {"n": None}}, "must be texts"),
+        ({"properties": {5: "n"}}, "must be texts"),
+        ({"properties": {"n": "\udc00"}}, "no UTF-8 form"),
+        ({"properties": [("n", "v")]}, "must be a mapping"),
+        ({"properties": None}, "must be a mapping"),
+        ({"sharding_key": 5}, "must be texts"),
+        ({"sharding_key": 0}, "must be texts"),
+        ({"tags": 0}, "must be texts"),
+        ({"flag": 1.5}, "flag=1.5: must be a whole number"),
+        ({"flag": "1"}, "flag='1': must be a whole number"),
+        ({"born_timestamp": 1.0}, "born_timestamp=1.0: must be a whole number"),
+    ],
+)
+def test_what_is_refused_in_our_words(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MessageRefused, match=message) as refused:
+        encode(Message(**{"topic": "t", "body": b"", **changes}))
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize("body", ["grün", "grün".encode(), bytearray("grün".encode()), memoryview("grün".encode())])
+def test_kinds_of_bodies(body: Any) -> None:
+    (stored,) = decode(encode(Message("t", body)))
+    assert stored.body == "grün".encode()
+
+
+def test_one_text_is_one_key() -> None:
+    (stored,) = decode(encode(Message("t", b"", keys="o-17")))
+    assert stored.keys == ("o-17",)
+
+
+def test_only_blanks_separate_keys() -> None:
+    (stored,) = decode(encode(Message("t", b"", keys=("a\tb", "c\u3000d"))))
+    assert stored.keys == ("a\tb", "c\u3000d")
+
+
+@pytest.mark.parametrize("message", [Message("t", b"", flag=1 << 31), Message("t", b"", born_timestamp=1 << 63)])
+def test_a_number_that_its_field_cannot_hold_is_refused(message: Message) -> None:
+    with pytest.raises(MessageRefused, match=r"flag|born_timestamp") as refused:
+        encode(message)
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_long_topics_are_version_2() -> None:
+    assert topic_magic("t" * 127) == struct.unpack(">i", bytes.fromhex("daa320a7"))[0]
+    assert topic_magic("t" * 128) == struct.unpack(">i", bytes.fromhex("daa320ab"))[0]
+
+
+def test_ids_and_hosts() -> None:
+    assert offset_msg_id(*HOST, 0x90) == "7F00000100002A9F0000000000000090"
+    assert host_text(HOST[0], 10911) == "127.0.0.1:10911"
+    assert host_text(bytes.fromhex("20010db8000000000000000000000001"), 1) == "[2001:db8::1]:1"

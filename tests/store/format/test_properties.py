@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import MessageRefused, PutStatus
+from store.format.properties import decode_properties, encode_properties
+
+TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(st.dictionaries(TEXT, TEXT, max_size=5))
+def test_what_was_encoded_is_decoded(properties: dict[str, str]) -> None:
+    assert decode_properties(encode_properties(properties)) == properties
+
+
+def test_bytes_of_rocketmq() -> None:
+    encoded = b"KEYS\x01k0 common\x02UNIQ_KEY\x01UID0\x02TAGS\x01TagA\x02"
+    properties = {"KEYS": "k0 common", "UNIQ_KEY": "UID0", "TAGS": "TagA"}
+    assert encode_properties(properties) == encoded
+    assert decode_properties(encoded) == properties
+
+
+@pytest.mark.parametrize(
+    ("encoded", "expected"),
+    [
+        (b"", {}),
+        (b"\x02\x02", {}),
+        (b"a\x01b", {"a": "b"}),  # 4.9 leaves the last separator out
+        (b"a\x01b\x02c\x01d", {"a": "b", "c": "d"}),
+        (b"a\x01\x02c\x01d\x02", {"c": "d"}),  # no value
+        (b"\x01b\x02c\x01d\x02", {"c": "d"}),  # no name
+        (b"ab\x02c\x01d\x02", {"c": "d"}),  # no separator
+        (b"a\x01b\x02a\x01c\x02", {"a": "c"}),  # the last one wins
+        (b"a\x01b\x01c\x02", {"a": "b\x01c"}),  # cut at the first mark
+        (b"a\x01\xff\x02", {"a": "\ufffd"}),
+    ],
+)
+def test_odd_strings_are_read_as_rocketmq_reads_them(encoded: bytes, expected: dict[str, str]) -> None:
+    assert decode_properties(encoded) == expected
+
+
+@pytest.mark.parametrize("properties", [{"": "v"}, {"a\x01": "v"}, {"a": "v\x02"}, {"a\x02": "v"}, {"a": "\x01"}])
+def test_what_could_not_be_read_back_is_refused(properties: dict[str, str]) -> None:
+    with pytest.raises(MessageRefused, match="separators") as refused:
+        encode_properties(properties)
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_a_surrogate_that_utf_8_cannot_carry_is_refused() -> None:
+    with pytest.raises(MessageRefused, match="UTF-8") as refused:
+        encode_properties({"a": "\ud800"})
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_32767_bytes_fit_and_one_more_does_not() -> None:
+    assert len(encode_properties({"a": "v" * 32764})) == 32767
+    with pytest.raises(MessageRefused, match=r"32768 bytes of properties .* at most 32767") as refused:
+        encode_properties({"a": "v" * 32765})
+    assert refused.value.status is PutStatus.PROPERTIES_SIZE_EXCEEDED

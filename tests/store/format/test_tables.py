@@ -1,0 +1,217 @@
+"""What a table of messages may look like; that its records are right is in test_message.py."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+
+from store import InvalidColumns, MessageRefused, PutStatus
+from store.format.java_hash import java_hash_code
+from store.format.message import decode_record
+from store.format.message_columns import MessageColumns, as_table, split
+from store.format.records import Records
+from store.format.tables import encode_columns
+
+NO_TEXT = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))
+
+
+def map_of(values: pa.Array) -> pa.MapArray:
+    return pa.MapArray.from_arrays([0, 1], pa.array(["n"]), values)
+
+
+HOST = (bytes([127, 0, 0, 1]), 10911)
+
+
+def encode(table: pa.Table, max_message_size: int = 1000) -> Records:
+    (piece,) = split(table)
+    columns = MessageColumns.of(piece)
+    queues = np.zeros(len(columns), np.int64)
+    return encode_columns("t", columns, queues, store_host=HOST, max_message_size=max_message_size, now=5)
+
+
+def first_message(**columns: pa.Array) -> Any:
+    records = encode(pa.table({"body": pa.array([b"b"]), **columns}))
+    return decode_record(bytes(records.encoded(0, 1)), "here")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"bodies": ["x"]}), "unknown columns bodies. A table of messages has body: binary"),
+        (pa.table({"tags": ["x"]}), "no column 'body'"),
+        (pa.table({"body": [1]}), "column 'body' is int64, expected binary or string"),
+        (pa.table({"body": [b"x", None]}), "column 'body' has 1 nulls in this table; fill or drop them first"),
+        (pa.table({"body": ["x"], "queueId": ["a"]}), "column 'queueId' is string, expected integer"),
+        (pa.table({"body": ["x"], "queueId": pa.array([None], pa.int32())}), "column 'queueId' has 1 nulls"),
+        (pa.table({"body": ["x"], "tags": [[1]]}), "column 'tags' is list<.*int64>, expected string"),
+        (
+            pa.table({"body": ["x"], "properties": ["a=b"]}),
+            "column 'properties' is string, expected map<string, string>",
+        ),
+        (pa.table({"body": ["x"], "tags": [5]}), "column 'tags' is int64, expected string"),
+        (pa.table({"body": ["x"], "shardingKey": [True]}), "column 'shardingKey' is bool, expected string"),
+        (pa.table({"body": ["x"], "keys": [["a", None]]}), "column 'keys' has 1 nulls"),
+        (pa.table({"body": ["x"], "queueId": ["1"]}), "column 'queueId' is string, expected integer"),
+        (pa.table({"body": ["x"], "queueId": [0.5]}), "column 'queueId' is double, expected integer: .*truncated"),
+        (pa.table({"body": ["x"], "queueId": [True]}), "column 'queueId' is bool, expected integer"),
+        (pa.table({"body": ["x"], "flag": pa.array([0], pa.timestamp("ms"))}), "column 'flag' is timestamp"),
+        (pa.table({"body": ["x"], "bornTimestamp": pa.array([1], pa.date32())}), "column 'bornTimestamp' is date32"),
+        (
+            pa.table({"body": ["x"], "bornTimestamp": pa.array([1 << 62], pa.timestamp("s"))}),
+            "'bornTimestamp': .*out of",
+        ),
+        (pa.table({"body": ["x"], "tags": NO_TEXT}), "column 'tags': .*UTF8"),
+        (pa.table({"body": ["x"], "tags": pa.array([b"\xff"])}), "column 'tags' is binary, expected string: .*UTF8"),
+        (pa.table({"body": ["x"], "keys": NO_TEXT}), "column 'keys': .*UTF8"),
+        (pa.table({"body": ["x"], "shardingKey": NO_TEXT}), "column 'shardingKey': .*UTF8"),
+        (pa.table({"body": ["x"], "properties": map_of(NO_TEXT)}), "column 'properties': .*UTF8"),
+        (pa.table({"body": ["x"], "properties": map_of(pa.array([5]))}), "column 'properties' is map<string, int64>"),
+        (pa.table([["x"], ["a"], ["b"]], ["body", "tags", "tags"]), "columns that stand twice: tags"),
+    ],
+)
+def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
+    with pytest.raises(InvalidColumns, match=message):
+        encode(table)
+
+
+@pytest.mark.parametrize(
+    ("columns", "status", "message"),
+    [
+        ({"body": ["x" * 1001]}, PutStatus.MESSAGE_ILLEGAL, "a body of 1001 bytes, at most 1000"),
+        ({"body": ["x"], "tags": ["t" * 32767]}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "32773 bytes of properties"),
+        ({"body": ["x"], "tags": ["a\x01b"]}, PutStatus.MESSAGE_ILLEGAL, "TAGS: no name or value may contain"),
+        ({"body": ["x"], "keys": [["a\x02"]]}, PutStatus.MESSAGE_ILLEGAL, "KEYS: no name or value may contain"),
+        ({"body": ["x"], "tags": ["a || b"]}, PutStatus.MESSAGE_ILLEGAL, r"tag 'a \|\| b': a message has one tag"),
+        ({"body": ["x", "y"], "tags": [None, "a "]}, PutStatus.MESSAGE_ILLEGAL, "tag 'a ': a message has one tag"),
+        ({"body": ["x"], "tags": ["\x7f"]}, PutStatus.MESSAGE_ILLEGAL, "control characters"),
+        ({"body": ["x"], "tags": ["\x9f"]}, PutStatus.MESSAGE_ILLEGAL, "control characters"),
+        ({"body": ["x"], "keys": [["a", "b c"]]}, PutStatus.MESSAGE_ILLEGAL, "key 'b c': no blanks in a key"),
+        ({"body": ["x"], "flag": [1 << 31]}, PutStatus.MESSAGE_ILLEGAL, "flag 2147483648: must fit a signed 32-bit"),
+    ],
+)
+def test_messages_that_are_refused(columns: dict[str, list[Any]], status: PutStatus, message: str) -> None:
+    with pytest.raises(MessageRefused, match=message) as refused:
+        encode(pa.table(columns))
+    assert refused.value.status is status
+
+
+@pytest.mark.parametrize("pair", [("", "v"), ("a\x02", "v"), ("a", "\x01")])
+def test_properties_that_could_not_be_read_back(pair: tuple[str, str]) -> None:
+    with pytest.raises(MessageRefused, match="properties"):
+        first_message(properties=pa.array([[pair]], pa.map_(pa.string(), pa.string())))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary_view()])
+def test_kinds_of_bodies(kind: pa.DataType) -> None:
+    records = encode(pa.table({"body": pa.array([b"abc"], pa.binary()).cast(kind)}))
+    assert decode_record(bytes(records.encoded(0, 1)), "here").body == b"abc"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array(["a b"]),
+        pa.array([["a", "b"]]),
+        pa.array([["a", "b"]], pa.large_list(pa.string())),
+        pa.array(["a b"]).dictionary_encode(),
+    ],
+)
+def test_kinds_of_keys(keys: pa.Array) -> None:
+    assert first_message(keys=keys).keys == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "born", [pa.array([1234]), pa.array([1234], pa.timestamp("ms")), pa.array([1234567], pa.timestamp("us", "UTC"))]
+)
+def test_kinds_of_born_timestamps(born: pa.Array) -> None:
+    assert first_message(bornTimestamp=born).born_timestamp == 1234
+
+
+def test_tags_with_odd_but_harmless_characters() -> None:
+    for tag in ("1 2", "\xa0", "\u3000a", "Â"):
+        assert first_message(tags=pa.array([tag])).tags == tag
+
+
+@pytest.mark.parametrize("queue", [pa.array([2.0]), pa.array([2], pa.uint8()), pa.array([2]).dictionary_encode()])
+def test_kinds_of_integers(queue: pa.Array) -> None:
+    assert first_message(flag=queue).flag == 2
+
+
+def test_a_pandas_frame() -> None:
+    frame = pandas.DataFrame({"body": ["a", "b"], "tags": ["x", None], "flag": [1, 2]}, index=[7, 8])
+    records = encode(as_table(frame))
+    stored = [decode_record(bytes(records.encoded(row, row + 1)), "here") for row in range(2)]
+    assert [(one.body, one.tags, one.flag) for one in stored] == [(b"a", "x", 1), (b"b", None, 2)]
+
+
+def test_a_stream_of_batches() -> None:
+    table = pa.table({"body": ["a", "b"]})
+    assert as_table(table.to_reader()) == table
+
+
+@pytest.mark.parametrize("rows", [[{"body": b"x"}], {"body": [b"x"]}, "x", None])
+def test_what_is_no_table(rows: Any) -> None:
+    with pytest.raises(
+        InvalidColumns, match=r"append_table takes a pyarrow Table .* not \w+; pyarrow.Table.from_pylist"
+    ):
+        as_table(rows)
+
+
+def test_a_frame_that_arrow_does_not_take() -> None:
+    with pytest.raises(InvalidColumns, match="this DataFrame has no form as an Arrow table"):
+        as_table(pandas.DataFrame({"body": ["a", 5]}))
+
+
+def test_now_is_the_default_born_timestamp() -> None:
+    assert first_message().born_timestamp == 5
+
+
+def test_tags_among_the_properties_count_as_tags() -> None:
+    maps = pa.array([[("TAGS", "x")], [("TAGS", "x")], [], None], pa.map_(pa.string(), pa.string()))
+    records = encode(pa.table({"body": ["1", "2", "3", "4"], "properties": maps, "tags": [None, "y", "z", None]}))
+    assert records.tags_codes.tolist() == [java_hash_code("x"), java_hash_code("y"), java_hash_code("z"), 0]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(10_000, 5), (20, 500_000)])
+def test_checksums_of_more_bodies_than_are_taken_at_once(rows: int, size: int) -> None:
+    bodies = [f"{n}".ljust(size, "x").encode() for n in range(rows)]
+    crcs = encode(pa.table({"body": bodies}), max_message_size=size).headers["body_crc"]
+    assert crcs.tolist() == [zlib.crc32(body) & 0x7FFFFFFF for body in bodies]
+
+
+def test_pieces_keep_all_rows_in_order() -> None:
+    table = pa.table({"body": [f"{i:04d}" for i in range(1000)]})
+    for piece_bytes in (1, 100, 1 << 20):
+        assert pa.concat_tables(split(table, piece_bytes)) == table
+
+
+def test_pieces_of_few_rows() -> None:
+    table = pa.table({"body": ["x"] * 10})
+    assert [len(piece) for piece in split(table, max_rows=4)] == [4, 4, 2]
+
+
+def test_no_rows_are_no_pieces() -> None:
+    assert split(pa.table({"body": pa.array([], pa.binary())})) == []
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_slice_is_as_good_as_its_rows(nothing: str | None) -> None:
+    rows: list[dict[str, Any]] = [
+        {"body": b"b%d" % n, "tags": "t", "keys": f"k{n} l", "properties": [("a", f"{n}")], "shardingKey": "s"}
+        for n in range(6)
+    ]
+    rows[3] |= {"tags": nothing, "keys": nothing, "properties": [("b", nothing)], "shardingKey": nothing}
+    rows[4] |= {"properties": None}
+    kinds = pa.schema([("body", pa.binary()), *((name, pa.string()) for name in ("tags", "keys", "shardingKey"))])
+    kinds = kinds.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
+    sliced = encode(pa.Table.from_pylist(rows, kinds).slice(2, 3))
+    alone = encode(pa.Table.from_pylist(rows[2:5], kinds))
+    assert sliced.encoded(0, len(sliced)) == alone.encoded(0, len(alone))
+    assert sliced.tags_codes.tolist() == alone.tags_codes.tolist() == [java_hash_code("t"), 0, java_hash_code("t")]
+    assert sliced.key_hashes.tolist() == alone.key_hashes.tolist()
+    assert sliced.key_rows.tolist() == alone.key_rows.tolist() == [0, 0, 2, 2]

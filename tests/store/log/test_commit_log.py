@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import MessageRefused, PutStatus
+from store.format.layout import BLANK, MAGIC_BLANK
+from store.log.commit_log import CommitLog
+
+SIZE = 256
+
+
+def naive(begin: int, sizes: list[int]) -> tuple[list[int], int, list[int]]:
+    """RocketMQ's rule, one record after the other: physical offsets, end, blanks."""
+    at, offsets, blanks = begin, [], []
+    for size in sizes:
+        if size + 8 > SIZE - at % SIZE:
+            blanks.append(at)
+            at += SIZE - at % SIZE
+        offsets.append(at)
+        at += size
+    return offsets, at, blanks
+
+
+@given(
+    st.integers(0, 4 * SIZE).filter(lambda begin: begin % SIZE <= SIZE - 8),  # a record leaves room for the blank
+    st.lists(st.integers(91, SIZE - 8) | st.just(SIZE - 8), max_size=30),
+)
+def test_place_is_the_naive_loop(begin: int, sizes: list[int]) -> None:
+    placement = CommitLog(Path("unused"), SIZE, writable=False).place(begin, np.array(sizes, np.int64))
+    offsets, end, blanks = naive(begin, sizes)
+    assert placement.physical_offsets.tolist() == offsets
+    assert placement.end == end
+    assert placement.blanks == blanks
+    covered = []
+    for first, last in placement.runs:
+        at = offsets[first]
+        assert at // SIZE == (at + sum(sizes[first:last]) - 1) // SIZE, "a run stays in one segment"
+        covered += range(first, last)
+    assert covered == list(range(len(sizes)))
+
+
+def test_a_record_larger_than_a_segment_is_refused() -> None:
+    log = CommitLog(Path("unused"), SIZE, writable=False)
+    log.place(0, np.array([SIZE - 8]))
+    with pytest.raises(
+        MessageRefused, match=r"249 bytes fits no commit log segment of 256 .* larger mapped"
+    ) as refused:
+        log.place(0, np.array([91, SIZE - 7]))
+    assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+
+
+def test_write_fills_segments_and_blanks_their_ends(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path, SIZE, writable=True)
+    records = [b"\1" * 100, b"\2" * 120, b"\3" * 200]
+    placement = log.place(0, np.array([len(record) for record in records]))
+    log.write(placement, lambda first, last: memoryview(b"".join(records[first:last])))
+    assert log.segments.starts() == [0, SIZE]
+    assert log.segments.read(0, 220) == b"\1" * 100 + b"\2" * 120
+    blank = np.frombuffer(log.segments.read(220, 8), BLANK)[0]
+    assert blank.item() == (SIZE - 220, MAGIC_BLANK)
+    assert log.segments.read(SIZE, 201) == b"\3" * 200 + b"\0"
+    assert log.next_segment(0) == log.next_segment(255) == SIZE
+    assert log.min_offset() == 0
+
+
+def test_an_empty_log_begins_at_0(tmp_path: Path) -> None:
+    assert CommitLog(tmp_path, SIZE, writable=False).min_offset() == 0

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import CorruptSegment, OffsetLost
+from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE, segment_name
+from store.log.consume_queue import ConsumeQueue, Entries
+
+PER_FILE = 10
+
+
+def queue(root: Path, per_file: int = PER_FILE) -> ConsumeQueue:
+    return ConsumeQueue(root, "t", 0, per_file * CQ_ENTRY.itemsize, writable=True)
+
+
+def entries(first: int, last: int, size: int = 100) -> Entries:
+    """Entries [first, last) of a queue whose records of 100 bytes fill a log without gaps."""
+    made = np.zeros(last - first, CQ_ENTRY)
+    made["physical_offset"] = np.arange(first, last) * size
+    made["size"] = size
+    made["tags_code"] = np.arange(first, last)
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(written=st.integers(0, 45), published=st.integers(0, 45), known=st.integers(0, 45))
+def test_the_tail_is_where_the_log_ends(
+    written: int, published: int, known: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    it = queue(tmp_path_factory.mktemp("queue"))
+    it.write(0, entries(0, written))
+    assert it.tail(known * 100) == min(written, known)
+    tail = min(written, published)
+    assert it.tail(published * 100) == tail
+    assert it.tail(published * 100 + 99) == tail
+
+
+@settings(max_examples=60, deadline=None)
+@given(start=st.integers(0, 3 * PER_FILE), count=st.integers(1, 2 * PER_FILE))
+def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As RocketMQ does, a first file that begins before the first entry is filled with pre-blank ones."""
+    it = queue(tmp_path_factory.mktemp("queue"))
+    it.begin_at(start, 1)
+    it.write(start, entries(start, start + count))
+    confirm = (start + count) * 100
+    assert it.first() == start - start % PER_FILE
+    assert it.tail(confirm) == start + count
+    assert it.head(0, start + count) == start
+    assert it.head((start + 1) * 100, start + count) == start + 1
+    assert it.head(confirm, start + count) == start + count
+    blanks = it.entries(it.first(), start)
+    assert (blanks["size"] == CQ_PRE_BLANK_SIZE).all()
+    assert it.entries(start, start + count).tobytes() == entries(start, start + count).tobytes()
+
+
+def test_without_files_it_is_empty(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    assert (it.first(), it.tail(1000), it.head(0, 0)) == (0, 0, 0)
+    assert len(it.entries(3, 3)) == 0
+    it.truncate(0)
+    with pytest.raises(OffsetLost):
+        it.entries(0, 1)
+
+
+def files(root: Path) -> list[int]:
+    """Queue offset of the first entry of each file."""
+    return sorted(int(file.name) // CQ_ENTRY.itemsize for file in (root / "consumequeue/t/0").iterdir())
+
+
+def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 35))
+    it.truncate(12)
+    assert it.tail(1 << 40) == 12
+    assert it.entries(0, 12).tobytes() == entries(0, 12).tobytes()
+    assert it.entries(12, 20).tobytes() == bytes(8 * CQ_ENTRY.itemsize)
+    assert files(tmp_path) == [0, 10], "RocketMQ counts the first entry of a last file that is empty"
+
+
+@pytest.mark.parametrize("tail", [0, 10, 20, 30])
+def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> None:
+    """Also the only one; and who has one open reads and writes in the one that comes after it."""
+    it, other, writer = queue(tmp_path), queue(tmp_path), queue(tmp_path)
+    it.write(0, entries(0, 35))
+    for each in (other, writer):
+        assert each.tail(3500) == 35
+        assert len(each.entries(0, 35)) == 35
+    it.truncate(tail)
+    assert files(tmp_path) == list(range(0, tail, 10))
+    assert other.tail(3500) == tail
+    writer.write(tail, entries(tail, 38))
+    for each in (it, other, writer):
+        assert each.entries(0, 38).tobytes() == entries(0, 38).tobytes()
+        assert each.tail(3800) == 38
+
+
+def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 25))
+    it.expire(2000)
+    it.truncate(20)
+    for each in (it, queue(tmp_path)):
+        assert each.tail(1 << 40) == 20
+        assert each.head(2000, 20) == 20
+    it.write(20, entries(20, 22))
+    assert (it.head(2000, 22), it.tail(2200)) == (20, 22)
+
+
+@pytest.mark.parametrize("cut", range(CQ_ENTRY.itemsize))
+def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 7))
+    torn = bytearray(entries(7, 8, size=1 << 20).tobytes())  # every byte of its size may matter
+    torn[cut:] = bytes(len(torn) - cut)
+    with (tmp_path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:
+        file.seek(7 * CQ_ENTRY.itemsize)
+        file.write(torn)
+    assert it.tail(700) == 7
+
+
+def test_a_file_missing_in_the_middle(tmp_path: Path) -> None:
+    queue(tmp_path).write(0, entries(0, 45))
+    (tmp_path / "consumequeue/t/0" / segment_name(2 * PER_FILE * CQ_ENTRY.itemsize)).unlink()
+    with pytest.raises(CorruptSegment, match=r"t/0: no file for bytes 400 to 600; close the store everywhere, move"):
+        queue(tmp_path).tail(4500)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 10))
+    os.truncate(tmp_path / "consumequeue/t/0" / segment_name(0), 50)
+    with pytest.raises(CorruptSegment, match=r"t/0/0+: 50 bytes, but segments of this store have 200; restore"):
+        it.entries(0, 10)
+
+
+@pytest.mark.parametrize("known", [0, 3, 20, 27, 35])
+def test_a_tail_known_before_retention_took_its_file(tmp_path: Path, known: int) -> None:
+    it, other = queue(tmp_path), queue(tmp_path)
+    it.write(0, entries(0, 35))
+    assert other.tail(known * 100) == known
+    gone = it.expire(2200)
+    assert [Path(path).name for path, _ in gone] == [segment_name(0), segment_name(PER_FILE * CQ_ENTRY.itemsize)]
+    for each in (it, other, queue(tmp_path)):
+        assert each.tail(3500) == 35
+        assert each.head(2200, 35) == 22
+        assert each.first() == 20
+        with pytest.raises(OffsetLost):
+            each.entries(19, 25)
+
+
+@pytest.mark.parametrize(
+    ("written", "min_offset", "first"),
+    [(30, 3000, 20), (31, 3100, 30), (35, 900, 0), (35, 901, 10), (35, 1900, 10), (35, 1901, 20), (5, 500, 0)],
+)
+def test_files_go_when_their_last_record_went_and_the_last_file_stays(
+    tmp_path: Path, written: int, min_offset: int, first: int
+) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, written))
+    it.expire(min_offset)
+    assert it.first() == first
+    assert it.tail(written * 100) == written
+
+
+def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 25))
+    it.truncate(5)
+    assert it.expire(1 << 40) == []
+    assert it.tail(500) == 5
+
+
+_PATIENCE = 60.0  # seconds, for what has to happen
+_STRADDLING = [index for index in range(300_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]
+"""Indices of entries whose physical offset stands on one page and whose size on the next."""
+
+
+def _write_straddling(root: str, turn: Synchronized[int]) -> None:
+    it = queue(Path(root), _STRADDLING[-1] + 1)
+    deadline = time.monotonic() + _PATIENCE
+    for number, index in enumerate(_STRADDLING):
+        while turn.value < number:
+            assert time.monotonic() < deadline, "whoever looks has gone"
+        it.write(index, entries(index, index + 1))
+
+
+def test_an_entry_seen_while_it_is_written_does_not_count_too_early() -> None:
+    """A read is not atomic against a write across two pages: it may see the size without the offset.
+
+    On a memory file system, where that happens most."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as root:
+        it = queue(Path(root), _STRADDLING[-1] + 1)
+        fork = multiprocessing.get_context("fork")
+        turn = fork.Value("l", -1, lock=False)
+        writer = fork.Process(target=_write_straddling, args=(root, turn))
+        writer.start()
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            first = 0
+            for number, index in enumerate(_STRADDLING):
+                it.write(first, entries(first, index))
+                confirm_offset, first = index * 100, index + 1
+                turn.value = number
+                tails = {it.tail(confirm_offset) for _ in range(10)}
+                while it.entries(index, first)["physical_offset"][0] == 0:
+                    assert time.monotonic() < deadline, "the writer does not write"
+                    tails.add(it.tail(confirm_offset))
+                assert tails == {index}
+        finally:
+            writer.terminate()
+            writer.join()

@@ -1,0 +1,147 @@
+"""The log walked as RocketMQ's recovery walks it, and the queue entries that follow from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import Message, MessageStore, StoreConfig
+from store.format.java_hash import java_hash_code
+from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
+from store.log.commit_log import CommitLog
+from store.log.dispatch import queue_entries, walk
+from tests.store.read.test_golden import GOLDEN, NAMES
+
+SIZE = 4096
+
+
+def log_of(path: Path) -> CommitLog:
+    return CommitLog(path, SIZE, writable=False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Twelve messages of 1,000 bytes, three a segment."""
+    config = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes([65 + n]) * 1000, tags=f"tag{n}") for n in range(12)])
+    return tmp_path
+
+
+def starts(path: Path) -> list[int]:
+    return [int(offset) for chunk in walk(log_of(path), 0) for offset in chunk.offsets]
+
+
+def test_every_record_is_walked(path: Path) -> None:
+    chunks = list(walk(log_of(path), 0))
+    assert len(starts(path)) == 12
+    with MessageStore.open(path, read_only=True) as store:
+        assert chunks[-1].end == store.confirm_offset
+    assert list(walk(log_of(path), chunks[-1].end)) == []
+    assert sum(len(chunk.records) for chunk in walk(log_of(path), starts(path)[5])) == 7
+
+
+def test_nothing_is_walked_without_a_log(tmp_path: Path) -> None:
+    assert list(walk(log_of(tmp_path), 0)) == []
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_ends_the_log_there_or_was_not_covered(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    with MessageStore.open(folder, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
+        store.create_topic("t", 1)
+        for _ in range(3):
+            store.put(Message("t", b"body", tags="x"))
+    before = starts(folder)
+    position = data.draw(st.integers(0, 3 * (before[1]) - 1))
+    file = folder / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    content[position] ^= data.draw(st.integers(1, 255))
+    file.write_bytes(content)
+    after = starts(folder)
+    hit = position // before[1]
+    assert after in (before, before[:hit])
+    for chunk in walk(log_of(folder), 0):
+        for topic, _, _, _ in queue_entries(chunk):
+            assert "/" not in topic
+
+
+@pytest.mark.parametrize("topic", [b"../../etc", b"/", b"..", b"\xff\xff"])
+def test_a_topic_that_is_no_name_ends_the_log(tmp_path: Path, topic: bytes) -> None:
+    """No CRC covers it, and it becomes a folder."""
+    with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
+        store.create_topic("t" * len(topic), 1)
+        store.put(Message("t" * len(topic), b"body"))
+    file = tmp_path / "commitlog" / segment_name(0)
+    file.write_bytes(file.read_bytes().replace(b"t" * len(topic), topic))
+    assert starts(tmp_path) == []
+
+
+def test_entries_are_those_that_the_append_wrote(path: Path) -> None:
+    found: dict[int, bytes] = {0: b"", 1: b""}
+    for chunk in walk(log_of(path), 0):
+        for topic, queue_id, offsets, entries in queue_entries(chunk):
+            assert topic == "t"
+            assert offsets.tolist() == list(
+                range(len(found[queue_id]) // 20, len(found[queue_id]) // 20 + len(entries))
+            )
+            found[queue_id] += entries.tobytes()
+    for queue_id, entries in found.items():
+        file = path / f"consumequeue/t/{queue_id}" / segment_name(0)
+        assert file.read_bytes() == entries.ljust(200, b"\0")
+        assert np.frombuffer(entries, CQ_ENTRY)["tags_code"].tolist() == [
+            java_hash_code(f"tag{n}") for n in range(queue_id, 12, 2)
+        ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_are_those_that_rocketmq_wrote(name: str) -> None:
+    """All of them, byte for byte; where it wrote addresses of a queue extension, ours are the hashes themselves."""
+    for chunk in walk(log_of(GOLDEN / name), 0):
+        for topic, queue_id, offsets, entries in queue_entries(chunk):
+            for offset, entry in zip(offsets.tolist(), entries, strict=True):
+                start, position = offset * 20 // 200 * 200, offset * 20 % 200
+                file = GOLDEN / name / "consumequeue" / topic / str(queue_id) / segment_name(start)
+                theirs = np.frombuffer(file.read_bytes(), CQ_ENTRY)[position // 20]
+                assert entry["physical_offset"] == theirs["physical_offset"]
+                assert entry["size"] == theirs["size"]
+                assert entry["tags_code"] == theirs["tags_code"] or name == "queue-extension-5.3"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_entry_of_rocketmq_is_missing(name: str) -> None:
+    ours = {
+        (topic, queue_id, int(offset))
+        for chunk in walk(log_of(GOLDEN / name), 0)
+        for topic, queue_id, offsets, _ in queue_entries(chunk)
+        for offset in offsets
+    }
+    theirs = set()
+    for file in (GOLDEN / name / "consumequeue").glob("*/*/*"):
+        entries = np.frombuffer(file.read_bytes(), CQ_ENTRY)
+        topic, queue_id = file.parts[-3], int(file.parts[-2])
+        theirs |= {(topic, queue_id, int(file.name) // 20 + int(n)) for n in np.flatnonzero(entries["size"] > 0)}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(("with_crc", "found"), [(True, 1), (False, 3)])
+def test_a_property_crc_covers_the_header(tmp_path: Path, with_crc: bool, found: int) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(enabledAppendPropCRC=with_crc)) as store:
+        store.create_topic("t", 1)
+        second = store.put_many([Message("t", b"body", "tag") for _ in range(3)])[1].physical_offset
+        assert [message.properties for message in store.get_message("g", "t", 0, 0).messages] == [{"TAGS": "tag"}] * 3
+        path = tmp_path / "commitlog" / segment_name(0)
+        with path.open("r+b") as file:
+            file.seek(second + field_offset(RECORD_HEADER, "flag"))
+            file.write(b"\1")
+        log = CommitLog(tmp_path, store.config.mappedFileSizeCommitLog, writable=False)
+        assert sum(len(chunk.records) for chunk in walk(log, 0)) == found
+        assert sum(len(chunk.records) for chunk in walk(log, 0, check_crc=False)) == 3

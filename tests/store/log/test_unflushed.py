@@ -1,0 +1,143 @@
+"""A flush brings what was appended since the last one to the device, whoever appended it, and touches nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.format.layout import ABORT_FILE, WATERMARK_FILE
+from store.publish.watermark import Watermark
+from tests.end_to_end.test_kill import bodies, check_log
+
+QUEUES = 300  # more than files are kept open
+CONFIG = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("many")
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic("t", QUEUES)
+        store.put_many([Message("t", b"0", queue_id=queue) for queue in range(QUEUES)])
+    return path
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The files that were flushed, by name; removes what it is asked for."""
+    if sys.platform != "linux":
+        pytest.skip("names of open files are read from /proc")
+    names: set[str] = set()
+    flush: Callable[[int], None] = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        names.add(os.readlink(f"/proc/self/fd/{fd}"))
+        flush(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return names
+
+
+def queue_files(names: set[str]) -> set[int]:
+    """Of which queues there are files among some."""
+    return {int(Path(name).parent.name) for name in names if "/consumequeue/" in name}
+
+
+def put(store: MessageStore, queues: list[int]) -> None:
+    store.put_many([Message("t", b"x" * 200, queue_id=queue) for queue in queues])
+
+
+def test_only_what_is_new(built: Path, flushed: set[str]) -> None:
+    with MessageStore.open(built) as store:
+        for queues in ([7], [7, 250], list(range(0, QUEUES, 10))):
+            put(store, queues)
+            flushed.clear()
+            store.flush()
+            assert queue_files(flushed) == set(queues)
+            others = {Path(name).parent.name for name in flushed if "/consumequeue/" not in name}
+            assert others == {"commitlog", built.name}
+        flushed.clear()
+        store.flush()
+        assert not flushed
+
+
+def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> None:
+    """Two stores take turns at random, and so do their flushes."""
+    choose = random.Random(7)
+    with MessageStore.open(built) as one, MessageStore.open(built) as two:
+        new: set[int] = set()
+        for _ in range(150):
+            queues = choose.sample(range(QUEUES), choose.randint(1, 5))
+            put(choose.choice((one, two)), queues)
+            new.update(queues)
+            if choose.random() < 0.2:
+                flushed.clear()
+                choose.choice((one, two)).flush()
+                assert queue_files(flushed) == new
+                assert Watermark(built, writable=False).flushed_offset == one.confirm_offset
+                new.clear()
+
+
+def test_much_that_others_put(built: Path, flushed: set[str]) -> None:
+    """More log than there are queues to flush: all are. Less than it takes to find out: those that it names."""
+    config = StoreConfig(mappedFileSizeCommitLog=8 << 20, mappedFileSizeConsumeQueue=2000)
+    path = built.parent / "few"
+    with MessageStore.open(path, config=config) as one, MessageStore.open(path) as two:
+        two.create_topic("t", 4)
+        for megabytes, queues in (1, {3}), (5, {0, 1, 2, 3}), (0, {3}):
+            two.put_many([Message("t", b"x", queue_id=queue) for queue in range(4)])
+            two.flush()
+            two.put_many([Message("t", bytes(1 << 20), queue_id=3) for _ in range(megabytes)])
+            one.put(Message("t", b"x", queue_id=3))
+            flushed.clear()
+            one.flush()
+            assert queue_files(flushed) == queues
+            assert Watermark(path, writable=False).flushed_offset == one.confirm_offset
+
+
+def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) -> None:
+    with MessageStore.open(built) as store:
+        before = bodies(store)
+        with MessageStore.open(built) as other:
+            begin = other.confirm_offset
+            put(other, [1, 2, 299, 2])
+            end = other.confirm_offset
+        watermark = Watermark(built, writable=True)
+        watermark.announce(end, watermark.store_timestamp)
+        watermark.publish(begin)
+        put(store, [299])
+        after = bodies(store)
+        offset = store.max_offset("t", 299) - 1
+    assert after == {**before, (299, offset): b"x" * 200}
+    check_log(built, len(after))
+
+
+def test_files_that_are_open_at_a_time(built: Path) -> None:
+    """Also while queues are recovered: a process has no more than 1,024 descriptors as a rule."""
+    if sys.platform != "linux":
+        pytest.skip("open files are counted in /proc")
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    with MessageStore.open(built) as store:
+        for queue in range(QUEUES):
+            store.offsets("t", queue)
+        put(store, list(range(QUEUES)))
+        store.flush()
+        assert 200 < count() - before < 300
+    assert count() <= before
+    (built / WATERMARK_FILE).unlink()
+    (built / ABORT_FILE).touch()
+    MessageStore.open(built).close()
+    assert count() <= before
+    with MessageStore.open(built, read_only=True) as reader:
+        messages = len(bodies(reader))
+    check_log(built, messages)

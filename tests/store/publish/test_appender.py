@@ -1,0 +1,157 @@
+"""What an append leaves behind when it does not come to its end, and who may see what of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageRefused, MessageStore, StoreConfig
+from store.format.layout import ABORT_FILE
+from store.publish.watermark import Watermark
+from tests.end_to_end.test_kill import bodies, check_log
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", f"{n}".encode(), queue_id=n % 2) for n in range(10)])
+    return tmp_path
+
+
+def dead_append(path: Path, *, announced: int) -> None:
+    """Bytes as a writer leaves them that died after it announced `announced` bytes and wrote records and entries."""
+    with MessageStore.open(path) as other:
+        before = other.confirm_offset
+        other.put_many([Message("t", b"dead" * 20, queue_id=n % 2) for n in range(announced // 500)])
+        after = other.confirm_offset
+    watermark = Watermark(path, writable=True)
+    watermark.announce(max(after, before + announced), watermark.store_timestamp)
+    watermark.publish(before)
+    (path / ABORT_FILE).touch()
+
+
+@pytest.mark.parametrize("announced", [1, 600, 5000, 20_000])
+def test_the_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+        dead_append(path, announced=announced)
+        assert bodies(reader) == before
+        with MessageStore.open(path) as store:
+            assert bodies(store) == before
+            for n in range(10, 60):  # grows over everything that the dead one wrote
+                store.put(Message("t", f"{n}".encode(), queue_id=n % 2))
+        after = bodies(reader)
+    assert after == {(n % 2, n // 2): f"{n}".encode() for n in range(60)}
+    check_log(path, 60)
+
+
+def test_closing_undoes_it_too(path: Path) -> None:
+    """So that RocketMQ, which does not know the watermark, finds nothing of it."""
+    dead_append(path, announced=5000)
+    MessageStore.open(path).close()
+    check_log(path, 10)
+    assert not (path / "abort").exists()
+
+
+def test_two_stores_in_turns_keep_their_offsets_dense(path: Path) -> None:
+    with MessageStore.open(path) as one, MessageStore.open(path) as two:
+        for n in range(10, 100):
+            result = (one, two)[n % 3 == 0].put(Message("t", f"{n}".encode(), queue_id=n % 2))
+            assert result.queue_offset == n // 2
+    check_log(path, 100)
+
+
+def test_many_threads_on_one_store(path: Path) -> None:
+    def work(name: int) -> None:
+        for n in range(30):
+            store.put(Message("t", f"{name}-{n}".encode()))
+            store.append_table("t", pa.table({"body": [f"{name}+{n}"] * 2}))
+
+    with MessageStore.open(path) as store:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = sorted(bodies(store).values())
+    expected = [f"{n}" for n in range(10)]
+    expected += [body for name in range(4) for n in range(30) for body in (f"{name}-{n}", *[f"{name}+{n}"] * 2)]
+    assert found == sorted(body.encode() for body in expected)
+    check_log(path, len(expected))
+
+
+def test_store_timestamps_never_step_back(path: Path) -> None:
+    """Whatever the clock does: it is ahead by an hour here, and then right again."""
+    with MessageStore.open(path) as store:
+        watermark = Watermark(path, writable=True)
+        ahead = watermark.store_timestamp + 3_600_000
+        watermark.announce(store.confirm_offset, ahead)
+        offset = store.put(Message("t", b"", queue_id=0)).queue_offset
+        assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
+
+
+def test_one_wrong_clock_does_not_count_for_ever(path: Path) -> None:
+    """It was 325 years ahead for a moment. Searches by time find what was put before and after."""
+    with MessageStore.open(path) as store:
+        watermark = Watermark(path, writable=True)
+        right = watermark.store_timestamp
+        watermark.announce(store.confirm_offset, right + 325 * 365 * 86_400_000)
+        with pytest.warns(RuntimeWarning, match=r"10,249,200,\d\d\d s later than this machine's clock says now"):
+            store.put(Message("t", b"wrong", queue_id=0))
+        offsets = [store.put(Message("t", b"", queue_id=0)).queue_offset for _ in range(20)]
+        times = [store.get_message("g", "t", 0, offset).messages[0].store_timestamp for offset in offsets]
+        assert times == sorted(times)
+        assert right <= times[0] < right + 3_600_000
+        assert store.offset_by_time("t", 0, times[0]) <= offsets[0]
+        assert store.offset_by_time("t", 0, times[-1] + 1) == offsets[-1] + 1
+
+
+def test_one_append_of_more_than_one_write(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        sent = [bytes([n]) * (4 << 20) for n in range(10)]
+        store.put_many([Message("t", body) for body in sent])
+        assert [body for batch in store.scan("t", 0, 0, 10) for body in batch["body"].to_pylist()] == sent
+
+
+@pytest.mark.parametrize(
+    ("config", "body", "message"),
+    [
+        (StoreConfig(maxMessageSize=8), b"too large", "a body of 9 bytes, at most 8"),
+        (StoreConfig(mappedFileSizeCommitLog=1 << 20), bytes(1 << 20), "fits no commit log segment"),
+    ],
+)
+def test_a_table_that_fails_late_is_appended_up_to_that_piece(
+    tmp_path: Path, config: StoreConfig, body: bytes, message: str
+) -> None:
+    """Whether its encoding or its append fails; and nobody works on after that."""
+    bodies = [b"fits"] * 60_000
+    bodies[55_000] = body
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("t", 1)
+        with pytest.raises(MessageRefused, match=message):
+            store.append_table("t", pa.table({"body": pa.array(bodies, pa.binary())}))
+        appended = store.max_offset("t", 0)
+        assert 0 < appended < 55_000
+        assert sum(batch.num_rows for batch in store.scan("t", 0, 0, appended)) == appended
+        assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
+        assert store.put(Message("t", b"next")).queue_offset == appended
+
+
+def test_a_table_of_many_pieces_is_one_sequence(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 3)
+        table = pa.table({"body": pa.array([n.to_bytes(4, "big") * 2500 for n in range(8000)], pa.binary())})
+        result = store.append_table("t", table)  # 80 MB: some appends
+        for queue_id in range(3):
+            rows = np.flatnonzero(result.queue_ids == queue_id)
+            assert result.queue_offsets[rows].tolist() == list(range(len(range(queue_id, 8000, 3))))
+            (batch,) = store.scan("t", queue_id, 2000, 2001, columns=("body",))
+            assert batch["body"][0].as_py() == int(rows[2000]).to_bytes(4, "big") * 2500

@@ -1,0 +1,243 @@
+"""A device that does not take what is flushed: once is enough."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from store import FlushFailed, Message, MessageStore, StoreConfig
+from store.files.checkpoint import read_checkpoint
+from store.publish.watermark import Watermark
+from tests.end_to_end.test_kill import ROOT, bodies, check_log
+
+NEVER = 3_600_000
+CONFIG = StoreConfig(
+    mappedFileSizeCommitLog=4096,
+    mappedFileSizeConsumeQueue=200,
+    maxHashSlotNum=100,
+    maxIndexNum=40,
+    flushIntervalCommitLog=NEVER,
+)
+SYNC = StoreConfig(
+    mappedFileSizeCommitLog=4096,
+    mappedFileSizeConsumeQueue=200,
+    flushIntervalCommitLog=NEVER,
+    flushDiskType="SYNC_FLUSH",
+)
+PUT = """
+import sys
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    store.put(Message("t", b"from another process"))
+"""
+
+
+class Device:
+    """The system's flushes. The one with number `fails` does not succeed; the pages count as clean all the same."""
+
+    def __init__(self) -> None:
+        self.flushes = 0
+        self.fails = -1
+        self.code = errno.EIO
+        self.failed = ""
+        self._flush = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+
+    def take(self, name: str, fd: int) -> None:
+        self.flushes += 1
+        if self.flushes == self.fails:
+            self.failed = os.readlink(f"/proc/self/fd/{fd}")
+            raise OSError(self.code, os.strerror(self.code))
+        self._flush[name](fd)
+
+    def fail(self, number: int) -> None:
+        self.flushes, self.fails, self.failed = 0, number, ""
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    if sys.platform != "linux":
+        pytest.skip("names of open files are read from /proc")
+    device = Device()
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd, name=name: device.take(name, fd))
+    return device
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", f"{n}".encode(), queue_id=n % 2, keys=f"k{n}") for n in range(10)])
+    return tmp_path
+
+
+def put(store: MessageStore, first: int, last: int) -> None:
+    store.put_many([Message("t", f"{n}".encode(), queue_id=n % 2, keys=f"k{n}") for n in range(first, last)])
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_each_flush_may_be_the_one_that_fails(path: Path, device: Device, number: int) -> None:
+    """From the log to the watermark: appends are refused from then on, whatever the device does later."""
+    device.code = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[number % 3]
+    store = MessageStore.open(path)
+    put(store, 10, 50)
+    offset, checkpoint = Watermark(path, writable=False).flushed_offset, read_checkpoint(path)
+    device.fail(number)
+    with pytest.raises(FlushFailed, match=os.strerror(device.code)) as failure:
+        store.flush()
+    assert device.failed in str(failure.value)
+    if not device.failed.endswith("watermark"):
+        assert Watermark(path, writable=False).flushed_offset == offset
+    assert read_checkpoint(path) == checkpoint
+    for verb in (store.flush, store.clean, lambda: put(store, 0, 1), store.flush, store.close):
+        with pytest.raises(FlushFailed, match=r"close the store in all processes, and open it anew for writing"):
+            verb()
+    assert (path / "abort").exists()
+    with MessageStore.open(path, read_only=True) as reader:
+        assert len(bodies(reader)) == 50, "readers go on"
+    with MessageStore.open(path) as again:
+        put(again, 50, 51)
+        found = bodies(again)
+    assert not (path / "abort").exists()
+    assert found == {(n % 2, n // 2): f"{n}".encode() for n in range(51)}
+    check_log(path, 51)
+
+
+def test_a_put_that_is_not_flushed_is_not_acknowledged(path: Path, device: Device) -> None:
+    store = MessageStore.open(path, config=SYNC)
+    confirm = store.confirm_offset
+    device.fail(1)
+    for reason in ("Input/output error", "open it anew for writing"):
+        with pytest.raises(FlushFailed, match=reason):
+            store.put(Message("t", b"x"))
+        assert store.confirm_offset == confirm
+    with pytest.raises(FlushFailed):
+        store.close()
+
+
+def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Device) -> None:
+    for number in (1, 2, 3):
+        store = MessageStore.open(path)
+        confirm = store.confirm_offset
+        device.fail(number)
+        with pytest.raises(FlushFailed):
+            store.put(Message("t", bytes(3900)))
+        assert store.confirm_offset == confirm
+        with pytest.raises(FlushFailed):
+            store.close()
+        with MessageStore.open(path) as again:
+            again.put(Message("t", b"again"))
+
+
+def test_other_processes_learn_of_it(path: Path, device: Device) -> None:
+    arguments = [sys.executable, "-c", PUT, str(path)]
+    other = subprocess.Popen(
+        arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    store = MessageStore.open(path)
+    put(store, 10, 11)
+    device.fail(1)
+    with pytest.raises(FlushFailed):
+        store.close()
+    with pytest.raises(FlushFailed, match="close the store in all processes"):
+        MessageStore.open(path)
+    _, errors = other.communicate("\n")
+    assert "FlushFailed" in errors
+    assert "commitlog" in errors
+    assert (path / "abort").exists()
+    with MessageStore.open(path) as again:
+        assert len(bodies(again)) == 11
+
+
+def test_what_was_behind_the_flushed_offset_is_written_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes pages whose writing failed for clean, so that another flush alone brings nothing to the device.
+
+    The device of this test has of each file what was written since it was flushed last, and a failed flush drops that.
+    """
+    if sys.platform != "linux":
+        pytest.skip("names of open files are read from /proc")
+    real_write, real_flush, broken = os.pwrite, os.fdatasync, [True]
+    written: dict[str, set[int]] = {}
+    on_device: dict[str, set[int]] = {}
+
+    def name(fd: int) -> str:
+        return os.readlink(f"/proc/self/fd/{fd}")
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        written.setdefault(name(fd), set()).update(range(position, position + len(data)))
+        return real_write(fd, data, position)
+
+    def flush(fd: int) -> None:
+        dirty = written.pop(name(fd), set())
+        if broken[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        on_device.setdefault(name(fd), set()).update(dirty)
+        real_flush(fd)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    store = MessageStore.open(path)
+    begin = store.confirm_offset
+    put(store, 10, 20)
+    end = store.confirm_offset
+    with pytest.raises(FlushFailed):
+        store.close()
+    assert not on_device
+    broken[0] = False
+    MessageStore.open(path).close()
+    assert end < 4096, "one segment"
+    (log,) = (path / "commitlog").iterdir()
+    assert on_device[str(log)] >= set(range(begin, end))
+    for queue in range(2):
+        (entries,) = (path / "consumequeue" / "t" / str(queue)).iterdir()
+        assert on_device[str(entries)] >= set(range(5 * 20, 10 * 20))
+
+
+def test_the_background_goes_on_after_a_moment_without_descriptors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"first"))
+        wait(lambda: Watermark(tmp_path, writable=False).flushed_offset == store.confirm_offset)
+        watermark = Watermark(tmp_path, writable=False)
+        open_files = [int(fd) for fd in os.listdir("/proc/self/fd")]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_files) + 1, hard))
+        fill = []
+        try:
+            with suppress(OSError):
+                while True:
+                    fill.append(os.open(os.devnull, os.O_RDONLY))
+            store.put(Message("t", b"put while there is no descriptor left"))
+            wait(lambda: "Too many open files" in caplog.text)
+        finally:
+            for fd in fill:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert "mq-flush" in [thread.name for thread in threading.enumerate()]
+        store.put(Message("t", b"put afterwards"))
+        wait(lambda: watermark.flushed_offset == store.confirm_offset)
+        assert caplog.text.count("nothing is flushed") == 1
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

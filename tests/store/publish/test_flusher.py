@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreClosed, StoreConfig
+from store.files.checkpoint import read_checkpoint
+from store.publish.watermark import Watermark
+
+SMALL = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
+
+
+def flushed(path: Path) -> int:
+    return Watermark(path, writable=False).flushed_offset
+
+
+def test_nothing_is_flushed_before_its_time(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic("t", 2)
+        store.put(Message("t", b"x"))
+        assert flushed(tmp_path) == 0
+        store.flush()
+        assert flushed(tmp_path) == store.confirm_offset
+        store.put(Message("t", b"x"))
+        assert flushed(tmp_path) < store.confirm_offset
+        confirm = store.confirm_offset
+    assert flushed(tmp_path) == confirm, "closing flushes"
+
+
+def test_threads_that_append_for_the_first_time_at_once_share_one_in_the_background(tmp_path: Path) -> None:
+    threads, interval = 8, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for n in range(10):
+            with MessageStore.open(tmp_path / str(n)) as store, ThreadPoolExecutor(threads) as pool:
+                store.create_topic("t", 1)
+                together = threading.Barrier(threads)
+                list(pool.map(lambda _, s=store, t=together: (t.wait(), s.put(Message("t", b"x"))), range(threads)))
+                assert [thread.name for thread in threading.enumerate()].count("mq-flush") == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_closing_while_another_thread_appends_for_the_first_time(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(100):
+                store, together = MessageStore.open(tmp_path), threading.Barrier(2)
+                put = pool.submit(lambda s=store, t=together: (t.wait(), s.put(Message("t", b"x"))))
+                together.wait()
+                store.close()
+                assert put.exception() is None or isinstance(put.exception(), StoreClosed)
+                assert not (tmp_path / "abort").exists()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_the_background_catches_up(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=1)) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes(500)) for _ in range(20)])
+        deadline = time.monotonic() + 30
+        while flushed(tmp_path) < store.confirm_offset and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert flushed(tmp_path) == store.confirm_offset
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_another_process_messages_are_flushed_as_well(tmp_path: Path, flush: str) -> None:
+    config = StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000, flushDiskType=flush)
+    with MessageStore.open(tmp_path, config=config) as one, MessageStore.open(tmp_path, config=config) as two:
+        one.create_topic("t", 2)
+        for n in range(30):
+            (one, two)[n % 2].put(Message("t", bytes(200)))
+        two.flush()
+        assert flushed(tmp_path) == one.confirm_offset
+
+
+def test_the_checkpoint_follows(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic("t", 1)
+        assert read_checkpoint(tmp_path) is None
+        store.put(Message("t", b"x"))
+        store.flush()
+        assert read_checkpoint(tmp_path) == store.get_message("g", "t", 0, 0).messages[0].store_timestamp

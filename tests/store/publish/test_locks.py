@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from store import MessageStore, StoreLocked
+from store.publish import locks
+from store.publish.locks import StoreLock
+
+# A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
+BROKER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Path]:
+    """A store's directory while another process holds it as a broker does."""
+    MessageStore.open(tmp_path).close()
+    process = subprocess.Popen(
+        [sys.executable, "-c", BROKER, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"locked\n"
+    yield tmp_path
+    process.communicate(b"")
+
+
+def test_a_directory_that_a_broker_holds(broker: Path) -> None:
+    before = sorted(broker.iterdir())
+    message = rf"{broker}: locked by a running RocketMQ broker .* stop the broker, or open the .* read_only=True"
+    with pytest.raises(StoreLocked, match=message):
+        MessageStore.open(broker)
+    assert sorted(broker.iterdir()) == before
+    MessageStore.open(broker, read_only=True).close()
+
+
+def test_a_broker_is_kept_out(tmp_path: Path) -> None:
+    def broker() -> int:
+        return subprocess.run(
+            [sys.executable, "-c", BROKER, str(tmp_path / "lock")], stdin=subprocess.DEVNULL, capture_output=True
+        ).returncode
+
+    with MessageStore.open(tmp_path), MessageStore.open(tmp_path):
+        assert broker() != 0
+    assert broker() == 0
+
+
+def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> None:
+    """Classic record locks vanish when any descriptor of the file is closed in the process."""
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        pytest.skip("no open-file-description locks here")
+    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
+
+    def join() -> None:
+        assert lock.join()
+        os.close(os.open(tmp_path / "lock", os.O_RDWR))
+        assert not other.is_last()
+
+    lock.exclusively(join)
+    other.close()
+    lock.close()
+
+
+def test_first_and_last(tmp_path: Path) -> None:
+    first, second = StoreLock(tmp_path), StoreLock(tmp_path)
+    assert first.join()
+    assert not second.join()
+    assert not first.is_last()
+    second.close()
+    assert first.is_last()
+    third = StoreLock(tmp_path)
+    assert not third.join()  # the last one is still there, and shares
+    first.close()
+    third.close()
+
+
+def test_one_at_a_time_between_descriptors_and_threads(tmp_path: Path) -> None:
+    locks = [StoreLock(tmp_path), StoreLock(tmp_path)]
+    inside: list[int] = []
+    overlaps: list[int] = []
+
+    def overlap() -> None:
+        inside.append(1)
+        overlaps.append(len(inside))
+        time.sleep(0)
+        inside.pop()
+
+    def work(lock: StoreLock) -> None:
+        for _ in range(100):
+            lock.exclusively(overlap)
+
+    threads = [threading.Thread(target=work, args=(locks[number % 2],)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(overlaps) == {1}
+    assert len(overlaps) == 400
+    for lock in locks:
+        lock.close()
+
+
+OPENER = """
+import sys
+from store import MessageStore
+for _ in range(150):
+    MessageStore.open(sys.argv[1]).close()
+"""
+
+
+def test_opening_and_closing_at_the_same_time(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", OPENER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)
+    ]
+    errors = [process.communicate()[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    assert not (tmp_path / "abort").exists()
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupt_at_any_place_leaves_the_lock_free(tmp_path: Path) -> None:
+    """Between any two instructions of `exclusively` and what it calls, also while it leaves."""
+    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
+    places = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        nonlocal left
+        if frame.f_code.co_filename != locks.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= 1
+        if left == 0:
+            raise Interrupted
+        return trace
+
+    for place in itertools.count(1):
+        left = place
+        sys.settrace(trace)
+        try:
+            lock.exclusively(lambda: None)
+        except Interrupted:
+            places += 1
+        finally:
+            sys.settrace(None)
+        if left > 0:
+            break
+        for each in (other, lock):  # another thread's turn, too
+            thread = threading.Thread(target=each.exclusively, args=(lambda: None,), daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive(), f"still locked after place {place}"
+        assert lock.exclusively(lambda: "again") == "again"
+    assert places > 100
+    lock.close()
+    other.close()
+
+
+def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
+    lock = StoreLock(tmp_path)
+    with pytest.raises(StoreLocked, match="called by what interrupted another verb of this store in the same thread"):
+        lock.exclusively(lambda: lock.exclusively(lambda: None))
+    lock.exclusively(lambda: None)
+    lock.close()

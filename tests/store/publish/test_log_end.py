@@ -1,0 +1,312 @@
+"""Readers that stay open while a RocketMQ broker takes the directory over, and while a writer of ours takes it back."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull
+from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, WATERMARK_FILE, segment_name
+from store.log.commit_log import CommitLog
+from store.log.dispatch import LogChunk, walk
+from store.publish import log_end
+from store.publish.log_end import LogEnd
+from store.publish.watermark import Watermark
+from store.upkeep.verify import verify
+from tests.end_to_end.dying_writers import QUEUES
+from tests.end_to_end.test_kill import ROOT, bodies
+from tests.takeover import PATIENCE, Follower, broker, die
+
+SIZE = 16 << 10
+SMALL = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=2000)
+
+Steps = list[Callable[[CommitLog, int], list[LogChunk]]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
+        store.create_topic("t", QUEUES)
+        put(store, "ours", 20)
+    return tmp_path / "mq"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other faster than usual."""
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question for the confirm offset is a look."""
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
+
+
+def put(store: MessageStore, what: str, count: int) -> None:
+    for n in range(count):
+        store.put(Message("t", f"{what} {n}".encode(), queue_id=n % QUEUES))
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("dead", [False, True])
+def test_an_open_reader_goes_on_behind_a_broker_and_back(path: Path, dead: bool, killed: bool) -> None:
+    with MessageStore.open(path, read_only=True) as early:
+        follower = Follower(early)
+        follower.until(bodies(early))
+        for number in range(2):
+            if dead:
+                die(path)
+            with broker(path, killed=killed) as theirs:
+                put(theirs, f"theirs {number}", 1)
+                follower.until(bodies(theirs))
+                with MessageStore.open(path, read_only=True) as late:
+                    assert bodies(late) == bodies(theirs)
+                put(theirs, f"and {number}", 200)
+                follower.until(bodies(theirs))
+                expected = bodies(theirs)
+            assert bodies(early) == expected
+            with MessageStore.open(path) as ours:
+                assert bodies(ours) == expected
+                put(ours, f"again {number}", 30)
+                follower.until(bodies(ours))
+            assert bodies(early) == follower.read
+        assert early.confirm_offset > SIZE, "also over the end of a segment"
+
+
+def test_a_broker_still_below_the_end_that_a_dead_writer_announced(path: Path) -> None:
+    die(path)
+    with broker(path) as theirs:
+        put(theirs, "theirs", 1)
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.confirm_offset == theirs.confirm_offset < Watermark(path, writable=False).announced_end
+            assert bodies(reader) == bodies(theirs)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_broker_that_only_kept_what_a_dead_writer_left(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        follower = Follower(reader)
+        published = bodies(reader)
+        die(path)
+        follower.until(published)
+        with broker(path) as theirs:
+            kept = bodies(theirs)
+        assert len(kept) > len(published)
+        follower.until(kept)
+
+
+def test_a_dead_writer_alone_is_no_broker(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        published = bodies(reader)
+    die(path)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert bodies(reader) == published
+    assert not LogEnd(path, CommitLog(path, SIZE, writable=False)).by_log
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_segment_that_brokers_make_ahead_delete_and_make_anew(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader, broker(path) as theirs:
+        follower = Follower(reader)
+        ahead = path / COMMIT_LOG_DIR / segment_name(theirs.confirm_offset // SIZE * SIZE + SIZE)
+        ahead.touch()
+        os.truncate(ahead, SIZE)
+        put(theirs, "before", 1)
+        follower.until(bodies(theirs))
+        ahead.unlink()
+        put(theirs, "after", 150)
+        assert ahead.exists()
+        follower.until(bodies(theirs))
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("how", ["missing", "emptied", "zeroed"])
+@pytest.mark.parametrize("machine_died", [False, True])
+def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, machine_died: bool) -> None:
+    with MessageStore.open(path) as store:
+        put(store, "more", 2 * SIZE // 100)
+        last = path / COMMIT_LOG_DIR / segment_name(store.confirm_offset // SIZE * SIZE)
+        assert store.confirm_offset % SIZE
+    if machine_died:
+        with closing(Watermark(path, writable=True)) as watermark:
+            watermark._fields["boot_id"] = b"another"
+        (path / ABORT_FILE).touch()
+    content = last.read_bytes()
+    if how == "missing":
+        last.unlink()
+    else:
+        last.write_bytes(b"" if how == "emptied" else bytes(SIZE))
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(CorruptSegment, match=f"{last.name}: the log goes up to .* restore it from a copy"):
+        MessageStore.open(path)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    last.write_bytes(content)
+    with MessageStore.open(path) as store:
+        put(store, "again", 1)
+    assert verify(path).findings == []
+
+
+def test_a_watermark_that_was_deleted_and_rebuilt(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        follower = Follower(reader)
+        follower.until(bodies(reader))
+        (path / WATERMARK_FILE).unlink()
+        with MessageStore.open(path) as ours:
+            put(ours, "again", 5)
+            follower.until(bodies(ours))
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_watch_polls_while_a_broker_is_there(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader, reader.watch() as watch:
+        assert not watch.polls
+        with broker(path) as theirs:
+            put(theirs, "theirs", 1)
+            deadline = time.monotonic() + PATIENCE
+            while reader.confirm_offset < theirs.confirm_offset:
+                assert time.monotonic() < deadline
+                watch.wait(PATIENCE)
+            assert watch.polls
+            with reader.watch() as late:
+                assert late.polls
+        with MessageStore.open(path) as ours:
+            put(ours, "ours", 1)
+            while reader.confirm_offset < ours.confirm_offset:
+                assert time.monotonic() < deadline
+                watch.wait(PATIENCE)
+            assert not watch.polls
+
+
+# --- appends of ours under a reader that looks -------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("always")
+def test_writers_that_append_and_die_are_no_broker(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    (tmp_path / "mq.acks").mkdir()
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", QUEUES)
+    end = LogEnd(path, CommitLog(path, SIZE, writable=False))
+    command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), "40", "7"]
+    looks = last = 0
+    with subprocess.Popen(command, cwd=ROOT) as writers:
+        while writers.poll() is None:
+            confirm_offset = end.confirm_offset
+            assert not end.by_log
+            assert confirm_offset >= last
+            looks, last = looks + 1, confirm_offset
+    assert writers.returncode == 0
+    assert looks > 1000
+    assert last > SIZE
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Each walks the log in one of the next looks, and does something else besides."""
+    steps: Steps = []
+
+    def walk_late(log: CommitLog, begin: int) -> Iterator[LogChunk]:
+        return iter(steps.pop(0)(log, begin)) if steps else walk(log, begin)
+
+    monkeypatch.setattr(log_end, "walk", walk_late)
+    return steps
+
+
+@pytest.mark.usefixtures("always")
+def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
+    with MessageStore.open(path) as ours:
+        end = LogEnd(path, CommitLog(path, SIZE, writable=False))
+
+        def appended_twice(log: CommitLog, begin: int) -> list[LogChunk]:
+            for _ in range(2):
+                put(ours, "more", 1)
+                time.sleep(0.002)  # so that their times differ
+            return list(walk(log, begin))
+
+        steps.append(appended_twice)
+        assert end.confirm_offset == ours.confirm_offset
+        assert not steps
+        assert not end.by_log
+
+
+@pytest.mark.usefixtures("always")
+def test_an_append_that_fails_and_is_undone_during_a_look_proves_nothing(
+    path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the very millisecond of the append before, so that the times tell nothing either."""
+    now = time.time()
+    monkeypatch.setattr("store.publish.appender.time.time", lambda: now)
+    with MessageStore.open(path) as ours:
+        put(ours, "ours", 1)
+        end = LogEnd(path, CommitLog(path, SIZE, writable=False))
+        published = ours.confirm_offset
+
+        def failed_and_undone(log: CommitLog, begin: int) -> list[LogChunk]:
+            with monkeypatch.context() as full:
+                fill_the_device_after_one_write(full)
+                with pytest.raises(StoreFull):
+                    put(ours, "never", 1)
+            found = list(walk(log, begin))
+            assert found[-1].end > published
+            ours.clean()  # repairs
+            return found
+
+        steps.append(failed_and_undone)
+        assert end.confirm_offset == published
+        assert not steps
+        assert not end.by_log
+
+
+def fill_the_device_after_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the record: its queue entry finds no space."""
+    pwrite, calls = os.pwrite, itertools.count()
+
+    def pwrite_once(fd: int, data: bytes, position: int) -> int:
+        if next(calls):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", pwrite_once)
+
+
+def test_a_reader_takes_a_writers_word_at_once(path: Path, steps: Steps) -> None:
+    """Where a publication was just seen nothing is walked."""
+    with MessageStore.open(path) as ours, MessageStore.open(path, read_only=True) as reader:
+        steps.append(lambda log, begin: pytest.fail("walked"))
+        for _ in range(100):
+            put(ours, "ours", 1)
+            assert reader.confirm_offset == ours.confirm_offset
+        assert len(steps) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs the kernel's count of bytes read")
+@pytest.mark.usefixtures("always")
+def test_a_look_at_a_running_broker_reads_no_more_than_a_little(tmp_path: Path) -> None:
+    def bytes_read() -> int:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["rchar"])
+
+    path = tmp_path / "mq"
+    with MessageStore.open(path) as ours:
+        ours.create_topic("t", QUEUES)
+        put(ours, "before", 1)
+    with broker(path) as theirs, MessageStore.open(path, read_only=True) as reader:
+        put(theirs, "first", 1)
+        seen = reader.confirm_offset
+        put(theirs, "new", 1)
+        before = bytes_read()
+        assert reader.confirm_offset > seen
+        assert bytes_read() - before < 1 << 18
+        put(theirs, "many", 1000)
+        assert reader.confirm_offset == theirs.confirm_offset

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import CorruptStore, Message, MessageStore
+from store.format.layout import WATERMARK, WATERMARK_FILE_BYTES, field_offset
+from store.publish.watermark import Watermark, current_boot_id
+
+
+@pytest.fixture
+def watermark(tmp_path: Path) -> Watermark:
+    Watermark.create(tmp_path, 100, store_timestamp=7)
+    return Watermark(tmp_path, writable=True)
+
+
+def test_a_new_one_is_clean(watermark: Watermark) -> None:
+    assert watermark.confirm_offset == watermark.announced_end == watermark.flushed_offset == 100
+    assert watermark.store_timestamp == 7
+    assert watermark.same_boot
+    assert watermark.path.stat().st_size == WATERMARK_FILE_BYTES
+
+
+def test_an_append_seen_by_another_reader(watermark: Watermark) -> None:
+    reader = Watermark(watermark.path.parent, writable=False)
+    watermark.announce(150, 9)
+    assert (reader.confirm_offset, reader.announced_end, reader.store_timestamp) == (100, 150, 9)
+    watermark.publish(150)
+    assert reader.confirm_offset == 150
+    watermark.mark_flushed(150)
+    watermark.mark_flushed(120)
+    assert reader.flushed_offset == 150
+    watermark.flush()
+
+
+def test_another_boot(watermark: Watermark) -> None:
+    if not current_boot_id():
+        pytest.skip("this system has no boot id")
+    fields = np.frombuffer(bytearray(watermark.path.read_bytes()), WATERMARK, 1)
+    fields["boot_id"] = b"another"
+    with watermark.path.open("r+b") as file:
+        file.write(fields.tobytes())
+    assert not watermark.same_boot
+
+
+@pytest.mark.parametrize("size", [0, WATERMARK.itemsize, WATERMARK_FILE_BYTES + 1])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
+    MessageStore.open(tmp_path).close()
+    os.truncate(tmp_path / "watermark", size)
+    with pytest.raises(CorruptStore, match=rf"watermark: {size} bytes, expected 4096; delete the file and open"):
+        MessageStore.open(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (1).to_bytes(8, "big"))])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read_only: bool) -> None:
+    MessageStore.open(tmp_path).close()
+    with (tmp_path / "watermark").open("r+b") as file:
+        file.seek(field_offset(WATERMARK, field))
+        file.write(value)
+    with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 2; .*delete the file"):
+        MessageStore.open(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize("field", ["flushed_offset", "store_timestamp", "announced_end", "confirm_offset"])
+def test_every_flipped_bit_of_a_number_is_noticed(watermark: Watermark, field: str) -> None:
+    start = field_offset(WATERMARK, field)
+    right = watermark.path.read_bytes()[start : start + 8]
+    for bit in range(64):
+        wrong = (int.from_bytes(right, "big") ^ 1 << bit).to_bytes(8, "big")
+        with watermark.path.open("r+b") as file:
+            file.seek(start)
+            file.write(wrong)
+        with pytest.raises(CorruptStore, match=f"watermark: {field} is 0x.* fails its check; delete the file and open"):
+            getattr(watermark, field)
+
+
+def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x")] * 10)
+    with (tmp_path / "watermark").open("r+b") as file:
+        file.seek(field_offset(WATERMARK, "confirm_offset") + 7)
+        file.write(b"\0")
+    for read_only in (True, False):
+        with pytest.raises(CorruptStore, match="confirm_offset is 0x"):
+            MessageStore.open(tmp_path, read_only=read_only)
+    (tmp_path / "watermark").unlink()
+    with MessageStore.open(tmp_path) as store:
+        assert store.offsets("t", 0) == (0, 10)
+
+
+def test_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Watermark(tmp_path, writable=False)

@@ -1,0 +1,97 @@
+"""Which message stands at an offset, and whether it is the one that stood there before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store import CorruptRecord, Message, MessageStore, StoreConfig
+from store.format.layout import CQ_ENTRY, segment_name
+from store.read.fingerprint import Fingerprint
+from tests.store.read.test_golden import GOLDEN, NAMES
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=10 * CQ_ENTRY.itemsize)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
+        store.create_topic("a", 1)
+        store.create_topic("b", 1)
+        put(store, "a", 40)
+    return tmp_path / "mq"
+
+
+def put(store: MessageStore, topic: str, count: int) -> None:
+    for _ in range(count):
+        store.put(Message(topic, bytes(200), queue_id=0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_are_what_the_records_say(name: str) -> None:
+    with MessageStore.open(GOLDEN / name, read_only=True) as store:
+        for topic, count in store.topics().items():
+            for queue_id in range(count):
+                for offset in range(*store.offsets(topic, queue_id)):
+                    (message,) = store.get_message("g", topic, queue_id, offset, 1).messages
+                    found = store.fingerprint(topic, queue_id, offset)
+                    assert found == (message.physical_offset, message.store_timestamp)
+                    assert found is not None
+                    assert store.can_have(topic, queue_id, offset, found)
+
+
+def test_what_retention_took_can_have_been_only_what_the_log_had(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        was = [store.fingerprint("a", 0, offset) for offset in range(40)]
+        store.clean(forced=True)
+        first, end = store.offsets("a", 0)
+        assert 0 < first < end
+        there = store.fingerprint("a", 0, first)
+        assert there is not None
+        for offset, before in enumerate(was):
+            assert before is not None
+            assert store.fingerprint("a", 0, offset) == (before if offset >= first else None)
+            assert store.can_have("a", 0, offset, before)
+            assert store.can_have("a", 0, offset, there) == (offset == first)
+
+
+def test_a_store_that_is_another_now(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "backup")
+    with MessageStore.open(path) as store:
+        put(store, "a", 10)
+        kept, lost = store.fingerprint("a", 0, 39), store.fingerprint("a", 0, 49)
+        assert kept is not None
+        assert lost is not None
+    shutil.rmtree(path)
+    (tmp_path / "backup").rename(path)
+    with MessageStore.open(path) as store:
+        put(store, "a", 20)
+        again = store.fingerprint("a", 0, 49)
+        assert again is not None
+        assert again.physical_offset == lost.physical_offset  # its bytes are where they were
+        assert store.can_have("a", 0, 39, kept)
+        assert not store.can_have("a", 0, 49, lost)
+
+
+def test_an_open_store_sees_a_queue_that_was_made_anew(path: Path) -> None:
+    queues = path / "consumequeue"
+    with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
+        was = reader.fingerprint("a", 0, 15)
+        assert was is not None
+        put(store, "b", 20)
+        shutil.rmtree(queues / "a")
+        shutil.copytree(queues / "b", queues / "a")
+        assert not reader.can_have("a", 0, 15, was)
+        assert reader.fingerprint("a", 0, 15) == reader.fingerprint("b", 0, 15)
+
+
+def test_an_entry_that_is_none_is_said(path: Path) -> None:
+    with (path / "consumequeue" / "a" / "0" / segment_name(0)).open("r+b") as file:
+        file.write(bytes(CQ_ENTRY.itemsize))
+    with MessageStore.open(path, read_only=True) as store:
+        with pytest.raises(CorruptRecord, match=r"offset 0: an entry of 0 bytes .* verify"):
+            store.fingerprint("a", 0, 0)
+        with pytest.raises(CorruptRecord):
+            store.can_have("a", 0, 0, Fingerprint(0, 0))

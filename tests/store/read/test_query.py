@@ -1,0 +1,166 @@
+"""Messages by key, by id and by time, in directories that RocketMQ wrote."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.read.query import Boundary, message_at, messages_with_key, offset_of_id
+from tests import seen
+from tests.filled import Filled
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+SEGMENT = 4096
+INDEXES = {"hosts-5.3": (100, 400), "index-5.3": (20, 30), "index-4.9": (20, 30)}
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One directory, opened room by room, and its messages as RocketMQ sees them."""
+
+    root: Path
+    log: CommitLog
+    index: Index
+    rows: list[seen.Row]
+
+    @property
+    def end(self) -> int:
+        """A confirm offset that lets everything pass."""
+        return self.rows[-1]["physicalOffset"] + SEGMENT
+
+    def with_key(self, row: seen.Row, key: str, **limits: int) -> list[int]:
+        arguments = {"max_messages": 100, **limits}
+        found = messages_with_key(self.log, self.index, self.end, row["topic"], key, **arguments)
+        return [message.physical_offset for message in found]
+
+
+@pytest.fixture(params=INDEXES)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    root = GOLDEN / request.param
+    queues = seen.golden(GOLDEN / f"{request.param}.jsonl").values()
+    return Golden(
+        root,
+        CommitLog(root, SEGMENT, writable=False),
+        Index(root, *INDEXES[request.param], writable=False),
+        sorted((row for queue in queues for row in queue.rows), key=lambda row: row["physicalOffset"]),
+    )
+
+
+def keys_of(row: seen.Row) -> set[str]:
+    return {row["properties"]["UNIQ_KEY"], *(row["keys"] or "").split()}
+
+
+def test_by_key(golden: Golden) -> None:
+    for row in golden.rows:
+        for key in keys_of(row):
+            holders = [other["physicalOffset"] for other in golden.rows if key in keys_of(other)]
+            assert golden.with_key(row, key) == holders
+            assert golden.with_key(row, key, max_messages=1) == holders[-1:]
+            assert golden.with_key({**row, "topic": "other"}, key) == []
+
+
+def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
+    for row in golden.rows:
+        key, time = row["properties"]["UNIQ_KEY"], row["storeTimestamp"]
+        assert golden.with_key(row, key, begin=time, end=time) == [row["physicalOffset"]]
+        assert golden.with_key(row, key, begin=time + 1) == []
+        assert golden.with_key(row, key, end=time - 1) == []
+
+
+def test_what_is_not_published_is_not_found(golden: Golden) -> None:
+    last = golden.rows[-1]
+    key, end = last["properties"]["UNIQ_KEY"], last["physicalOffset"]
+    assert messages_with_key(golden.log, golden.index, end, last["topic"], key, 100) == []
+    with pytest.raises(OffsetNotYet):
+        message_at(golden.log, end, end)
+
+
+def test_by_id(golden: Golden) -> None:
+    for row in golden.rows:
+        message = message_at(golden.log, row["physicalOffset"], golden.end)
+        assert (message.topic, message.body) == (row["topic"], row["body"])
+
+
+@pytest.mark.parametrize(
+    ("text", "offset"),
+    [
+        ("7F00000100002A9F0000000000000090", 0x90),
+        ("7f00000100002a9f7fffffffffffffff", 2**63 - 1),
+        ("20010DB800000000000000000000000100002A9F0000000000000451", 0x451),
+    ],
+)
+def test_offset_of_an_id(text: str, offset: int) -> None:
+    assert offset_of_id(text) == offset
+
+
+@pytest.mark.parametrize("text", ["", "UID0", "7F00000100002A9F00000000000000", "7F 00000100002A9F0000000000000090"])
+def test_what_is_no_id(text: str) -> None:
+    with pytest.raises(InvalidMessageId, match="query by key"):
+        offset_of_id(text)
+
+
+def test_an_offset_inside_a_record_is_refused(golden: Golden) -> None:
+    for inside in range(1, 200):
+        with pytest.raises(CorruptRecord):
+            message_at(golden.log, golden.rows[0]["physicalOffset"] + inside % 90 + 1, golden.end)
+
+
+def test_an_offset_of_a_deleted_segment(golden: Golden) -> None:
+    with pytest.raises(OffsetLost):
+        message_at(golden.log, 100 * SEGMENT, 101 * SEGMENT)
+
+
+def test_by_time(golden: Golden) -> None:
+    for (topic, queue_id), there in seen.golden(GOLDEN / f"{golden.root.name}.jsonl").items():
+        times = [row["storeTimestamp"] for row in there.rows]
+        with MessageStore.open(golden.root, read_only=True) as store:
+            for time in range(times[0] - 2, times[-1] + 3):
+                older, not_newer = (sum(stored < limit for stored in times) for limit in (time, time + 1))
+                for boundary, expected in ((Boundary.LOWER, older), (Boundary.UPPER, max(0, not_newer - 1))):
+                    assert store.offset_by_time(topic, queue_id, time, boundary) == expected
+
+
+def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = Filled(tmp_path / "mq", {"t": 1})
+    offsets = MessageStore.offsets
+
+    def stale(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int]:
+        known = offsets(store, topic, queue_id)
+        filled.store.clean(forced=True)
+        return known
+
+    with filled.store:
+        filled.put("t", 0, 250, size=1000)
+        monkeypatch.setattr(MessageStore, "offsets", stale)
+        with MessageStore.open(filled.path, read_only=True) as reader:
+            assert reader.offset_by_time("t", 0, 0) == filled.store.min_offset("t", 0) > 0
+
+
+def test_a_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
+    """Retention takes segments from the head only: trying again would not help."""
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(500)) for _ in range(60)])
+    for segment in sorted((tmp_path / "mq" / "commitlog").iterdir())[1:-1]:
+        segment.unlink()
+    raised: list[OffsetLost] = []
+
+    def search() -> None:
+        with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
+            try:
+                reader.offset_by_time("t", 0, 1)
+            except OffsetLost as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert raised

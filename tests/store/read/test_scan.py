@@ -1,0 +1,198 @@
+"""How a range is cut into batches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import COLUMNS, DEFAULT_COLUMNS, CorruptRecord, FilterError, Message, MessageStore, StoreConfig
+from store.format.layout import CQ_ENTRY, PROPERTIES_LENGTH_BYTES, RECORD_HEADER, field_offset, segment_name
+from store.read.scan import _batches
+from tests.rocketmq.golden import GOLDEN
+
+SEGMENT = 4096
+
+
+@given(
+    st.lists(st.integers(91, 900), min_size=1, max_size=40),
+    st.integers(1, 50),
+    st.integers(1, 5000),
+    st.integers(0, 2000),
+)
+def test_batches_cover_all_rows_within_every_limit(sizes: list[int], max_rows: int, max_bytes: int, gap: int) -> None:
+    """`gap` bytes of other queues lie between the records."""
+    physical, at = [], 0
+    for size in sizes:
+        if at % SEGMENT + size + 8 > SEGMENT:
+            at += SEGMENT - at % SEGMENT
+        physical.append(at)
+        at += size + gap % 300
+    cuts = list(_batches(np.array(physical), np.array(sizes), SEGMENT, max_rows, max_bytes))
+    assert [row for first, last in cuts for row in range(first, last)] == list(range(len(sizes)))
+    for first, last in cuts:
+        assert last - first <= max_rows
+        assert last == first + 1 or sum(sizes[first:last]) <= max_bytes
+        assert len({offset // SEGMENT for offset in physical[first:last]}) == 1
+
+
+@pytest.mark.parametrize(("size", "count"), [(100, 1), (1131, 4), (2000, 7), (10_000, 33)])
+def test_batches_are_as_long_as_each_other(size: int, count: int) -> None:
+    sizes = np.full(32_768, size)
+    cuts = list(_batches(np.cumsum(sizes) - size, sizes, 1 << 30, len(sizes), 10_000_000))
+    assert len(cuts) == count
+    lengths = [last - first for first, last in cuts]
+    assert max(lengths) - min(lengths) <= count
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    config = StoreConfig(mappedFileSizeCommitLog=SEGMENT, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path, config=config) as it:
+        it.create_topic("t", 1)
+        it.put_many([Message("t", f"{n}".encode() * 50, tags=["Aa", "BB", None][n % 3]) for n in range(60)])
+        yield it
+
+
+def test_columns_in_the_order_asked_for(store: MessageStore) -> None:
+    for columns in (("body",), ("queueOffset", "body", "tags"), tuple(reversed(COLUMNS)), DEFAULT_COLUMNS):
+        batches = list(store.scan("t", 0, 0, 60, columns=columns))
+        assert all(batch.schema == pa.schema([(name, COLUMNS[name]) for name in columns]) for batch in batches)
+        assert sum(batch.num_rows for batch in batches) == 60
+
+
+@pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_bytes": 0}, {"max_rows": -1}])
+def test_a_batch_of_nothing(store: MessageStore, limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must lie between 1 and"):
+        store.scan("t", 0, 0, 60, **limits)
+
+
+def test_one_row_a_batch(store: MessageStore) -> None:
+    assert [batch.num_rows for batch in store.scan("t", 0, 0, 60, max_bytes=1)] == [1] * 60
+    assert [batch.num_rows for batch in store.scan("t", 0, 0, 60, max_rows=1)] == [1] * 60
+
+
+def test_an_empty_range_is_no_batch(store: MessageStore) -> None:
+    assert list(store.scan("t", 0, 7, 7)) == []
+    assert list(store.scan("t", 0, 60, 60)) == []
+
+
+def test_tags_with_the_same_hash_are_told_apart(store: MessageStore) -> None:
+    found = [
+        offset
+        for batch in store.scan("t", 0, 0, 60, columns=("queueOffset",), tags="Aa")
+        for offset in batch["queueOffset"].to_pylist()
+    ]
+    assert found == list(range(0, 60, 3))
+    with pytest.raises(FilterError):
+        store.scan("t", 0, 0, 60, tags="||")
+
+
+def damage(store: MessageStore, queue_offset: int, at: int) -> None:
+    """Change byte `at` of a record of queue 0; below 0 it counts from the record's end."""
+    entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
+    begin, size, _ = entries[queue_offset].tolist()
+    file = store.path / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    content[begin + at % size] ^= 1
+    file.write_bytes(content)
+
+
+def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
+    """Damage in messages that nobody asked for is nobody's concern."""
+    damage(store, 2, 0)
+    assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 60, tags="Aa || BB")) == 40
+    with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
+        list(store.scan("t", 0, 0, 60))
+
+
+@pytest.mark.parametrize("name", ["total_size", "magic", "queue_id", "queue_offset", "physical_offset", "body_length"])
+def test_headers_are_always_compared_with_the_queue(store: MessageStore, name: str) -> None:
+    damage(store, 2, field_offset(RECORD_HEADER, name))
+    with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
+        list(store.scan("t", 0, 0, 60, ("queueOffset",), check_crc=False))
+
+
+def test_nobody_looks_behind_bodies_for_nothing(store: MessageStore) -> None:
+    """Without CRC, topic and properties are looked at where a column or a filter needs them."""
+    whole = pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body")))
+    properties = len(b"TAGS\x01Aa\x02")
+    damage(store, 3, -properties - PROPERTIES_LENGTH_BYTES - len("t"))
+    assert pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body"), check_crc=False)) == whole
+    for columns, tag, check_crc in ((("body",), None, True), (("tags",), None, False), (("body",), "Aa", False)):
+        with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 3 "):
+            list(store.scan("t", 0, 0, 60, columns, tag, check_crc=check_crc))
+
+
+def test_a_batch_outlives_its_store(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"body", tags="x") for _ in range(100)])
+        (batch,) = store.scan("t", 0, 0, 100)
+    for file in (tmp_path / "commitlog").iterdir():
+        file.unlink()
+    del store
+    assert batch["body"].to_pylist() == [b"body"] * 100
+    assert batch["tags"].to_pylist() == ["x"] * 100
+
+
+def change_entry(store: MessageStore, index: int, field: str, value: int) -> None:
+    file = store.path / "consumequeue/t/0" / segment_name(0)
+    entries = np.frombuffer(bytearray(file.read_bytes()), CQ_ENTRY)
+    entries[field][index] = value
+    file.write_bytes(entries.tobytes())
+
+
+@pytest.mark.parametrize("code", [0, 66, 1 << 40, 1 << 62])
+def test_a_tags_code_that_is_not_the_tags(store: MessageStore, code: int) -> None:
+    change_entry(store, 3, "tags_code", code)
+    where = r"^topic t, queue 0, offset 3 \(commit log offset \d+\)"
+    with pytest.raises(CorruptRecord, match=rf"{where}: its entry has tags code {code}, its record the tag Aa; run"):
+        list(store.scan("t", 0, 0, 10, ("tags",)))
+    another = rf"{where}: the log holds another message there: .* tag Aa, tags code in the queue {code};"
+    with pytest.raises(CorruptRecord, match=another):
+        store.get_message("g", "t", 0, 3)
+    assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, ("body",))) == 10, "tags are not looked at"
+
+
+def test_the_error_names_what_the_record_says(store: MessageStore) -> None:
+    entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
+    change_entry(store, 3, "physical_offset", int(entries["physical_offset"][0]))
+    said = r"offset 3 .*: the log holds .* its record says queue 0, offset 0, commit log offset 0, topic t;"
+    with pytest.raises(CorruptRecord, match=said):
+        list(store.scan("t", 0, 3, 4))
+
+
+@pytest.mark.parametrize(("field", "value"), [("queue_offset", 9), ("tags_code", 5)])
+def test_entries_of_light_queues_are_compared(tmp_path: Path, field: str, value: int) -> None:
+    """`queue_offset`: by way of another entry's place."""
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
+    with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
+        topic = next(topic for topic in reader.topics() if topic.startswith("%LMQ%"))
+        file = reader.path / "consumequeue" / topic / "0" / segment_name(0)
+        entries = np.frombuffer(bytearray(file.read_bytes()), CQ_ENTRY)
+        if field == "queue_offset":
+            entries[1], entries[2] = entries[2].copy(), entries[1].copy()
+        else:
+            entries[field][1] = value
+        file.write_bytes(entries.tobytes())
+        with pytest.raises(CorruptRecord, match=rf"^topic {topic}, queue 0, offset 1"):
+            list(reader.scan(topic, 0, 1, 2))
+        with pytest.raises(CorruptRecord, match=rf"^topic {topic}, queue 0, offset 1"):
+            reader.get_message("g", topic, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"), [("size", "an entry of 9 bytes, a record of"), ("tags_code", "in the queue 9;")]
+)
+def test_a_query_compares_the_entry(store: MessageStore, field: str, message: str) -> None:
+    (batch,) = store.scan("t", 0, 3, 4, ("msgId",))
+    change_entry(store, 3, field, 9)
+    with pytest.raises(CorruptRecord, match=message):
+        store.message_by_id(batch["msgId"][0].as_py())

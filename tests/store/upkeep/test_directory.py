@@ -1,0 +1,232 @@
+"""What a path may hold, and what is said when it holds something else."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import ConfigError, CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
+from store.format.layout import segment_name
+from store.upkeep.directory import Directory
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "other files"])
+def test_a_reader_wants_a_store(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "mq"
+    if kind != "missing":
+        path.mkdir()
+    if kind == "other files":
+        (path / "notes.txt").write_text("mine")
+    what = "does not exist" if kind == "missing" else "is no store"
+    before = listing(tmp_path)
+    for options in ({"read_only": True}, {"create": False}):
+        with pytest.raises(NotAStore, match=rf"{path}: {what}; create one with MessageStore.open\(path\)"):
+            MessageStore.open(path, **options)
+    assert listing(tmp_path) == before
+
+
+def test_a_writer_leaves_other_files_alone(tmp_path: Path) -> None:
+    for name in ("d.txt", "c.txt", "b.txt", "a.txt"):
+        (tmp_path / name).touch()
+    before = listing(tmp_path)
+    with pytest.raises(NotAStore, match=r"holds other files \(a.txt, b.txt, c.txt, ...\) and no store; name a new or"):
+        MessageStore.open(tmp_path)
+    assert listing(tmp_path) == before
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotAStore, match=r"file: a file; name a directory"):
+        MessageStore.open(tmp_path / "file")
+
+
+def test_a_config_folder_may_be_there_first(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/store.conf").write_text("mappedFileSizeCommitLog=8192\n")
+    with MessageStore.open(tmp_path) as store:
+        assert store.config.mappedFileSizeCommitLog == 8192
+
+
+def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path, config=SMALL).close()
+    for options in ({}, {"config": StoreConfig(maxMessageSize=10)}, {"read_only": True}):
+        with MessageStore.open(tmp_path, **options) as store:
+            assert store.config.mappedFileSizeCommitLog == 4096
+            assert store.config.mappedFileSizeConsumeQueue == 200
+    with MessageStore.open(tmp_path, config=StoreConfig(maxMessageSize=10)) as store:
+        assert store.config.maxMessageSize == 10
+
+
+def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Path) -> None:
+    """The second looked for sizes before there were any."""
+    directory = Directory.at(tmp_path)
+    directory.create()
+    small = directory.configuration(SMALL)
+    with MessageStore.open(tmp_path) as first:
+        first.create_topic("t", 1)
+        first.put_many([Message("t", bytes(100)) for _ in range(100)])
+        with pytest.raises(ConfigError, match=r"store.conf: mappedFileSizeCommitLog=1073741824, not 4096: another pro"):
+            MessageStore(directory, small, read_only=False)
+        with MessageStore.open(tmp_path, config=SMALL) as second:
+            assert second.put(Message("t", b"x")).queue_offset == 100
+        assert first.get_message("g", "t", 0, 100).messages[0].body == b"x"
+
+
+def test_a_store_that_another_process_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is faster than the look at what the directory holds."""
+    listed = Path.iterdir
+
+    def list_later(path: Path) -> Iterator[Path]:
+        (path / "commitlog").mkdir(exist_ok=True)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", list_later)
+    with MessageStore.open(tmp_path) as store:
+        assert store.create_topic("t", 1) == 1
+
+
+def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    conf = tmp_path / "config/store.conf"
+    conf.write_text("# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7")
+    with MessageStore.open(tmp_path, config=replace(SMALL, maxIndexNum=50)) as store:
+        assert store.config.mappedFileSizeCommitLog == 8192  # the directory's own counts
+    assert conf.read_text() == (
+        "# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7\n"
+        "mappedFileSizeConsumeQueue=200\nmaxHashSlotNum=5000000\nmaxIndexNum=50\n"
+    )
+    with MessageStore.open(tmp_path) as store:
+        assert store.config == StoreConfig(
+            mappedFileSizeCommitLog=8192, mappedFileSizeConsumeQueue=200, maxIndexNum=50, listenPort=7
+        )
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 700, b"\n"])
+def test_settings_that_a_crash_left_empty(three_segments: Path, left: bytes) -> None:
+    conf = three_segments / "config/store.conf"
+    conf.write_bytes(left)
+    warning = r"store.conf: empty, as after a crash; sizes are learnt from the files, other settings are the defaults"
+    with pytest.warns(UserWarning, match=warning):
+        reader = MessageStore.open(three_segments, read_only=True)
+    with reader:
+        assert reader.offsets("t", 0) == (0, 9)
+        assert (reader.config.mappedFileSizeCommitLog, reader.config.mappedFileSizeConsumeQueue) == (4096, 200)
+    assert conf.read_bytes() == left
+    with pytest.warns(UserWarning, match=warning):
+        store = MessageStore.open(three_segments)
+    with store:
+        assert store.put(Message("t", b"x")).queue_offset == 9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert StoreConfig.load(conf) == replace(
+            StoreConfig(), mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200
+        )
+        MessageStore.open(three_segments).close()
+
+
+def test_a_later_versions_settings(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path, config=SMALL).close()
+    conf = tmp_path / "config/store.conf"
+    conf.write_text(conf.read_text() + "invented=later\n")
+    with pytest.warns(UserWarning, match=r"store\.conf: passed over, for they mean nothing here: invented"):
+        MessageStore.open(tmp_path).close()
+    assert conf.read_text().endswith("invented=later\n")
+
+
+def test_abort_is_there_while_a_writer_is(tmp_path: Path) -> None:
+    abort = tmp_path / "abort"
+    with MessageStore.open(tmp_path):
+        assert abort.read_text() == str(os.getpid())
+        with MessageStore.open(tmp_path), MessageStore.open(tmp_path, read_only=True):
+            pass
+        assert abort.exists()
+    assert not abort.exists()
+    with MessageStore.open(tmp_path, read_only=True):
+        assert not abort.exists()
+
+
+def test_a_reader_changes_nothing(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t")
+        store.put(Message("t", b"x"))
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in listing(tmp_path)}
+    with MessageStore.open(tmp_path, read_only=True) as reader:
+        assert reader.topics() == {"t": 4}
+        assert len(reader.get_message("g", "t", 0, 0).messages) == 1
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in listing(tmp_path)} == before
+
+
+@pytest.fixture
+def three_segments(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        for number in range(9):
+            store.put(Message("t", bytes([number]) * 1000))
+        assert store.confirm_offset > 2 * 4096
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue/t/0"])
+def test_a_segment_cut_short(three_segments: Path, folder: str) -> None:
+    file = three_segments / folder / segment_name(0)
+    os.truncate(file, 100)
+    with (
+        MessageStore.open(three_segments, read_only=True) as reader,
+        pytest.raises(CorruptSegment, match=rf"{file}: 100 bytes, but segments of this store have \d+; restore"),
+    ):
+        list(reader.scan("t", 0, 0, 9))
+
+
+def test_a_file_with_a_wrong_name(three_segments: Path) -> None:
+    (three_segments / "commitlog/copy of a segment").write_bytes(bytes(4096))
+    with (
+        MessageStore.open(three_segments, read_only=True) as reader,
+        pytest.raises(CorruptSegment, match=r"commitlog/copy of a segment: not the name of a segment of 4096 bytes"),
+    ):
+        reader.offsets("t", 0)
+
+
+def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
+    file = three_segments / "commitlog" / segment_name(4096)
+    file.unlink()
+    with MessageStore.open(three_segments, read_only=True) as reader:
+        assert sum(batch.num_rows for batch in reader.scan("t", 0, 0, 3)) == 3
+        assert sum(batch.num_rows for batch in reader.scan("t", 0, 6, 9)) == 3
+        with pytest.raises(OffsetLost, match=rf"{file}: no such segment; bytes 4096 to 8192 .* restore it from a copy"):
+            list(reader.scan("t", 0, 0, 9))
+    (three_segments / "watermark").unlink()
+    with pytest.raises(CorruptSegment, match=r"commitlog: no file for bytes 4096 to 8192; restore the missing"):
+        MessageStore.open(three_segments)
+
+
+def test_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (f"file://{tmp_path}/store", f"file:{tmp_path}/store", f"file://localhost{tmp_path}/store/"):
+        assert Directory.at(text).root == tmp_path / "store"
+    for url in ("s3://bucket/store", "hdfs://name/store"):
+        with pytest.raises(NotAStore, match=rf"{url}: a store lies on a local disk, .*copy it"):
+            Directory.at(url)
+    with pytest.raises(NotAStore, match=r"file://tmp/store: a store lies on .* local file begins with file:///"):
+        Directory.at("file://tmp/store")
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("store", "a::b", "a b%20c#d?e", "x:y"):
+        assert Directory.at(name).root == tmp_path / name
+        assert Directory.at(tmp_path / name).root == tmp_path / name
+        assert Directory.at(os.fsencode(name)).root == tmp_path / name  # type: ignore[arg-type]
+    assert Directory.at("~/store").root == Path("/home/me/store")
+    with pytest.raises(NotAStore, match="no path has a zero byte"):
+        Directory.at("a\0b")

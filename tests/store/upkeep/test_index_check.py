@@ -1,0 +1,229 @@
+"""A right index has no findings, whoever wrote it; no byte of it that means something can be wrong without one."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import ConfigError, Message, MessageStore, StoreConfig
+from store.format.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
+from store.index.index import Index
+from store.index.index_file import file_bytes
+from store.publish.watermark import Watermark
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+SLOTS, ENTRIES = 20, 50
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=SLOTS, maxIndexNum=ENTRIES
+)
+LAST = 22  # entries of the last file, number 1 to 22
+
+
+def message(n: int) -> Message:
+    return Message("t", b"x" * n, keys=(f"k{n}", "all"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """60 messages of two keys: 120 entries in three files."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        store.put_many([message(n) for n in range(25)])
+        for n in range(25, 60):
+            store.put(message(n))
+    return path
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path / "index").iterdir())
+
+
+def entry(number: int, field: str) -> int:
+    return file_bytes(SLOTS, number) + field_offset(INDEX_ENTRY, field)
+
+
+def flip(file: Path, position: int, bit: int = 0) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1 << bit
+    file.write_bytes(data)
+
+
+def keys_found(path: Path) -> int:
+    with MessageStore.open(path, read_only=True) as store:
+        assert [found.body for found in store.query("t", "all")] == [b"x" * n for n in range(60)]
+        return sum(len(store.query("t", f"k{n}")) for n in range(60))
+
+
+def test_a_right_index(path: Path) -> None:
+    assert len(files(path)) == 3
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        store.put_many([message(n) for n in range(60, 100)])
+        assert verify(path).findings == []
+        assert store.clean(forced=True).index
+        assert verify(path).findings == []
+
+
+def test_each_byte_counts(path: Path) -> None:
+    last = files(path)[-1]
+    right = last.read_bytes()
+    free = {
+        *range(14, 16),  # of the end's time, which counts to the second
+        field_offset(INDEX_HEADER, "slots_used") + 3,  # see below
+        *range(file_bytes(SLOTS, 0), file_bytes(SLOTS, 1)),  # entry 0, never used
+        *range(entry(1, "seconds"), entry(1, "seconds") + 4),  # RocketMQ counts a file's first one from elsewhere
+    }
+    used = set(range(entry(LAST + 1, "key_hash"))) - free
+    for position in random.Random(0).sample(sorted(used), 60):
+        flip(last, position, position % 8)
+        assert verify(path).findings, position
+        last.write_bytes(right)
+    assert verify(path).findings == []
+
+
+DAMAGE: dict[str, tuple[Callable[[list[Path]], object], list[str]]] = {
+    "hash": (
+        lambda files: flip(files[1], entry(9, "key_hash") + 3),
+        ["1 entries are none of a key that the log has; the first is entry 9", "1 keys are not filed"],
+    ),
+    "offset": (
+        lambda files: flip(files[1], entry(9, "physical_offset")),
+        ["1 entries are not in the order of"],
+    ),
+    "time": (lambda files: flip(files[0], entry(9, "seconds")), ["1 entries have another time than their records"]),
+    "chain": (lambda files: flip(files[0], entry(40, "previous")), ["1 entries name a wrong previous one"]),
+    "slot": (
+        lambda files: flip(files[0], file_bytes(3, 0)),
+        ["1 slots do not .*; the first is slot 3"],
+    ),
+    "header": (
+        lambda files: flip(files[0], field_offset(INDEX_HEADER, "slots_used") + 3, 6),
+        [r"its header is wrong: slots_used \d+, expected \d+"],
+    ),
+    "count": (lambda files: flip(files[2], field_offset(INDEX_HEADER, "next_entry") + 3), ["1 keys are not filed"]),
+    "length": (lambda files: files[2].write_bytes(b"short"), ["5 bytes, but", f"{LAST} keys are not filed"]),
+    "file": (lambda files: files[1].unlink(), ["49 keys are not filed; the first is one of the record at log offset"]),
+    "all": (
+        lambda files: shutil.rmtree(files[0].parent),
+        ["120 keys are not filed; the first is"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_found_and_repaired(path: Path, case: str) -> None:
+    damage, expected = DAMAGE[case]
+    damage(files(path))
+    findings = verify(path).findings
+    assert {finding.remedy for finding in findings} == {"verify --repair"}
+    for what in expected:
+        assert any(finding.where.startswith("index") and re.search(what, finding.what) for finding in findings)
+    repair(path)
+    assert verify(path).findings == []
+    assert keys_found(path) == 60
+    assert not (path / REPAIR_DIR).exists()
+
+
+def slots_used(file: Path) -> int:
+    at = field_offset(INDEX_HEADER, "slots_used")
+    return int.from_bytes(file.read_bytes()[at : at + 4], "big")
+
+
+def count_slots(file: Path, count: int) -> None:
+    data = bytearray(file.read_bytes())
+    at = field_offset(INDEX_HEADER, "slots_used")
+    data[at : at + 4] = count.to_bytes(4, "big")
+    file.write_bytes(data)
+
+
+def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
+    """As RocketMQ did before 4.7; in a file that another went on with, in part."""
+    last = files(path)[-1]
+    used = slots_used(last)
+    assert used < LAST - 1
+    for count in range(used - 2, LAST + 3):
+        count_slots(last, count)
+        assert bool(verify(path).findings) == (not used <= count <= LAST), count
+
+
+def test_slots_counted_once_for_each_entry_stay_right(path: Path) -> None:
+    last = files(path)[-1]
+    count_slots(last, LAST)
+    with MessageStore.open(path) as store:
+        store.put(message(60))
+        assert verify(path).findings == []
+        assert slots_used(last) > LAST
+        confirmed = store.confirm_offset
+        store.put_many([message(n) for n in range(61, 65)])
+        Watermark(path, writable=True).publish(confirmed)  # as if it had died
+    with MessageStore.open(path):
+        pass
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        store.put(message(61))
+    assert verify(path).findings == []
+
+
+def test_what_is_dropped_leaves_no_more_slots_than_entries(path: Path) -> None:
+    last = files(path)[-1]
+    count_slots(last, LAST)
+    index = Index(path, SLOTS, ENTRIES, writable=True)
+    end = index.file(last.name).entries(12, 13)[0]["physical_offset"]
+    index.truncate(int(end))
+    header = index.file(last.name).header()
+    assert header["slots_used"] == header["next_entry"] - 1 < LAST
+
+
+def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:
+    path, config = tmp_path / "mq", replace(SMALL, messageIndexEnable=False)
+    with MessageStore.open(path, config=config) as store:
+        store.create_topic("t", 2)
+        store.put_many([message(n) for n in range(10)])
+    assert verify(path).findings == []
+    repair(path)
+    assert not (path / "index").exists()
+    (finding,) = verify(path, config=SMALL).findings
+    assert finding.what.startswith("20 keys are not filed")
+
+
+def test_an_append_under_way_or_dead_is_no_damage(path: Path) -> None:
+    with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
+        confirmed = reader.confirm_offset
+        store.put_many([message(n) for n in range(40)])
+        Watermark(path, writable=True).publish(confirmed)  # as it is before the publication
+        assert verify(path).findings == []
+        assert keys_found(path) == 60
+    assert verify(path).findings == []
+
+
+def test_a_broker_may_have_lost_files_but_no_entries_within_one(tmp_path: Path) -> None:
+    path, sizes = tmp_path / "mq", StoreConfig(maxHashSlotNum=20, maxIndexNum=30)
+    shutil.copytree(GOLDEN / "index-5.3", path)
+    assert len(files(path)) >= 3
+    middle, right = files(path)[1], files(path)[1].read_bytes()
+    middle.unlink()
+    assert verify(path, config=sizes).findings == []
+    middle.write_bytes(right)
+    data = bytearray(right)
+    data[file_bytes(20, 9) : file_bytes(20, 10)] = data[file_bytes(20, 8) : file_bytes(20, 9)]
+    middle.write_bytes(data)
+    assert "1 keys are not filed" in str(verify(path, config=sizes).findings)
+
+
+def test_index_sizes_of_a_broker_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    shutil.copytree(GOLDEN / "index-5.3", path)
+    assert "set both as the broker that wrote it has them" in verify(path).findings[0].what
+    with pytest.raises(ConfigError):
+        repair(path)
+    repair(path, StoreConfig(maxHashSlotNum=20, maxIndexNum=30))
+    assert verify(path).findings == []

@@ -1,0 +1,70 @@
+"""Tags in the index, as RocketMQ files them since 5.4: kept up where it has them, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.index.index import Index
+from store.upkeep.directory import Directory
+from store.upkeep.index_tags import tags_are_filed
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+from tests.store.files.test_kinds import unpacked
+from tests.store.read.test_golden import GOLDEN
+
+SIZES = StoreConfig(maxHashSlotNum=1000, maxIndexNum=4000)
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=1000, maxIndexNum=4000)
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    return unpacked("recreated-topic-5.4", tmp_path)
+
+
+def filed(path: Path, topic: str, tag: str) -> int:
+    """How many entries the index has under a tag's hash."""
+    return sum(1 for _ in Index.of(path, SIZES, writable=False).candidates(topic, f"T#{tag}"))
+
+
+def put(path: Path, topic: str) -> None:
+    with MessageStore.open(path, config=SIZES) as store:
+        store.put(Message(topic, b"one", tags="mine", keys=("k",)))
+        store.put_many([Message(topic, b"two", tags="mine"), Message(topic, b"none")])
+        store.append_table(topic, pa.table({"body": [b"three", b"four"], "tags": ["mine", None]}))
+
+
+def test_are_filed_where_a_broker_files_them(theirs: Path) -> None:
+    assert Directory.at(theirs).configuration(SIZES).tagIndexEnable
+    put(theirs, "Plain")
+    assert filed(theirs, "Plain", "mine") == 3
+    put(theirs, "Plain")  # by our own settings now
+    assert filed(theirs, "Plain", "mine") == 6
+    assert verify(theirs, config=SIZES).findings == []
+
+
+def test_are_filed_anew_by_a_repair(theirs: Path) -> None:
+    before = filed(theirs, "Plain", "paid")
+    put(theirs, "Plain")
+    assert before > 0
+    repair(theirs, config=SIZES)
+    assert filed(theirs, "Plain", "paid") >= before
+    assert filed(theirs, "Plain", "mine") == 3
+
+
+def test_are_not_filed_in_a_store_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("orders", 1)
+    put(path, "orders")
+    assert not tags_are_filed(path, SMALL)
+    assert filed(path, "orders", "mine") == 0
+
+
+@pytest.mark.parametrize("name", ["index-5.3", "index-4.9"])
+def test_are_not_filed_by_older_brokers(name: str) -> None:
+    sizes = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=30)
+    assert not tags_are_filed(GOLDEN / name, sizes)

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
+from store.format.layout import segment_name
+from store.publish.watermark import Watermark
+from store.upkeep.retention import LogSegment, Moment, Reason, decide, used_percent
+
+HOUR = 3600
+DAYS = 24 * HOUR
+NOW = 1_700_000_000.0
+SEGMENTS = [LogSegment(1000, NOW - 5 * DAYS), LogSegment(1100, NOW - 4 * DAYS), LogSegment(1200, NOW - HOUR)]
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+
+
+@pytest.mark.parametrize(
+    ("hour", "used", "asked", "forced", "reason", "starts"),
+    [
+        # nothing calls for it
+        (3, 10, False, False, Reason.NOT_NOW, []),
+        (5, 75, False, False, Reason.NOT_NOW, []),
+        # by age
+        (4, 10, False, False, Reason.HOUR, [1000, 1100]),
+        (4, 75, True, False, Reason.HOUR, [1000, 1100]),
+        (5, 10, True, False, Reason.ASKED, [1000, 1100]),
+        (5, 76, False, False, Reason.DISK_FILLING, [1000, 1100]),
+        (4, 85, True, False, Reason.DISK_FILLING, [1000, 1100]),
+        # whatever age
+        (5, 86, False, False, Reason.DISK_FULL, [1000, 1100, 1200]),
+        (4, 95, True, True, Reason.DISK_FULL, [1000, 1100, 1200]),
+        (5, 10, False, True, Reason.FORCED, [1000, 1100, 1200]),
+        (4, 80, True, True, Reason.FORCED, [1000, 1100, 1200]),
+    ],
+)
+def test_what_goes_when(hour: int, used: int, asked: bool, forced: bool, reason: Reason, starts: list[int]) -> None:
+    assert decide(StoreConfig(), Moment(NOW, hour, used, asked, forced), SEGMENTS) == (reason, starts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "used", "starts"),
+    [
+        ({"fileReservedTime": 97}, 10, [1000]),
+        ({"fileReservedTime": 96}, 10, [1000, 1100]),
+        ({"fileReservedTime": 0}, 10, [1000, 1100, 1200]),
+        ({"fileReservedTime": 500}, 10, []),
+        ({"deleteFileBatchMax": 1}, 10, [1000]),
+        ({"deleteFileBatchMax": 2}, 99, [1000, 1100]),
+        ({"cleanFileForciblyEnable": False}, 99, [1000, 1100]),
+        ({"diskSpaceCleanForciblyRatio": 100}, 100, [1000, 1100]),
+    ],
+)
+def test_settings(settings: dict[str, int], used: int, starts: list[int]) -> None:
+    assert decide(StoreConfig(**settings), Moment(NOW, 4, used), SEGMENTS).starts == starts
+
+
+def test_a_young_segment_keeps_the_older_ones_behind_it() -> None:
+    segments = [LogSegment(0, NOW - 5 * DAYS), LogSegment(100, NOW), LogSegment(200, NOW - 5 * DAYS)]
+    assert decide(StoreConfig(), Moment(NOW, 4, 10), segments).starts == [0]
+
+
+def test_used_percent_is_what_df_says(tmp_path: Path) -> None:
+    printed = subprocess.run(["df", "--output=pcent", tmp_path], capture_output=True, text=True, check=True).stdout
+    assert abs(used_percent(tmp_path) - int(printed.split()[-1].rstrip("%"))) <= 1
+
+
+def age(path: Path, days: float, *numbers: int) -> None:
+    """Make the log's segments of these numbers, all without any, look as if last written so long ago."""
+    for number, file in enumerate(sorted((path / "commitlog").iterdir())):
+        if not numbers or number in numbers:
+            os.utime(file, (time.time() - days * DAYS,) * 2)
+
+
+def names(path: Path, folder: str) -> list[int]:
+    return sorted(int(entry.name) for entry in (path / folder).iterdir())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Queue 0 has all of 30 records of 1 kB, three a segment; queue 1 one at the very beginning; queue 2 none."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 3)
+        store.put(Message("t", b"first", queue_id=1))
+        for number in range(30):
+            store.put(Message("t", bytes([number]) * 1000, queue_id=0))
+    assert names(tmp_path, "commitlog") == list(range(0, 41_000, 4096))[:10]
+    assert names(tmp_path, "consumequeue/t/0") == [0, 200, 400]
+    return tmp_path
+
+
+def kept(store: MessageStore) -> list[int]:
+    minimum, maximum = store.offsets("t", 0)
+    assert maximum >= 30
+    rows = [row for batch in store.scan("t", 0, minimum, maximum) for row in batch.to_pylist()]
+    assert [row["queueOffset"] for row in rows] == list(range(minimum, maximum))
+    assert all(row["body"] == bytes([row["queueOffset"]]) * 1000 for row in rows if row["queueOffset"] < 30)
+    return [row["queueOffset"] for row in rows]
+
+
+def test_old_segments_go_and_what_points_into_them(path: Path) -> None:
+    age(path, 4, 0, 1, 2, 3, 4)
+    other_hour = replace(SMALL, deleteWhen=f"{(time.localtime().tm_hour + 12) % 24:02}")
+    with MessageStore.open(path, config=other_hour) as store, MessageStore.open(path, read_only=True) as reader:
+        assert kept(reader) == list(range(30))
+        done = store.clean(asked=True)
+        assert [Path(name).name for name in done.log] == [segment_name(4096 * n) for n in range(5)]
+        assert [Path(name).name for name in done.queues] == [segment_name(0)]
+        assert (done.reason, done.min_offset) == (Reason.ASKED, 5 * 4096)
+        assert done.taken >= 6 * 4096
+        assert names(path, "consumequeue/t/0") == [200, 400]
+        for each in (store, reader):
+            assert each.offsets("t", 0) == (15, 30)
+            assert kept(each) == list(range(15, 30))
+            assert each.offsets("t", 1) == (1, 1), "its numbering goes on"
+            assert each.offsets("t", 2) == (0, 0)
+            with pytest.raises(OffsetLost, match="offsets 0 to 15 are gone, the oldest left is 15"):
+                each.scan("t", 0, 0, 30)
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 1
+        assert store.clean(asked=True).log == []
+    (path / "watermark").unlink()
+    with MessageStore.open(path) as store:  # recovered from the log alone
+        assert kept(store) == list(range(15, 30))
+        assert store.offsets("t", 1) == (1, 2)
+
+
+def test_the_last_segment_with_a_record_stays(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        assert len(store.clean(forced=True).log) == 9
+        assert kept(store) == [27, 28, 29]
+        assert names(path, "consumequeue/t/0") == [400]
+        assert store.clean(forced=True).log == []
+        for _ in range(30, 34):
+            store.put(Message("t", bytes(1000), queue_id=0))
+        assert len(store.clean(forced=True).log) == 2
+        assert kept(store) == [33]
+
+
+def test_a_segment_that_exists_already_does_not_cost_the_last_records(path: Path) -> None:
+    """A RocketMQ broker makes the next file ahead of time."""
+    with MessageStore.open(path) as store:
+        (path / "commitlog" / segment_name(10 * 4096)).write_bytes(bytes(4096))
+        store.clean(forced=True)
+        assert kept(store) == [27, 28, 29]
+
+
+def test_a_step_is_bounded(path: Path) -> None:
+    age(path, 4)
+    with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=4)) as store:
+        assert [len(store.clean(asked=True).log) for _ in range(4)] == [4, 4, 1, 0]
+
+
+def test_nothing_goes_at_another_hour(path: Path) -> None:
+    age(path, 4)
+    four, five = (time.mktime((2030, 1, 1, hour, 30, 0, 0, 0, -1)) for hour in (4, 5))
+    with MessageStore.open(path) as store:
+        assert (store.clean(now=five).reason, store.clean(now=five).log) == (Reason.NOT_NOW, [])
+        assert store.clean(now=four, dry_run=True).reason is Reason.HOUR
+        assert len(store.clean(now=four).log) == 9
+
+
+def test_a_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
+    age(path, 4)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert len(reader.clean(asked=True, dry_run=True).log) == 9
+        assert kept(reader) == list(range(30))
+        with pytest.raises(ReadOnlyStore):
+            reader.clean(asked=True)
+
+
+def test_an_empty_store(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        assert store.clean(forced=True).log == []
+        assert store.clean(forced=True).min_offset == 0
+
+
+def test_a_scan_under_way_ends_with_all_or_with_what_is_lost(path: Path) -> None:
+    with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
+        batches = reader.scan("t", 0, 0, 30, columns=("queueOffset",), max_rows=3)
+        seen = next(batches).column(0).to_pylist()
+        store.clean(forced=True)
+        with pytest.raises(OffsetLost, match="were deleted by retention"):
+            seen.extend(offset for batch in batches for offset in batch.column(0).to_pylist())
+        assert seen == list(range(len(seen)))
+        assert reader.offsets("t", 0) == (27, 30)
+
+
+def test_a_writer_that_was_idle_while_its_queue_files_went(path: Path) -> None:
+    with MessageStore.open(path) as idle, MessageStore.open(path) as busy:
+        assert idle.put(Message("t", bytes(1000), queue_id=0)).queue_offset == 30
+        for _ in range(60):
+            busy.put(Message("t", bytes(1000), queue_id=0))
+        busy.clean(forced=True)
+        busy.clean(forced=True)
+        busy.clean(forced=True)
+        assert names(path, "consumequeue/t/0")[0] >= 800
+        assert idle.put(Message("t", bytes(1000), queue_id=0)).queue_offset == 91
+        assert busy.offsets("t", 0)[1] == 92
+
+
+def test_a_reader_of_a_brokers_directory_that_retention_overtakes(path: Path, tmp_path: Path) -> None:
+    theirs = shutil.copytree(path, tmp_path.with_name(f"{tmp_path.name}-theirs"))
+    (theirs / "watermark").unlink()
+    later = sorted((theirs / "commitlog").iterdir())[5:]
+    kept_back = [(file, file.read_bytes()) for file in later]
+    for file in later:
+        file.unlink()
+    with MessageStore.open(theirs, read_only=True) as reader:
+        assert reader.offsets("t", 0) == (0, 15)
+        for file, content in kept_back:
+            file.write_bytes(content)
+        for file in sorted((theirs / "commitlog").iterdir())[:7]:
+            file.unlink()
+        assert reader.offsets("t", 0) == (21, 30)
+
+
+def test_several_clean_at_once(path: Path) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        stores = [stack.enter_context(MessageStore.open(path)) for _ in range(4)]
+        done = list(pool.map(lambda store: store.clean(forced=True), stores))
+        deleted = [Path(name).name for each in done for name in each.log]
+        assert sorted(deleted) == [segment_name(4096 * n) for n in range(9)]
+        assert {each.min_offset for each in done} == {9 * 4096}
+        assert kept(stores[0]) == [27, 28, 29]
+
+
+WRITER = """
+import sys
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    for number in range(400):
+        store.put_many([Message("t", bytes(300), queue_id=0) for _ in range(5)])
+        if number % 3 == 0:
+            store.clean(forced=True)
+print(store.path)
+"""
+
+
+def test_readers_of_other_processes_lose_the_old_and_nothing_else(path: Path) -> None:
+    """Tails never step back and heads never pass them, while segments are deleted as fast as they are written."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=Path(__file__).parents[3])
+    lost = read = 0
+    with MessageStore.open(path, read_only=True) as reader:
+        minimum, maximum = 0, 30
+        while writer.poll() is None:
+            low, high = reader.offsets("t", 0)
+            assert minimum <= low <= high
+            assert maximum <= high <= reader.max_offset("t", 0)
+            minimum, maximum = low, high
+            try:
+                got = [o for b in reader.scan("t", 0, low, high, ("queueOffset",)) for o in b.column(0).to_pylist()]
+                assert got == list(range(low, high))
+                read += len(got)
+            except OffsetLost:
+                lost += 1
+        assert writer.returncode == 0
+        assert reader.offsets("t", 0)[1] == 30 + 2000
+    assert read > 0
+
+
+def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began a queue's next file. The one before is the last again, and stays: to say where the queue goes on would
+    need a whole file of space otherwise, which a full disk has not."""
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
+    with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path, config=config) as dying:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # a file full
+        store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(30)])
+        unlink, watermark = Path.unlink, Watermark(tmp_path, writable=True)
+        died: list[int] = []
+
+        def unlink_and_die(self: Path, missing_ok: bool = False) -> None:
+            unlink(self, missing_ok)
+            if self.parent.name == "commitlog" and not died:
+                died.append(store.confirm_offset)
+                dying.put(Message("t", b"dead", queue_id=0))
+                watermark.announce(store.confirm_offset, watermark.store_timestamp)
+                watermark.publish(died[0])
+
+        monkeypatch.setattr(Path, "unlink", unlink_and_die)
+        assert len(store.clean(forced=True).log) > 1
+        assert died
+        assert names(tmp_path, "consumequeue/t/0") == [0]
+        assert store.offsets("t", 0) == (10, 10)
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 10
+
+
+def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment(tmp_path: Path) -> None:
+    """Of the next segment there is nothing but its file: then the log ends where a segment does."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(500)) for _ in range(9)])
+    (path / "commitlog" / segment_name(4096)).write_bytes(bytes(4096))
+    (path / "watermark").unlink()
+    (path / "abort").write_text("1")
+    with MessageStore.open(path) as store:
+        assert store.confirm_offset == 4096
+        assert store.clean(forced=True).log == []
+        assert store.offsets("t", 0)[0] == 0

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import CorruptRecord, Message, MessageStore, NotAStore, StoreConfig
+from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
+from store.upkeep.repair import repair
+from store.upkeep.verify import MAX_FINDINGS, Finding, verify
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+QUEUE = "consumequeue/t/0"
+BODY = field_offset(RECORD_HEADER, "body_length") + 4
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.jsonl")))
+def test_what_rocketmq_wrote_is_right(name: str) -> None:
+    seen: list[tuple[int, int]] = []
+    slots, entries = (20, 30) if name.startswith("index-") else (100, 400)
+    sizes = StoreConfig(maxHashSlotNum=slots, maxIndexNum=entries)
+    report = verify(GOLDEN / name, lambda done, total: seen.append((done, total)), sizes)
+    assert report.findings == []
+    assert report.records >= 3
+    assert seen[-1] == (report.log_bytes, report.log_bytes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Queue 0 of 30 messages, three a segment; queue 1 of 15 small ones that lie between them."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 3)
+        for number in range(30):
+            store.put(Message("t", bytes([number]) * 1000, queue_id=0))
+            if number % 2:
+                store.put(Message("t", b"small", queue_id=1, tags="a"))
+    return path
+
+
+def entry(path: Path, offset: int, queue: str = QUEUE) -> np.void:
+    data = (path / queue / segment_name(offset // 10 * 200)).read_bytes()
+    found: np.void = np.frombuffer(data, CQ_ENTRY)[offset % 10]
+    return found
+
+
+def patch(file: Path, position: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(position)
+        opened.write(data)
+
+
+def patch_log(path: Path, record: int, position: int, data: bytes) -> int:
+    """Write `data` at a position within a message of queue 0; the log offset of its record."""
+    at = int(entry(path, record)["physical_offset"])
+    patch(path / "commitlog" / segment_name(at - at % 4096), at % 4096 + position, data)
+    return at
+
+
+def patch_entry(path: Path, offset: int, data: bytes, queue: str = QUEUE) -> None:
+    patch(path / queue / segment_name(offset // 10 * 200), offset % 10 * CQ_ENTRY.itemsize, data)
+
+
+def test_a_good_store(path: Path) -> None:
+    report = verify(path)
+    assert report.findings == []
+    assert (report.records, report.queues) == (45, 2)
+    with MessageStore.open(path) as store:
+        assert verify(path).findings == []
+        assert store.clean(forced=True).queues
+        assert verify(path).findings == []
+        store.put(Message("t", b"x", queue_id=2))
+    assert verify(path).findings == []
+
+
+def test_an_empty_store_and_none(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path / "mq").close()
+    assert verify(tmp_path / "mq").findings == []
+    with pytest.raises(NotAStore):
+        verify(tmp_path / "other")
+
+
+Damage = Callable[[Path], object]
+DAMAGED_RECORDS: dict[str, tuple[Damage, str]] = {
+    "body": (lambda path: patch_log(path, 7, BODY + 5, b"!"), r"body CRC 0x\w+, stored 0x\w+"),
+    "magic": (lambda path: patch_log(path, 7, 4, b"!"), "magic 0x21a320a7"),
+    "length": (lambda path: patch_log(path, 7, 0, b"\x7f"), r"no record has a length of 21\d+"),
+    "no length": (lambda path: patch_log(path, 7, 0, bytes(4)), "no record has a length of 0"),
+    "place": (lambda path: patch_log(path, 7, 28, b"\x01"), r"the record names log offset \d{15,}"),
+    "topic": (lambda path: patch_log(path, 7, BODY + 1000 + 1, b"/"), "'/' cannot be a topic"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_RECORDS)
+def test_a_damaged_record(path: Path, case: str) -> None:
+    damage, what = DAMAGED_RECORDS[case]
+    at = damage(path)
+    assert isinstance(at, int)
+    report = verify(path)
+    in_log, in_queue = report.findings
+    assert in_log.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
+    assert re.fullmatch(rf"{what}; 1092 bytes up to log offset {at + 1092} cannot be read", in_log.what)
+    assert in_log.remedy == "restore the file from a copy"
+    where = "topic t, queue 0, offset 7"
+    assert in_queue == Finding(where, "1 entries have no sound record in the log", "restore the file from a copy")
+    assert report.records == 44
+    with pytest.raises(CorruptRecord, match=f"no sound record at log offset {at}"):
+        repair(path)
+    assert verify(path).findings == report.findings
+
+
+def test_a_record_of_no_time(path: Path) -> None:
+    at = patch_log(path, 7, field_offset(RECORD_HEADER, "store_timestamp"), b"\xff")
+    (finding,) = verify(path).findings
+    assert finding.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
+    assert finding.what == "1 records have no time that can be, from here on"
+
+
+def test_a_missing_segment(path: Path) -> None:
+    (path / "commitlog" / segment_name(4096)).unlink()
+    in_log, *in_queues = verify(path).findings
+    assert in_log.where == f"commitlog/{segment_name(4096)} @ 0"
+    assert in_log.what == "the segment is missing; 4096 bytes up to log offset 8192 cannot be read"
+    assert [finding.what for finding in in_queues] == [
+        "3 entries have no sound record in the log",
+        "2 entries have no sound record in the log",
+    ]
+
+
+def test_every_record_damaged_is_not_a_finding_each_for_ever(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", b"x", queue_id=0) for _ in range(MAX_FINDINGS + 200)])
+    for record in range(30, 30 + MAX_FINDINGS + 100):
+        patch_log(path, record, 4, b"!")
+    assert len(verify(path).findings) == MAX_FINDINGS
+
+
+DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
+    "empty": (lambda path: patch_entry(path, 7, bytes(40)), "offset 7", "2 messages have no entry in the queue"),
+    "tags code": (lambda path: patch_entry(path, 7, entry(path, 8).tobytes()), "offset 7", "1 entries are not what"),
+    "size": (
+        lambda path: patch_entry(path, 12, entry(path, 12).tobytes()[:8] + b"\0\0\0\1"),
+        "offset 12",
+        r"1 entries are not what their records say; the first is 1 bytes at log offset (\d+), tags code 0, "
+        r"its record 1092 bytes at log offset \1, tags code 0",
+    ),
+    "one more": (lambda path: patch_entry(path, 30, entry(path, 3).tobytes()), "offset 30", "1 entries have no sound"),
+    "stale": (lambda path: patch_entry(path, 35, entry(path, 3).tobytes()), "offset 35", "something is left behind"),
+    "cut": (
+        lambda path: (path / QUEUE / segment_name(400)).unlink(),
+        "offset 20",
+        "10 messages have no entry in the queue",
+    ),
+    "hole": (lambda path: (path / QUEUE / segment_name(200)).unlink(), "queue 0", "no file for bytes 200 to 400"),
+    "gone": (lambda path: shutil.rmtree(path / QUEUE), "offset 0", "30 messages have no entry"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_QUEUES)
+def test_a_damaged_queue_is_found_and_repaired(path: Path, case: str) -> None:
+    damage, where, what = DAMAGED_QUEUES[case]
+    if case in ("one more", "stale"):
+        (path / QUEUE / segment_name(600)).write_bytes(bytes(200))
+    damage(path)
+    (finding,) = verify(path).findings
+    assert finding.where.startswith("topic t, queue 0")
+    assert finding.where.endswith(where)
+    assert re.search(what, finding.what)
+    assert "verify --repair" in finding.remedy
+    if case == "hole":
+        shutil.rmtree(path / QUEUE)
+    repair(path)
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 30
+        assert [row["body"][0] for b in store.scan("t", 0, 0, 30) for row in b.to_pylist()] == list(range(30))
+
+
+def test_something_behind_the_log(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        end = store.confirm_offset
+    patch(path / "commitlog" / segment_name(end - end % 4096), end % 4096 + 100, b"x")
+    (finding,) = verify(path).findings
+    assert finding.where == f"commitlog/{segment_name(end - end % 4096)} @ {end % 4096 + 100}"
+    repair(path)
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "what"),
+    [
+        ("watermark", b"nonsense", "8 bytes, expected 4096"),
+        (f"commitlog/{segment_name(0)}", b"short", "5 bytes, but segments of this store have 4096"),
+        (f"{QUEUE}/{segment_name(0)}", b"short", "5 bytes, but segments of this store have 200"),
+        ("config/topics.json", b"{nonsense", "not JSON"),
+        ("config/consumerOffset.json", b"{nonsense", "not JSON"),
+        ("config/topics.json", b'{"topicConfigTable": []}', "topicConfigTable is a list, not an object"),
+        ("config/consumerOffset.json", b'{"offsetTable": {"t@g": {"0": true}}}', "t@g['0'] is true, not a number"),
+        ("config/subscriptionGroup.json", b'{"subscriptionGroupTable": 5}', "subscriptionGroupTable is 5"),
+        ("config/delayOffset.json", b'{"offsetTable": {"1": "x"}}', 'is "x", not a number'),
+    ],
+)
+def test_files_that_are_not_what_their_names_say(path: Path, file: str, content: bytes, what: str) -> None:
+    (path / file).write_bytes(content)
+    findings = [finding.what for finding in verify(path).findings]
+    assert what in findings[0]
+    assert len(set(findings)) == len(findings)
+
+
+WRITER = """
+import sys
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    for number in range(400):
+        store.put_many([Message("t", bytes(300), queue_id=number % 3) for _ in range(7)])
+        if number % 10 == 0:
+            store.clean(forced=True)
+"""
+
+
+def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=Path(__file__).parents[3])
+    looks = 0
+    while writer.poll() is None:
+        assert verify(path).findings == []
+        MessageStore.open(path, read_only=True).close()
+        looks += 1
+    assert writer.returncode == 0
+    assert looks > 3
+    assert verify(path).findings == []
+
+
+def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path / "watermark").unlink()
+    late = path / QUEUE / segment_name(400)
+    entries = late.read_bytes()
+    late.write_bytes(bytes(len(entries)))
+    (finding,) = verify(path).findings
+    assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
+    monkeypatch.setattr("store.upkeep.verify.time.sleep", lambda seconds: late.write_bytes(entries))  # while it waits
+    assert verify(path).findings == []
