@@ -13,7 +13,7 @@ import store
 ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
 FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "broker")
-GROUND = ("errors", "system_errors", "integers", "cached")
+GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
 ROOF = ("writer", "message_store", "__init__")
 
 

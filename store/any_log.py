@@ -1,0 +1,214 @@
+"""What a reader, a writer and a consumer need of a log, whichever kind it is: a directory, a cluster, an archive.
+
+Everything in `pyspark_mq` works on these; `store.local` is the first kind. A log says what it cannot do by what it
+answers (see each verb), so nobody asks of which kind one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Oversized = Literal["error", "null"]
+
+
+class Queue(NamedTuple):
+    """One queue of one topic."""
+
+    topic: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+
+Positions = dict[Queue, int]  # a queue offset for each queue
+
+
+class QueueRange(NamedTuple):
+    """Messages [start, end) of one queue, queue offsets: `end` is one past the last."""
+
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.topic, self.queue_id)
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id} [{self.start}, {self.end})"
+
+
+class Bounds(NamedTuple):
+    """What a queue has: messages [min_offset, max_offset), queue offsets."""
+
+    min_offset: int
+    max_offset: int
+
+
+class Fingerprint(NamedTuple):
+    """Which message stands at a queue offset. physical_offset: commit log offset (bytes) of its record;
+    store_timestamp: ms since 1970."""
+
+    physical_offset: int
+    store_timestamp: int
+
+
+Fingerprints = dict[Queue, Fingerprint]  # of the message before a position
+
+
+class Boundary(Enum):
+    """Which message a time means: LOWER the first stored at it or after, UPPER the last stored at it or before."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
+
+class MessageFilter(Protocol):
+    """Which messages to read. Frozen, hashable and picklable."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `match_batch` looks at; none where all messages match."""
+
+    @property
+    def tags_codes(self) -> frozenset[int] | None:
+        """The only tags codes (Java hashes) that messages which match can have; None where that is not known."""
+
+    def match_codes(self, tags_codes: Int64s) -> Bools:
+        """True, shape of `tags_codes`, where a queue entry with that code may match."""
+
+    def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """True, one a row and never null, where the message matches. `batch` has `columns`, among others."""
+
+    def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
+        """Whether one message matches."""
+
+
+@dataclass(frozen=True)
+class ReadSpec:
+    """How a range is read.
+
+    columns: names of `store.COLUMNS`, as they shall stand in the batches. check_crc: compare bodies with their
+    checksums. max_rows, max_bytes: of one batch, bytes of records, and of bodies as they become where producers
+    compressed them (one row at least). max_body_bytes: how large one body may become, None for the log's own limit; a
+    larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
+    """
+
+    columns: tuple[str, ...]
+    message_filter: MessageFilter
+    check_crc: bool = True
+    max_rows: int = 1 << 14
+    max_bytes: int = 12 << 20
+    max_body_bytes: int | None = None
+    oversized: Oversized = "error"
+
+
+class Held(Protocol):
+    """Queues that are waited for, until a deadline. A context manager; one thread uses it."""
+
+    def next(self, timeout: float) -> Queue | None:
+        """A queue that may have a message behind its position, which is held no longer; None after `timeout` seconds.
+
+        Every queue comes once though it has none, at the latest when the deadline is over. After that, `StopIteration`
+        is raised: as long as no queue is held again.
+        """
+
+    def again(self, queue: Queue, position: int) -> None:
+        """Hold a queue once more, from `position` on."""
+
+    def __enter__(self) -> Held: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Log(Protocol):
+    """A log, open to be read, in one process. A context manager: leaving it closes it. Threads may share it."""
+
+    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        """Topic to its queues, in order, as it stands now."""
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        """Of each of `queues` that is there, as it stands now. Messages are published up to `max_offset`."""
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        """Of each queue the offset that a time (ms since 1970) means; its `max_offset` where all is older (LOWER)."""
+
+    def sizes(self, wanted: QueueRange) -> Int64s | None:
+        """Record sizes (bytes), shape (wanted.length,); None where this log cannot tell. Raises `OffsetLost`."""
+
+    def fingerprints(self, positions: Positions) -> Fingerprints:
+        """Which message stands before each position; none where it is deleted, there is none, or it cannot tell."""
+
+    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        """The queues in which another message stands before the position than `last` says, as far as it can tell."""
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        """The messages of a published range, in order. Raises `OffsetLost`, `OffsetNotYet`, and what reading raises."""
+
+    def wait(self, seen: Positions, timeout: float) -> None:
+        """Sleep until one of the queues has another `max_offset` than `seen` says, at most `timeout` seconds.
+
+        It may come back early, for new topics say.
+        """
+
+    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter) -> Held:
+        """Wait for messages behind each position, until `deadline` (`time.monotonic()` seconds)."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Log: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Append(Protocol):
+    """Messages of any topics on their way into a log, seen all at once or not at all."""
+
+    def add(self, topic: str, table: Any) -> None:
+        """Add a table of messages: columns as `MessageStore.append_table` takes them. It is read when published.
+
+        Raises `UnknownTopic`, `InvalidColumns`.
+        """
+
+    def publish(self) -> Any:
+        """Append all that was added; readers see it when this returns. An `AppendResult`. Raises as `put`."""
+
+    def abandon(self) -> None:
+        """Forget what was added. Nothing of it is ever seen."""
+
+
+class LogWriter(Protocol):
+    """A log, open to be written."""
+
+    def begin(self) -> Append: ...
+
+    def flush(self) -> None:
+        """What was published is on the device when this returns."""
+
+    def close(self) -> None: ...
+
+
+class LogAddress(Protocol):
+    """Where a log is: frozen and picklable, for another process opens it, too."""
+
+    def open(self) -> Log: ...
