@@ -14,7 +14,7 @@ demo: $(VENV)/.with-demo
 	@$(BIN)/pyspark-mq demo
 
 test: $(VENV)/.with-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
 
 # The machine goes down, or a call fails, so many times: make crashes CUTS=100000
 CUTS ?= 10000
