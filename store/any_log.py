@@ -151,6 +151,9 @@ class Log(Protocol):
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         """Of each queue the offset that a time (ms since 1970) means; its `max_offset` where all is older (LOWER)."""
 
+    def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
+        """The offset that a consumer group has to read next, of those of `queues` where it has committed one."""
+
     def sizes(self, wanted: QueueRange) -> Int64s | None:
         """Record sizes (bytes), shape (wanted.length,); None where this log cannot tell. Raises `OffsetLost`."""
 
