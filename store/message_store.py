@@ -20,7 +20,7 @@ from store.errors import FilterError, OffsetLost, OffsetNotYet, ReadOnlyStore, U
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.kinds import warn_of_topics
-from store.files.opened import Opened
+from store.files.opened import Opened, Place
 from store.files.segment_file import OpenFiles
 from store.files.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
@@ -31,6 +31,7 @@ from store.integers import integer, one_of, seconds, text
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
 from store.publish.appender import AppendResult
+from store.publish.locks import OFFSETS_BYTE, StoreLock
 from store.publish.log_end import LogEnd
 from store.publish.putting import PutResult, Putting
 from store.publish.watch import Watch, Watches
@@ -92,6 +93,7 @@ class MessageStore(Opened):
             existing = self._topics.queues_on_disk
             self._writer = Writer(directory, config, self._log, self._index, self._queue, existing, ends)
             self._watermark = self._writer.watermark
+        self._place = Place(directory.root) if self._writer is None else self._writer.place
         self._putting = Putting(self._topics, config, partial(_ever_put, self._topics, self._queue, self._watermark))
         self._watches = Watches(self._watermark)
         self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
@@ -383,12 +385,17 @@ class MessageStore(Opened):
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the next offsets (queue id to queue offset) of a consumer group, on the device when this returns.
 
-        Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `ReadOnlyStore`.
+        Also with `read_only`, for whoever reads has something to commit; appends are not kept waiting. Raises
+        `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
+        while a broker runs.
         """
-        writer = self._writing()
+        groups = self._groups
         for queue_id in offsets:
             self._topics.check_queue(topic, queue_id)
-        writer.exclusively(lambda: self._groups.commit(group, topic, offsets))
+        with closing(StoreLock(self.path, self.config.lockTimeoutMillis / 1000, OFFSETS_BYTE)) as lock:
+            self._place.check()
+            lock.refuse_broker()
+            lock.exclusively(lambda: groups.commit(group, topic, offsets))
 
     # --- deleting --------------------------------------------------------------------------------------
 

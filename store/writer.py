@@ -49,6 +49,7 @@ class Writer:
         self._existing_queues = existing_queues
         self._least_ends = ends
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
+        self.place = lock.place
         try:
             self.watermark = lock.exclusively(self._join)
         except BaseException:

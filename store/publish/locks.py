@@ -1,10 +1,11 @@
-"""The store lock: two bytes of the file `lock`.
+"""The store lock: three bytes of the file `lock`.
 
 | byte | who | how |
 |---|---|---|
 | 0 | a running RocketMQ broker | exclusive (its `tryLock(0, 1)`) |
 | 0 | every store of ours that is open for writing | shared |
 | 1 | one append, repair, opening or closing | exclusive |
+| 2 | one commit of a consumer group's offsets, by a store that is open to read, too | exclusive |
 
 Open-file-description locks where the system has them: classic record locks vanish when *any* descriptor of the
 file is closed in the process. The two kinds exclude each other, so RocketMQ still sees ours. Neither kind
@@ -33,6 +34,7 @@ from store.publish.lock_holders import holders
 
 _OWNER_BYTE = 0
 _APPEND_BYTE = 1
+OFFSETS_BYTE = 2
 Result = TypeVar("Result")
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 _TIMEOUT_SECONDS = 30.0
@@ -48,7 +50,7 @@ class _ThisThread(threading.local):
 
 
 class StoreLock(Opened):
-    """The lock file of one store directory, as one writing `MessageStore` holds it.
+    """Turns at one byte of a store directory's lock file, as one `MessageStore` takes them.
 
     place: where it was; another lock file there would not exclude this one.
     """
@@ -56,11 +58,12 @@ class StoreLock(Opened):
     _fd = -1  # a child that is forked before there is one lets go of nothing
     _closes: finalize[..., StoreLock] | None = None
 
-    def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS) -> None:
-        """timeout: how long to wait for a turn, in seconds."""
+    def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
+        """timeout: how long to wait for a turn, in seconds. byte: whose turns are taken."""
         super().__init__(str(root), f"MessageStore.open({str(root)!r})")
         self._path = root / LOCK_FILE
         self._timeout = timeout
+        self._byte = byte
         self._threads = threading.RLock()  # it knows whose it is
         self._this_thread = _ThisThread()
         with opening:
@@ -73,7 +76,7 @@ class StoreLock(Opened):
             write_at(self._fd, b"lock", 0)
 
     def exclusively(self, work: Callable[[], Result], timeout: float | None = None) -> Result:
-        """What `work` answers, called while holding byte 1: at most one appender on this host. Waits for its turn.
+        """What `work` answers, called while holding the byte: at most one on this host does. Waits for its turn.
 
         timeout: seconds, if other than this lock's own.
 
@@ -106,7 +109,7 @@ class StoreLock(Opened):
             return
         if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
             if self._fd >= 0:  # or `close` gave the lock back
-                _lock(self._fd, fcntl.F_UNLCK, _APPEND_BYTE)
+                _lock(self._fd, fcntl.F_UNLCK, self._byte)
             with suppress(RuntimeError):  # released as often as it was acquired
                 while True:
                     self._threads.release()
@@ -118,17 +121,17 @@ class StoreLock(Opened):
             raise self._busy(timeout)
         self.must_be_open()  # closed while this thread waited for another
         pause, longest = _PAUSE_SECONDS
-        while not _lock(self._fd, fcntl.F_WRLCK, _APPEND_BYTE):
+        while not _lock(self._fd, fcntl.F_WRLCK, self._byte):
             if time.monotonic() >= deadline:
                 raise self._busy(timeout)
             time.sleep(pause)
             pause = min(pause * _LONGER, longest)
 
     def _busy(self, timeout: float) -> StoreBusy:
-        found = " and by ".join(map(str, holders(self._path, _APPEND_BYTE)))
+        found = " and by ".join(map(str, holders(self._path, self._byte)))
         return StoreBusy(
-            f"{self._path.parent}: no turn to append within {timeout:g} s (lockTimeoutMillis); the lock (byte "
-            f"{_APPEND_BYTE} of {self._path.name}) is held by {found or _NOBODY_SEEN}. Nothing of this call is "
+            f"{self._path.parent}: no turn to write within {timeout:g} s (lockTimeoutMillis); the lock (byte "
+            f"{self._byte} of {self._path.name}) is held by {found or _NOBODY_SEEN}. Nothing of this call is "
             "visible: let that go on or end it, then repeat the call"
         )
 
@@ -150,6 +153,14 @@ class StoreLock(Opened):
         alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
         return _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone  # one may join before we have left
 
+    def refuse_broker(self) -> None:
+        """Raises `StoreLocked` while a RocketMQ broker runs here, which keeps in memory what it writes to its files."""
+        if _is_held_exclusively(self._fd, _OWNER_BYTE):
+            raise StoreLocked(
+                f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself; "
+                "commit them through the broker, or stop it"
+            )
+
     def close(self) -> None:
         """Leave, after the append of another thread, if one is under way. The locks go with the descriptor.
 
@@ -163,6 +174,13 @@ class StoreLock(Opened):
         self._fd = -1
         if self._closes is not None:
             self._closes()  # which does nothing the second time
+
+
+def _is_held_exclusively(fd: int, byte: int) -> bool:
+    """Whether somebody else has an exclusive record lock on one byte; takes none."""
+    command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
+    asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
+    return bool(struct.unpack_from("h", fcntl.fcntl(fd, command, asked))[0] != fcntl.F_UNLCK)
 
 
 def _lock(fd: int, kind: int, byte: int) -> bool:

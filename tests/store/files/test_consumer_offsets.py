@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from store import InvalidGroup, MessageStore, OffsetOutOfRange, ReadOnlyStore, StoreConfig
+from store import InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.publish.locks import StoreLock
+
+ROOT = Path(__file__).parents[3]
 
 
 def write(path: Path, name: str, text: str) -> None:
@@ -114,5 +119,25 @@ def test_the_stores_verbs(tmp_path: Path) -> None:
         store.commit_offsets("grp", "t", {0: 5})
         with MessageStore.open(tmp_path, read_only=True) as reader:
             assert (reader.consumer_offset("grp", "t", 0), reader.consumer_offset("grp", "t", 1)) == (5, None)
-            with pytest.raises(ReadOnlyStore):
-                reader.commit_offsets("grp", "t", {0: 5})
+            reader.commit_offsets("grp", "t", {0: 6})
+        assert store.consumer_offset("grp", "t", 0) == 6
+
+
+COMMITS = """
+import sys
+from store import MessageStore
+with MessageStore.open(sys.argv[1], read_only=True) as store:
+    for offset in range(1, 51):
+        store.commit_offsets("group" + sys.argv[2], "t", {0: offset})
+"""
+
+
+def test_readers_of_several_processes_commit_at_once_and_no_append_waits(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        program = [sys.executable, "-c", COMMITS, str(tmp_path)]
+        readers = [subprocess.Popen([*program, str(number)], cwd=ROOT) for number in range(3)]
+        assert [reader.wait() for reader in readers] == [0, 0, 0]
+        assert [store.consumer_offset(f"group{number}", "t", 0) for number in range(3)] == [50, 50, 50]
+        with MessageStore.open(tmp_path, read_only=True) as reader:
+            StoreLock(tmp_path).exclusively(lambda: reader.commit_offsets("g", "t", {0: 1}))

@@ -51,7 +51,7 @@ def test_the_holder_is_named(stranger: tuple[MessageStore, subprocess.Popen[byte
     with pytest.raises(StoreBusy) as raised:
         store.put(Message("t", b"x"))
     text = str(raised.value)
-    assert f"{store.path}: no turn to append within 0.2 s (lockTimeoutMillis)" in text
+    assert f"{store.path}: no turn to write within 0.2 s (lockTimeoutMillis)" in text
     assert f"held by process {process.pid} ({sys.executable} -c" in text
     assert f"){state}. Nothing of this call is visible: let that go on or end it, then repeat the call" in text
     assert not [holder for holder in holders(store.path / "lock", 7) if holder.pid != process.pid]

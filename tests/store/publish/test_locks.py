@@ -49,6 +49,16 @@ def test_a_directory_that_a_broker_holds(broker: Path) -> None:
     MessageStore.open(broker, read_only=True).close()
 
 
+def test_offsets_are_a_brokers_own_while_it_runs(broker: Path) -> None:
+    (broker / "consumequeue/t/0").mkdir(parents=True)
+    with (
+        MessageStore.open(broker, read_only=True) as reader,
+        pytest.raises(StoreLocked, match=rf"{broker}: a RocketMQ broker runs here, and keeps the offsets"),
+    ):
+        reader.commit_offsets("g", "t", {0: 1})
+    assert not (broker / "config/consumerOffset.json").exists()
+
+
 def test_a_broker_is_kept_out(tmp_path: Path) -> None:
     def broker() -> int:
         return subprocess.run(
