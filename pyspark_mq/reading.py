@@ -47,7 +47,8 @@ class RangeReader:
 
     def nothing(self) -> pa.RecordBatch:
         """A batch without rows."""
-        return pa.RecordBatch.from_pylist([], schema=self._arrow_schema)
+        columns = [pa.nulls(0, kind) for kind in self._arrow_schema.types]
+        return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, store: MessageStore, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
         """The messages of `wanted`, which all were published. Raises as `read`."""

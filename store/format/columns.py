@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from store.cached import cached_property
 from store.errors import CorruptRecord, InvalidColumns
+from store.format.arrays import arrow, constant, numbers, texts
 from store.format.entering import are_wrong_codes, stand_in_light_queue
 from store.format.layout import (
     IPV4_BYTES,
@@ -187,15 +188,15 @@ class Block:
         return self._properties.value(PROPERTY_TAGS)
 
     def _ints(self, name: str, kind: pa.DataType) -> pa.Array:
-        return pa.array(self._records.field(name)).cast(kind)
+        return arrow(self._records.field(name)).cast(kind)
 
     def _timestamps(self, name: str) -> pa.TimestampArray:
         """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
         times = self._records.field(name)
         outside = (times < FIRST_MS) | (times > LAST_MS)
         if not outside.any():
-            return pa.array(times * 1000).view(TIMESTAMP)
-        return pa.array(np.where(outside, 0, times) * 1000, mask=outside).view(TIMESTAMP)
+            return arrow(times * 1000).view(TIMESTAMP)
+        return arrow(np.where(outside, 0, times) * 1000, nulls=outside).view(TIMESTAMP)
 
     def _msg_ids(self) -> pa.StringArray:
         """The client's id where the message carries one, else the offsetMsgId."""
@@ -205,41 +206,41 @@ class Block:
         return unique.fill_null(self._offset_msg_ids()) if unique.null_count < len(self) else self._offset_msg_ids()
 
     def _offset_msg_ids(self) -> pa.StringArray:
-        def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+        def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
             offsets = self._physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
             same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # as nearly always
             return _hex(same_host, offsets)
 
-        return self._by_family("store", SYS_STORE_HOST_V6, texts)
+        return self._by_family("store", SYS_STORE_HOST_V6, named)
 
     def _hosts(self, which: str, bit: int) -> pa.StringArray:
-        def texts(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+        def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
             port = RECORD_HEADER[f"{which}_port"].itemsize
             distinct, index = np.unique(hosts, axis=0, return_inverse=True)
             names = [host_text(host[:-port].tobytes(), int(host[-port:].view(">i4")[0])) for host in distinct]
-            return pa.array(names, pa.string()).take(pa.array(index.ravel()))
+            return texts(names).take(arrow(index.ravel()))
 
-        return self._by_family(which, bit, texts)
+        return self._by_family(which, bit, named)
 
     def _by_family(
-        self, which: str, bit: int, texts: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
+        self, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
     ) -> pa.StringArray:
-        """`texts` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
+        """`named` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
         if self._records.hosts_are_v4:
-            return texts(self._records.v4_hosts(which), np.arange(len(self)))
+            return named(self._records.v4_hosts(which), np.arange(len(self)))
         v6 = (self.sys_flags & bit) != 0
         starts = self._records.field_positions(f"{which}_ip")
         port = RECORD_HEADER[f"{which}_port"].itemsize
         parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
         arrays = [
-            texts(gather_rows(self._records.view, starts[rows], width + port), rows)
+            named(gather_rows(self._records.view, starts[rows], width + port), rows)
             for rows, width in parts
             if len(rows)
         ]
         if len(arrays) == 1:
             return arrays[0]
         order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
-        return pa.concat_arrays(arrays).take(pa.array(order))
+        return pa.concat_arrays(arrays).take(arrow(order))
 
 
 class LightBlock(Block):
@@ -259,7 +260,7 @@ class LightBlock(Block):
         self._need(records.sound, self._no_record)
         stands = stand_in_light_queue(self._properties, self._topic, self._queue_offsets)
         names = records.slices(records.topic_starts, records.topic_lengths)
-        own: Mask = pc.equal(names, self._topic.encode()).to_numpy(zero_copy_only=False)
+        own: Mask = numbers(pc.equal(names, constant(self._topic.encode())))
         own &= super()._in_queue()
         return stands | own
 
@@ -267,14 +268,14 @@ class LightBlock(Block):
         """As a message in a queue of its own."""
         if name == "topic":
             names = self._records.slices(self._records.topic_starts, self._records.topic_lengths).to_pylist()
-            return pa.array([name.decode("utf-8", "replace") for name in names], pa.string())
+            return texts([name.decode("utf-8", "replace") for name in names])
         return self._ints("queue_offset", pa.int64()) if name == "queueOffset" else super().column(name)
 
 
 _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
-    "topic": lambda block: pa.repeat(pa.scalar(block._topic, pa.string()), len(block)),
-    "queueId": lambda block: pa.array(np.full(len(block), block._queue_id, np.int32)),
-    "queueOffset": lambda block: pa.array(block._queue_offsets),
+    "topic": lambda block: pa.repeat(constant(block._topic), len(block)),
+    "queueId": lambda block: arrow(np.full(len(block), block._queue_id, np.int32)),
+    "queueOffset": lambda block: arrow(block._queue_offsets),
     "msgId": Block._msg_ids,
     "tags": lambda block: block._tags,
     "keys": lambda block: block._properties.value(PROPERTY_KEYS),
@@ -282,13 +283,13 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "bornTimestamp": lambda block: block._timestamps("born_timestamp"),
     "storeTimestamp": lambda block: block._timestamps("store_timestamp"),
     "properties": lambda block: block._properties.maps(),
-    "physicalOffset": lambda block: pa.array(block._physical_offsets),
+    "physicalOffset": lambda block: arrow(block._physical_offsets),
     "bornHost": lambda block: block._hosts("born", SYS_BORN_HOST_V6),
     "storeHost": lambda block: block._hosts("store", SYS_STORE_HOST_V6),
     "reconsumeTimes": lambda block: block._ints("reconsume_times", pa.int32()),
     "flag": lambda block: block._ints("flag", pa.int32()),
     # RocketMQ's decoder clears the bit once the body is inflated
-    "sysFlag": lambda block: pa.array((block.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
+    "sysFlag": lambda block: arrow((block.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: block._ints("body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: block._ints("prepared_transaction_offset", pa.int64()),
 }

@@ -71,5 +71,5 @@ def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
     else:
         for first in range(0, len(bodies), _COPIED_AT_ONCE):
             some = bodies[first : first + _COPIED_AT_ONCE]
-            crcs[first : first + len(some)] = list(map(crc32, some.to_numpy(zero_copy_only=False)))
+            crcs[first : first + len(some)] = list(map(crc32, some.to_pylist()))
     return crcs & BODY_CRC_MASK

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import MessageRefused, PutStatus
+from store.format.arrays import arrow, constant, numbers, texts
 from store.format.java_hash import java_hash
 from store.format.layout import (
     CQ_EXTENSION_BELOW,
@@ -64,7 +65,7 @@ RESERVED: Mapping[str, str] = {
     PROPERTY_CRC: "the store itself writes this checksum, if enabledAppendPropCRC says so",
 }
 """Properties that a broker, or this store, acts upon when it meets them in a log, and why that cannot be."""
-_RESERVED = pa.array(RESERVED, pa.string())
+_RESERVED = texts(list(RESERVED))
 
 # Those that RocketMQ's broker takes from no client (TopicValidator); the last two since 5.4.
 NOT_FOR_PUTTING = frozenset(
@@ -130,7 +131,7 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
     wrong: Mask = codes != tags_codes(tags)
     if wrong.any():
         wrong &= (codes > CQ_EXTENSION_BELOW) & (topic != SCHEDULE_TOPIC)
-        wrong &= ~pc.fill_null(pc.match_substring(tags, "\ufffd"), False).to_numpy(zero_copy_only=False)
+        wrong &= ~numbers(pc.match_substring(tags.fill_null(constant("")), "\ufffd"))
     return wrong
 
 
@@ -163,7 +164,7 @@ def light_places(
     if queues.null_count == len(queues):
         return
     offsets = properties.value(PROPERTY_LIGHT_OFFSETS)
-    for row in np.flatnonzero(queues.is_valid().to_numpy(zero_copy_only=False)).tolist():
+    for row in np.flatnonzero(numbers(queues.is_valid())).tolist():
         own = topics[topic_ids[row]], int(queue_ids[row])
         for place in _light_places(*own, queues[row].as_py(), offsets[row].as_py() or ""):
             yield row, place
@@ -178,18 +179,18 @@ def stands_in(place: Place, own: Place, properties: Mapping[str, str]) -> bool:
 def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
     """Which of n records say that they stand in light queue `topic` at these offsets, shape (n,)."""
     queues, offsets = (
-        pc.split_pattern(pc.fill_null(properties.value(name), ""), LIGHT_SEPARATOR)
+        pc.split_pattern(properties.value(name).fill_null(constant("")), LIGHT_SEPARATOR)
         for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS)
     )
-    owners, names = pc.list_parent_indices(queues).to_numpy(), pc.list_flatten(queues)
-    first_name, first_offset = (lists.offsets.to_numpy()[:-1] for lists in (queues, offsets))
-    among = np.flatnonzero(pc.equal(names, topic).to_numpy(zero_copy_only=False))
+    owners, names = numbers(pc.list_parent_indices(queues)), pc.list_flatten(queues)
+    first_name, first_offset = (numbers(lists.offsets)[:-1] for lists in (queues, offsets))
+    among = np.flatnonzero(numbers(pc.equal(names, constant(topic))))
     rows = owners[among]
     number = among - first_name[rows]
-    has_offset = number < pc.list_value_length(offsets).to_numpy()[rows]
+    has_offset = number < numbers(pc.list_value_length(offsets))[rows]
     among, rows, number = among[has_offset], rows[has_offset], number[has_offset]
-    found = pc.list_flatten(offsets).take(pa.array(first_offset[rows] + number))
-    same = pc.equal(found, pa.array(queue_offsets[rows]).cast(pa.string())).to_numpy(zero_copy_only=False)
+    found = pc.list_flatten(offsets).take(arrow(first_offset[rows] + number))
+    same = numbers(pc.equal(found, arrow(queue_offsets[rows]).cast(pa.string())))
     stands = np.zeros(len(queue_offsets), np.bool_)
     stands[rows[same]] = True
     return stands

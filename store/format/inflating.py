@@ -13,8 +13,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from store.errors import CorruptRecord, MessageTooLarge
+from store.format.arrays import arrow, blobs
 from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION_MASK
 
 _STEP_BYTES = 256 << 10
@@ -88,7 +90,9 @@ def _of_row(body: bytes, sys_flag: int, where: str, bounds: Bounds) -> bytes | N
 
 def _with_bodies(batch: pa.RecordBatch, bodies: list[bytes | None]) -> pa.RecordBatch:
     at = batch.schema.get_field_index("body")
-    return batch.set_column(at, batch.schema.field(at), pa.array(bodies, pa.binary()))
+    missing = arrow(np.array([body is None for body in bodies]))
+    column = pc.if_else(missing, pa.nulls(len(bodies), pa.binary()), blobs([body or b"" for body in bodies]))
+    return batch.set_column(at, batch.schema.field(at), column)
 
 
 def _zlib(body: bytes, most: int) -> bytes:

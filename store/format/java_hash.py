@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from store.format.arrays import numbers
 from store.format.strings import flat
 
 _HASH_FACTOR = 31
@@ -37,7 +38,7 @@ def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32
         units, bounds = _utf16_units(data, bounds)
     hashes = _hash_units(units.astype(np.uint32), bounds, java_hash_code(prefix))
     if strings.null_count:
-        hashes[strings.is_null().to_numpy(zero_copy_only=False)] = 0
+        hashes[numbers(strings.is_null())] = 0
     return hashes
 
 

@@ -7,9 +7,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.format.arrays import arrow, constant, numbers
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import INDEX_KEY_SEPARATOR, INDEX_TAG_PREFIX, KEY_SEPARATOR
-from store.format.strings import flat
+from store.format.strings import flat, lengths
 
 Ints = npt.NDArray[np.int64]
 KeyHashes = npt.NDArray[np.int32]
@@ -47,7 +48,7 @@ def key_hashes(
     if len(parts) > 1:
         owners = np.concatenate([rows for _, rows in parts])
         order = np.argsort(owners, kind="stable")
-        filed, owners = pa.concat_arrays([found for found, _ in parts]).take(pa.array(order)), owners[order]
+        filed, owners = pa.concat_arrays([found for found, _ in parts]).take(arrow(order)), owners[order]
     hashes = [
         _hash_names(topics, filed[start : start + _KEYS_AT_ONCE], owners[start : start + _KEYS_AT_ONCE])
         for start in range(0, len(owners), _KEYS_AT_ONCE)
@@ -60,7 +61,7 @@ def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
     if not keys.null_count:
         return keys, np.arange(len(keys))
     present = pc.is_valid(keys)
-    return keys.filter(present), np.flatnonzero(present.to_numpy(zero_copy_only=False))
+    return keys.filter(present), np.flatnonzero(numbers(present))
 
 
 def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
@@ -70,22 +71,22 @@ def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
         return _whole(keys)
     lists = pc.split_pattern(keys, KEY_SEPARATOR)
     tokens, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
-    used = pc.greater(pc.binary_length(tokens), 0)
-    return tokens.filter(used), parents.filter(used).to_numpy().astype(np.int64)
+    used = lengths(tokens) > 0
+    return tokens.filter(arrow(used)), numbers(parents)[used]
 
 
 def _tags(tags: pa.StringArray) -> tuple[pa.StringArray, Ints]:
     """What stands where the key would for each tag, and the message of each."""
     found, owners = _whole(tags)
-    named = pc.greater(pc.binary_length(found), 0)
-    owners = owners[named.to_numpy(zero_copy_only=False)]
-    return pc.binary_join_element_wise(INDEX_TAG_PREFIX, found.filter(named), ""), owners
+    named = lengths(found) > 0
+    prefixed = pc.binary_join_element_wise(constant(INDEX_TAG_PREFIX), found.filter(arrow(named)), constant(""))
+    return prefixed, owners[named]
 
 
 def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints) -> KeyHashes:
     if isinstance(topics, str):
         return _positive(java_hash(keys, topics + INDEX_KEY_SEPARATOR))
-    names = pc.binary_join_element_wise(topics.take(pa.array(owners)), keys, INDEX_KEY_SEPARATOR)
+    names = pc.binary_join_element_wise(topics.take(arrow(owners)), keys, constant(INDEX_KEY_SEPARATOR))
     return _positive(java_hash(names))
 
 

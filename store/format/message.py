@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-import pyarrow as pa
 
 from store.errors import CorruptRecord, MessageRefused, PutStatus
+from store.format.arrays import texts
 from store.format.crc import body_crc, property_crc
 from store.format.entering import Place, are_wrong_codes, keys_of, stands_in, tag_of
 from store.format.inflating import decompress
@@ -299,7 +299,7 @@ def must_be_entered(message: StoredMessage, place: Place, physical_offset: int, 
     own = Place(message.topic, message.queue_id, message.queue_offset)
     is_code = tags_code == java_hash_code(message.tags or "")  # much faster than the whole rule
     if not is_code:
-        is_code = not are_wrong_codes(np.array([tags_code]), pa.array([message.tags], pa.string()), own.topic).any()
+        is_code = not are_wrong_codes(np.array([tags_code]), texts([message.tags or ""]), own.topic).any()
     if message.physical_offset != physical_offset or not is_code or not stands_in(place, own, message.properties):
         raise CorruptRecord(
             f"topic {place.topic}, queue {place.queue_id}, offset {place.queue_offset} (commit log offset "

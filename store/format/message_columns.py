@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import InvalidColumns
+from store.format.arrays import constant, numbers
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
 from store.format.strings import flat
@@ -183,7 +184,7 @@ def _keys(column: pa.Array) -> pa.StringArray:
     if (flat(single)[0] == ord(KEY_SEPARATOR)).any():
         for key in single.to_pylist():
             check_key(key)
-    return pc.binary_join(keys, KEY_SEPARATOR)
+    return pc.binary_join(keys, constant(KEY_SEPARATOR))
 
 
 def _maps(column: pa.Array) -> pa.MapArray:
@@ -208,7 +209,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
             column = column.cast(pa.timestamp("ms", kind.tz), safe=is_exact).cast(pa.int64())
         except pa.ArrowInvalid as error:
             raise InvalidColumns(f"column {name!r}: {error}") from error
-    values: Ints = _no_nulls(name, _cast(name, column, pa.int64(), _is_number)).to_numpy()
+    values: Ints = numbers(_no_nulls(name, _cast(name, column, pa.int64(), _is_number)))
     return values
 
 

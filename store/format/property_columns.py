@@ -8,10 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.cached import cached_property
+from store.format.arrays import arrow, constant, numbers, texts
 from store.format.layout import NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR
 from store.format.strings import cut, flat
 
 Ints = npt.NDArray[np.int64]
+
+_END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 class PropertyColumns:
@@ -26,7 +29,7 @@ class PropertyColumns:
         self._count = len(encoded)
         data, bounds = flat(encoded)
         if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
-            data, bounds = flat(pc.binary_join_element_wise(encoded, b"", bytes([PROPERTY_SEPARATOR])))
+            data, bounds = flat(pc.binary_join_element_wise(encoded, constant(b""), _END))
         self._bounds, self._data = bounds, data
         self._separators = ends = (data == PROPERTY_SEPARATOR).nonzero()[0]
         starts = np.empty_like(ends)
@@ -51,7 +54,7 @@ class PropertyColumns:
         last[rows] = np.arange(len(rows))  # of equal rows the last one stays
         present = last >= 0
         kept = pieces[last[present]]
-        index = pa.array(np.cumsum(present) - 1, mask=~present)
+        index = arrow(np.cumsum(present) - 1, nulls=~present)
         return _strings(self._data, self._splits[kept] + 1, self._ends[kept]).take(index)
 
     def _column(self, layout: list[bytes], name: bytes) -> pa.StringArray:
@@ -71,7 +74,7 @@ class PropertyColumns:
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
         names = _strings(self._data, self._starts[keep], self._splits[keep])
         values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])
-        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+        return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
     @cached_property
     def _layout(self) -> list[bytes] | None:
@@ -119,7 +122,7 @@ class PropertyColumns:
         overridden = np.zeros(len(self._rows), np.bool_)
         if len(self._rows):
             names = _strings(self._data, self._starts, self._splits).dictionary_encode()
-            group = self._rows * len(names.dictionary) + names.indices.to_numpy().astype(np.int64)
+            group = self._rows * len(names.dictionary) + numbers(names.indices).astype(np.int64)
             order = np.argsort(group, kind="stable")
             overridden[order[:-1]] = group[order[:-1]] == group[order[1:]]
         return overridden
@@ -128,9 +131,9 @@ class PropertyColumns:
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
     """data[start:end] as strings; starts ascend and do not overlap. Bytes that are not UTF-8 are replaced."""
     if not len(starts):
-        return pa.array([], pa.string())
+        return texts([])
     taken = cut(data, starts, ends - starts)
     try:
         return taken.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([value.decode("utf-8", "replace") for value in taken.to_pylist()], pa.string())
+        return texts([value.decode("utf-8", "replace") for value in taken.to_pylist()])

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.format.arrays import constant
 from store.format.crc import crc_digits, crcs_between, property_crc
 from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME
 from store.format.strings import Bytes
@@ -64,8 +65,8 @@ class Records:
                 before = [(header + rest)[:-PROPERTY_CRC_BYTES] for header, rest in pairs]
                 pairs = zip(before, map(property_crc, before), strict=True)
             return memoryview(b"".join(chain.from_iterable(pairs)))
-        parts = [part if isinstance(part, bytes) else part[first:last] for part in self.rests]
-        joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, b"")
+        parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
+        joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
         data = np.frombuffer(joined.buffers()[2], np.uint8)[: int(self.sizes[first:last].sum())]
         return (_with_crcs(data, self.sizes[first:last]) if self.with_crc else data).data
 

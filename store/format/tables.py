@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.format.arrays import arrow, constant, numbers
 from store.format.crc import body_crcs
 from store.format.entering import tags_codes
 from store.format.key_hashes import key_hashes
@@ -31,9 +32,9 @@ from store.format.message_columns import MessageColumns, pairs
 from store.format.properties import properties_too_large
 from store.format.property_columns import PropertyColumns
 from store.format.records import Records, rows_as_binary
-from store.format.strings import flat
+from store.format.strings import flat, lengths
 
-_EMPTY = pa.scalar("", pa.string())
+_EMPTY, _NOTHING = constant(""), constant(b"")
 _CRC_BYTES = 2 << 20  # checksums of as much as takes half a millisecond
 _CRC_ROWS = 4 << 10
 
@@ -62,11 +63,11 @@ def encode_columns(
     appended then.
     """
     count = len(messages)
-    body_lengths = _lengths(messages.body)
+    body_lengths = lengths(messages.body)
     check_body_size(int(body_lengths.max(initial=0)), max_message_size)
     texts, values = _encode_properties(messages)
     texts[-1] += bytes(PROPERTY_CRC_BYTES) if with_crc else b""
-    properties_lengths = sum(map(_lengths, values), np.full(count, sum(map(len, texts))))
+    properties_lengths = sum(map(lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
     middle = _middle(topic, properties_lengths, texts[0])
@@ -123,10 +124,10 @@ def _headers(
     return headers
 
 
-def _crcs(bodies: pa.BinaryArray, lengths: Ints) -> Ints:
+def _crcs(bodies: pa.BinaryArray, sizes: Ints) -> Ints:
     """`body_crcs`, some at a time: it keeps Python's lock, for which the thread that appends the piece before waits."""
     crcs = np.empty(len(bodies), np.int64)
-    rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths.sum()))))
+    rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(sizes.sum()))))
     for first in range(0, len(bodies), rows):
         if first:
             time.sleep(0)  # others run
@@ -164,9 +165,9 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
             values.append(value)
     if messages.properties is None:
         return texts, values
-    pieces = [piece for pair in zip(texts, [*values, b""], strict=True) for piece in pair if len(piece)]
+    pieces = [piece for pair in zip(map(constant, texts), [*values, _NOTHING], strict=True) for piece in pair]
     encoded = _encode_map(messages.properties).cast(pa.binary())
-    return [b"", b""], [pc.binary_join_element_wise(encoded, *pieces, b"") if pieces else encoded]
+    return [b"", b""], [pc.binary_join_element_wise(encoded, *pieces, _NOTHING)]
 
 
 def _encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
@@ -174,10 +175,14 @@ def _encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.Binar
     _refuse_separators(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
-    if not values.null_count and _lengths(values).all():
+    if not values.null_count and lengths(values).all():
         return before, encoded, after
-    missing = pc.fill_null(pc.equal(pc.binary_length(values), 0), True)
-    return b"", pc.if_else(missing, b"", pc.binary_join_element_wise(before, encoded, after, b"")), b""
+    entry = pc.binary_join_element_wise(constant(before), encoded, constant(after), _NOTHING)
+    return b"", pc.if_else(_are_missing(values), _NOTHING, entry), b""
+
+
+def _are_missing(values: pa.StringArray) -> pa.BooleanArray:
+    return arrow((lengths(values) == 0) | numbers(values.is_null()))
 
 
 def _encode_map(properties: pa.MapArray) -> pa.StringArray:
@@ -185,14 +190,15 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     names, values = pairs(properties)
     _refuse_separators("properties", names)
     _refuse_separators("properties", values)
-    if pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
+    if not lengths(names).all():
         raise illegal("properties: a name must not be empty")
-    entry = pc.binary_join_element_wise(names, chr(NAME_VALUE_SEPARATOR), values, chr(PROPERTY_SEPARATOR), "")
-    kept = pc.if_else(pc.fill_null(pc.equal(pc.binary_length(values), 0), True), _EMPTY, entry)
+    between, after = constant(chr(NAME_VALUE_SEPARATOR)), constant(chr(PROPERTY_SEPARATOR))
+    entry = pc.binary_join_element_wise(names, between, values, after, _EMPTY)
+    kept = pc.if_else(_are_missing(values), _EMPTY, entry)
     lists = pa.ListArray.from_arrays(
         pc.subtract(offsets, offsets[0]), kept.combine_chunks() if isinstance(kept, pa.ChunkedArray) else kept
     )
-    return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, ""))
+    return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, _EMPTY))
 
 
 def _refuse_separators(name: str, values: pa.StringArray) -> None:
@@ -206,12 +212,5 @@ def _check_tags(tags: pa.StringArray | None) -> None:
     """Raises `MessageRefused` for a tag that no subscription can name."""
     if tags is None or not _SUSPICIOUS_IN_TAGS[flat(tags)[0]].any():
         return
-    wrong = pc.fill_null(pc.match_substring_regex(tags, NO_TAG), False)
-    for tag in tags.filter(wrong)[:1].to_pylist():
+    for tag in tags.filter(pc.match_substring_regex(tags, NO_TAG))[:1].to_pylist():
         check_tag(tag)
-
-
-def _lengths(values: pa.StringArray | pa.BinaryArray) -> Ints:
-    """Bytes of each value, int64, shape (n,)."""
-    bounds = flat(values)[1]
-    return bounds[1:] - bounds[:-1]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from store.cached import cached_property
 from store.errors import OffsetLost
+from store.format.arrays import arrow, numbers
 from store.format.columns import LAST_MS
 from store.format.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes
 from store.format.key_hashes import KeyHashes, key_hashes
@@ -147,7 +148,7 @@ def _hop(data: bytes) -> tuple[list[int], list[int], int]:
 def _are_names(topics: pa.DictionaryArray) -> Mask:
     """Where a topic can be the name of a folder."""
     good = [_is_text(name) and is_folder_name(name.decode()) for name in topics.dictionary.to_pylist()]
-    mask: Mask = np.array(good, np.bool_)[topics.indices.to_numpy()]
+    mask: Mask = np.array(good, np.bool_)[numbers(topics.indices)]
     return mask
 
 
@@ -188,7 +189,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     if not len(records):
         return
     topics = [name.decode("utf-8", "replace") for name in chunk.topics.dictionary.to_pylist()]
-    topic_ids = chunk.topics.indices.to_numpy().astype(np.int64)
+    topic_ids = numbers(chunk.topics.indices).astype(np.int64)
     queue_ids, queue_offsets = records.field("queue_id"), records.field("queue_offset")
     entries = np.empty(len(records), CQ_ENTRY)
     entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
@@ -237,7 +238,7 @@ def _tags_codes(chunk: LogChunk, topic_ids: Ints, topics: list[str]) -> Ints:
     codes = tags_codes(chunk.properties.value(PROPERTY_TAGS))
     if SCHEDULE_TOPIC in topics:
         rows = np.flatnonzero(topic_ids == topics.index(SCHEDULE_TOPIC))
-        levels = chunk.properties.value(PROPERTY_DELAY).take(pa.array(rows))
+        levels = chunk.properties.value(PROPERTY_DELAY).take(arrow(rows))
         times = delivery_times(levels, chunk.records.field("store_timestamp")[rows])
         codes[rows] = np.where(times, times, codes[rows])
     return codes

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from store.format.arrays import numbers
 from store.log.commit_log import CommitLog
 from store.log.dispatch import LogChunk, walk
 
@@ -92,7 +93,7 @@ def ranges_of(log: CommitLog, begin: int, end: int) -> Ranges | None:
 
 def _ranges_in(chunk: LogChunk) -> Iterator[tuple[QueueName, tuple[int, int]]]:
     offsets = chunk.records.field("queue_offset")
-    topics = chunk.topics.indices.to_numpy().astype(np.int64)
+    topics = numbers(chunk.topics.indices).astype(np.int64)
     queues = topics << _ID_BITS | chunk.records.field("queue_id")
     order = np.argsort(queues, kind="stable")  # so those of a queue ascend
     bounds = np.flatnonzero(np.diff(queues[order], prepend=-1, append=-1))

@@ -15,12 +15,14 @@ import pyarrow as pa
 from store.errors import PutStatus
 from store.files.config import StoreConfig
 from store.files.topics import Topics
+from store.format.arrays import constant
 from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, encode_messages, illegal, offset_msg_id, whole_number
 from store.format.message_columns import MessageColumns, as_table, pairs, split
 from store.format.records import Records
+from store.format.strings import lengths
 from store.format.tables import encode_columns
 from store.publish.appender import AppendResult
 
@@ -146,7 +148,7 @@ class Putting:
         if messages.sharding_keys is None:
             return chosen
         sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % queues
-        without = messages.sharding_keys.fill_null("").to_numpy(zero_copy_only=False) == ""
+        without = lengths(messages.sharding_keys.fill_null(constant(""))) == 0
         return np.where(without, chosen, sharded)
 
     def _take_turns(self, topic: str, rows: int, queues: int) -> npt.NDArray[np.int64]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import FilterError
+from store.format.arrays import arrow, texts
 from store.format.java_hash import java_hash_code
 
 _BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # what Java's String.trim takes away
@@ -61,8 +62,8 @@ class TagFilter:
     def match_tags(self, tags: pa.StringArray) -> pa.BooleanArray:
         """Mask, length of `tags`: True where the tag itself matches; without a tag nothing matches."""
         if self.tags is None:
-            return pa.array(np.ones(len(tags), np.bool_))
-        return pc.is_in(tags, pa.array(self.tags, pa.string()))
+            return arrow(np.ones(len(tags), np.bool_))
+        return pc.is_in(tags, texts(self.tags))
 
     def match(self, tag: str | None) -> bool:
         """Whether one message's tag matches."""

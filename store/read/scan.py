@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.errors import CorruptRecord
+from store.format.arrays import numbers
 from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
 from store.format.inflating import Bounds, inflated
 from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
@@ -62,7 +63,7 @@ def scan_queue(
             kept = np.arange(len(block))
             if tag_filter.tags is not None:
                 matches = tag_filter.match_tags(block.column("tags"))
-                batch, kept = batch.filter(matches), np.flatnonzero(matches.to_numpy(zero_copy_only=False))
+                batch, kept = batch.filter(matches), np.flatnonzero(numbers(matches))
             if len(kept):
                 yield from inflated(batch, block.sys_flags[kept], partial(_where, block, kept), bounds)
         start = stop
