@@ -25,18 +25,20 @@ crashes: $(VENV)/.with-test
 mutants: $(VENV)/.with-test
 	$(BIN)/python -m tests.mutants
 
-# LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
-# Small changes everywhere in one module of the store, against its own tests: make mutation MODULE=watermark
-MODULE ?= watermark
+# Small changes everywhere in one module of the store, against TESTS, its own unless said otherwise:
+# make mutation MODULE=publish/watermark
+MODULE ?= publish/watermark
+TESTS ?= tests/store/$(dir $(MODULE))test_$(notdir $(MODULE)).py
 MUTATION := build/mutation
 mutation: $(VENV)/.with-mutation
-	rm -rf $(MUTATION) && mkdir -p $(MUTATION)
+	rm -rf $(MUTATION) && mkdir -p $(MUTATION)/mutants
 	cp -r store pyspark_mq tests conf README.md LICENSE setup.cfg pyproject.toml $(MUTATION)
-	printf '\n[mutmut]\npaths_to_mutate=store/\ntests_dir=tests/store/test_%s.py\nalso_copy=\n    pyspark_mq\n    tests\n    conf\n    README.md\n' \
-	$(MODULE) >> $(MUTATION)/setup.cfg
-	cd $(MUTATION) && export PYTHONPATH=$$PWD && $(CURDIR)/$(BIN)/python -m mutmut run 'store.$(MODULE)*' && \
+	printf '%s\n' 'only_mutate = store/$(MODULE).py' 'pytest_add_cli_args_test_selection =' $(TESTS:%='    %') \
+	>> $(MUTATION)/setup.cfg
+	cd $(MUTATION) && export PYTHONPATH=$$PWD/mutants && $(CURDIR)/$(BIN)/python -m mutmut run && \
 	$(CURDIR)/$(BIN)/python -m mutmut results
 
+# LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
 test-rocketmq: $(VENV)/.with-test
 	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq
 

@@ -37,6 +37,11 @@ _APPEND_BYTE = 1
 OFFSETS_BYTE = 2
 Result = TypeVar("Result")
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
+_CLASSIC = {
+    fcntl.F_RDLCK: fcntl.LOCK_SH | fcntl.LOCK_NB,
+    fcntl.F_WRLCK: fcntl.LOCK_EX | fcntl.LOCK_NB,
+    fcntl.F_UNLCK: fcntl.LOCK_UN,  # which takes no LOCK_NB
+}
 _TIMEOUT_SECONDS = 30.0
 # Between two looks at a lock that is held: the first are shorter than a short append, so that it is soon one's turn;
 # then they grow, so that somebody's long append costs the others nothing.
@@ -189,8 +194,7 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
         else:
-            kinds = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}
-            fcntl.lockf(fd, kinds[kind] | fcntl.LOCK_NB, 1, byte)
+            fcntl.lockf(fd, _CLASSIC[kind], 1, byte)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

@@ -13,8 +13,9 @@ from types import FrameType
 
 import pytest
 
-from store import MessageStore, StoreLocked
+from store import MessageStore, StoreBusy, StoreClosed, StoreLocked
 from store.publish import locks
+from store.publish.lock_holders import holders
 from store.publish.locks import StoreLock
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
@@ -40,6 +41,12 @@ def broker(tmp_path: Path) -> Iterator[Path]:
     process.communicate(b"")
 
 
+def broker_starts(path: Path) -> bool:
+    """Whether the lock of a broker that comes now is to be had."""
+    command = [sys.executable, "-c", BROKER, str(path / "lock")]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+
 def test_a_directory_that_a_broker_holds(broker: Path) -> None:
     before = sorted(broker.iterdir())
     message = rf"{broker}: locked by a running RocketMQ broker .* stop the broker, or open the .* read_only=True"
@@ -60,14 +67,9 @@ def test_offsets_are_a_brokers_own_while_it_runs(broker: Path) -> None:
 
 
 def test_a_broker_is_kept_out(tmp_path: Path) -> None:
-    def broker() -> int:
-        return subprocess.run(
-            [sys.executable, "-c", BROKER, str(tmp_path / "lock")], stdin=subprocess.DEVNULL, capture_output=True
-        ).returncode
-
     with MessageStore.open(tmp_path), MessageStore.open(tmp_path):
-        assert broker() != 0
-    assert broker() == 0
+        assert not broker_starts(tmp_path)
+    assert broker_starts(tmp_path)
 
 
 def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> None:
@@ -84,6 +86,78 @@ def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> Non
     lock.exclusively(join)
     other.close()
     lock.close()
+
+
+def test_where_there_are_classic_locks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_HAS_OFD", False)
+    lock = StoreLock(tmp_path)
+    assert lock.exclusively(lock.join)
+    assert not broker_starts(tmp_path)
+    assert lock.exclusively(lambda: holders(tmp_path / "lock", 1)) != []
+    assert holders(tmp_path / "lock", 1) == []
+    lock.close()
+    assert broker_starts(tmp_path)
+
+
+def test_a_broker_is_seen_with_classic_locks(broker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_HAS_OFD", False)
+    lock = StoreLock(broker)
+    with pytest.raises(StoreLocked, match="locked by a running RocketMQ broker"):
+        lock.exclusively(lock.join)
+    lock.close()
+
+
+def test_the_file_says_what_a_brokers_says(tmp_path: Path) -> None:
+    StoreLock(tmp_path).close()
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+    (tmp_path / "lock").write_bytes(b"anything else")
+    StoreLock(tmp_path).close()
+    assert (tmp_path / "lock").read_bytes() == b"anything else"
+
+
+def test_a_turn_is_waited_for_as_long_as_the_call_says(tmp_path: Path) -> None:
+    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
+    with pytest.raises(StoreBusy, match=r"no turn to write within 0 s .* held by this process"):
+        lock.exclusively(lambda: other.exclusively(lambda: None, timeout=0))
+    lock.close()
+    other.close()
+
+
+def test_who_waits_while_it_is_closed_is_told(tmp_path: Path) -> None:
+    lock = StoreLock(tmp_path)
+    told: list[str] = []
+
+    def late() -> None:
+        with pytest.raises(StoreClosed) as raised:
+            lock.exclusively(lambda: None)
+        told.append(str(raised.value))
+
+    thread = threading.Thread(target=late)
+
+    def leave() -> None:
+        thread.start()
+        lock.close()
+
+    lock.exclusively(leave)
+    thread.join()
+    late()
+    assert told == [f"{tmp_path}: was closed; make a new one with MessageStore.open('{tmp_path}')"] * 2
+
+
+WITHOUT_INPUT = """
+import os, sys
+from pathlib import Path
+from store.publish.locks import StoreLock
+os.close(0)
+one, other = StoreLock(Path(sys.argv[1])), StoreLock(Path(sys.argv[1]))
+for lock in (one, other, one):
+    lock.exclusively(lambda: None, timeout=0)
+"""
+
+
+def test_a_process_without_standard_input(tmp_path: Path) -> None:
+    """Its first file has descriptor 0."""
+    subprocess.run([sys.executable, "-c", WITHOUT_INPUT, str(tmp_path)], check=True)
 
 
 def test_first_and_last(tmp_path: Path) -> None:

@@ -36,6 +36,30 @@ def test_an_append_seen_by_another_reader(watermark: Watermark) -> None:
     watermark.flush()
 
 
+def test_one_without_messages_has_no_time(tmp_path: Path) -> None:
+    Watermark.create(tmp_path, 0)
+    assert Watermark(tmp_path, writable=False).numbers == (0, 0, 0)
+
+
+def test_made_anew_it_is_the_file_that_readers_have_mapped(watermark: Watermark) -> None:
+    Watermark.create(watermark.path.parent, 300)
+    assert not watermark.is_replaced
+    assert watermark.confirm_offset == watermark.flushed_offset == 300
+
+
+def test_a_file_that_was_deleted_is_replaced(watermark: Watermark) -> None:
+    watermark.path.unlink()
+    assert watermark.is_replaced
+    Watermark.create(watermark.path.parent, 100)
+    assert watermark.is_replaced
+
+
+def test_a_closed_one_writes_into_no_other_file(watermark: Watermark) -> None:
+    watermark.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        watermark.publish(150)
+
+
 def test_another_boot(watermark: Watermark) -> None:
     if not current_boot_id():
         pytest.skip("this system has no boot id")
@@ -53,6 +77,13 @@ def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
     os.truncate(tmp_path / "watermark", size)
     with pytest.raises(CorruptStore, match=rf"watermark: {size} bytes, expected 4096; delete the file and open"):
         MessageStore.open(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, writable: bool) -> None:
+    os.mkfifo(tmp_path / "watermark")
+    with pytest.raises(CorruptStore, match="watermark: 0 bytes, expected 4096"):
+        Watermark(tmp_path, writable=writable)
 
 
 @pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (1).to_bytes(8, "big"))])
