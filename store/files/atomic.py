@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,7 +27,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     Raises `FileNotFoundError`, and `CorruptStore` for one of more than `max_bytes`, or for a pipe or a device, which
     might be waited for, or read, without end.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
@@ -64,16 +64,13 @@ def open_file(path: Path, flags: int = 0) -> int:
     """A descriptor to read and write `path` with, made empty if it is not there, with the rights that its directory
     gives (see `_follow`). flags: `os.O_EXCL` to make it anew in any case, `os.O_TRUNC`.
     """
-    flags |= os.O_RDWR | os.O_CLOEXEC
-    if not flags & os.O_EXCL:
-        with suppress(FileNotFoundError):
-            return os.open(path, flags)
+    flags |= os.O_RDWR
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, _FILE_RIGHTS & path.parent.stat().st_mode)
     except FileExistsError:
         if flags & os.O_EXCL:
             raise
-        return os.open(path, flags)  # somebody else has just made it
+        return os.open(path, flags)
     try:
         _follow(fd, path.parent, _FILE_RIGHTS)
     except BaseException:
@@ -93,7 +90,7 @@ def make_folder(path: Path) -> None:
         if not path.is_dir():
             raise
         return  # somebody else has just made it
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY)
     try:
         _follow(fd, path.parent, _FOLDER_RIGHTS)
     finally:
@@ -135,7 +132,7 @@ def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Bring the names in a directory to the device."""
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

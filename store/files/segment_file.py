@@ -55,7 +55,7 @@ class SegmentFile:
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
         self.size = size
-        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
         # Not in __del__: while that runs, another thread can still get this object by a weak reference.
         finalize(self, os.close, self._fd).atexit = False
         status = os.fstat(self._fd)

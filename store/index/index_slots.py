@@ -26,7 +26,7 @@ class IndexSlots:
     def __init__(self, file: SegmentFile, slots: int) -> None:
         """Map the `slots` slots of an index file; `file` is open for writing."""
         self._file = file
-        fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(file.path, os.O_RDWR)
         try:
             mapped = mmap.mmap(fd, INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize)
         finally:

@@ -151,7 +151,7 @@ def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
     try:
-        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:

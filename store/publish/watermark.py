@@ -60,7 +60,7 @@ class Watermark:
     def __init__(self, root: Path, *, writable: bool) -> None:
         """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
         self.path = root / WATERMARK_FILE
-        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
         self._closed = finalize(self, os.close, self._fd)
         self._closed.atexit = False
         status = os.fstat(self._fd)
@@ -91,7 +91,7 @@ class Watermark:
         fields["store_timestamp"] = checked(store_timestamp)
         path, data = root / WATERMARK_FILE, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR)
         except FileNotFoundError:
             write_file(path, data)
             return

@@ -121,15 +121,16 @@ def test_what_root_does_in_the_directory_of_a_user(shared: Path) -> None:
 
 
 @needs_root
-def test_a_group_that_the_maker_is_not_in_gets_nothing(shared: Path) -> None:
-    """Nor does his own get what the directory gives to that one."""
+@pytest.mark.parametrize(("mode", "rights"), [(0o770, {"0o600", "0o700"}), (0o775, {"0o644", "0o755"})])
+def test_a_group_that_the_maker_is_not_in_gets_nothing(shared: Path, mode: int, rights: set[str]) -> None:
+    """Nor does his own get what the directory gives to that one, but what it gives to all."""
     path = shared / "mq"
     path.mkdir()
     os.chown(path, ALICE, TEAM)
-    path.chmod(0o770)
+    path.chmod(mode)
     assert as_user(ALICE, [], 0o022, lambda: use(path)) == "60"
     assert {each.stat().st_gid for each in path.rglob("*")} == {ALICE}
-    assert {oct(stat.S_IMODE(each.stat().st_mode)) for each in path.rglob("*")} == {"0o600", "0o700"}
+    assert {oct(stat.S_IMODE(each.stat().st_mode)) for each in path.rglob("*")} == rights
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from store.errors import CorruptStore
-from store.files.atomic import create_file, read_file, write_file
+from store.files.atomic import create_file, open_file, read_file, write_at, write_file
 
 ROOT = Path(__file__).parents[3]
 OLD, NEW = b"old" * 10_000, b"new" * 20_000
@@ -191,3 +192,30 @@ def test_what_could_be_read_without_end_is_not(tmp_path: Path) -> None:
             read_file(path, 10)
     with pytest.raises(IsADirectoryError, match="folder"):
         read_file(folder, 10)
+
+
+def test_the_system_takes_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, pwrite = tmp_path / "file", os.pwrite
+    path.write_bytes(b"." * 100)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, position: pwrite(fd, memoryview(data)[:7], position))
+    with path.open("r+b") as file:
+        write_at(file.fileno(), bytes(range(50)), 20)
+    assert path.read_bytes() == b"." * 20 + bytes(range(50)) + b"." * 30
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open descriptors are counted in /proc")
+def test_a_file_that_cannot_get_its_rights_is_an_error_and_not_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_fd: int, _mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    tmp_path.chmod(0o775)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    before, opened = os.umask(0o077), os.listdir("/proc/self/fd")
+    try:
+        with pytest.raises(PermissionError, match="Operation not permitted"):
+            open_file(tmp_path / "file")
+    finally:
+        os.umask(before)
+    assert os.listdir("/proc/self/fd") == opened
