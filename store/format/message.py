@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from store.errors import CorruptRecord, MessageRefused, PutStatus
 from store.format.arrays import texts
@@ -386,6 +387,14 @@ def _has_property_crc(properties: bytes) -> bool:
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
     """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
     return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
+
+
+def offset_msg_ids(ip: bytes, port: int, physical_offsets: npt.NDArray[np.int64]) -> list[str]:
+    """`offset_msg_id` of n physical offsets, shape (n,)."""
+    host = np.frombuffer(ip + struct.pack(">i", port), np.uint8)
+    offsets = physical_offsets.astype(">i8")[:, None].view(np.uint8)
+    ids = np.hstack([np.broadcast_to(host, (len(offsets), len(host))), offsets])
+    return ids.tobytes().hex(" ", ids.shape[1]).upper().split()
 
 
 @lru_cache(maxsize=1024)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store.format.arrays import arrow, constant, numbers
+from store.format.arrays import arrow, blobs, constant, numbers
 from store.format.crc import body_crcs
 from store.format.entering import tags_codes
 from store.format.key_hashes import key_hashes
 from store.format.layout import (
     MAX_PROPERTIES_BYTES,
+    MAX_QUEUES,
     NAME_VALUE_SEPARATOR,
     NO_TAG,
     PROPERTIES_LENGTH_BYTES,
@@ -44,7 +46,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def encode_columns(
-    topic: str,
+    topics: str | pa.StringArray,
     messages: MessageColumns,
     queue_ids: Ints,
     *,
@@ -55,10 +57,10 @@ def encode_columns(
     with_tags: bool = False,
     with_crc: bool = False,
 ) -> Records:
-    """Records of one topic, in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
+    """Records in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
 
-    with_keys: hash their keys for the index. with_tags: and their tags. with_crc: let each
-    record end with a CRC of all of it.
+    topics: one for all, or one each, length n. with_keys: hash their keys for the index. with_tags: and their tags.
+    with_crc: let each record end with a CRC of all of it.
     Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
     appended then.
     """
@@ -70,9 +72,11 @@ def encode_columns(
     properties_lengths = sum(map(lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
-    middle = _middle(topic, properties_lengths, texts[0])
+    named = _Topics.of(topics)
+    middle = _middle(named.same, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
-    headers = _headers(topic, messages, sizes, body_lengths, queue_ids, store_host, now)
+    sizes += sum(map(lengths, named.each))
+    headers = _headers(named.magic, messages, sizes, body_lengths, queue_ids, store_host, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     tags, keys, unique_keys = messages.tags, messages.keys, None
     if messages.properties is not None:  # they may have the same under RocketMQ's names
@@ -80,14 +84,14 @@ def encode_columns(
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     _check_tags(tags)
     filed = (unique_keys, keys, tags if with_tags else None) if with_keys else (None, None, None)
-    hashes, rows = key_hashes(topic, *filed)
-    distinct = np.flatnonzero(np.bincount(queue_ids))
+    hashes, rows = key_hashes(topics, *filed)
+    destinations, queues = named.destinations(queue_ids)
     return Records(
         headers=headers,
-        rests=(messages.body, rows_as_binary(middle), *properties),
+        rests=(messages.body, *named.each, rows_as_binary(middle), *properties),
         sizes=sizes,
-        queues=np.searchsorted(distinct, queue_ids).astype(np.int32),
-        destinations=[(topic, int(queue_id)) for queue_id in distinct],
+        queues=queues,
+        destinations=destinations,
         tags_codes=np.zeros(count, np.int64) if tags is None else tags_codes(tags),
         key_hashes=hashes,
         key_rows=rows,
@@ -95,8 +99,45 @@ def encode_columns(
     )
 
 
+class _Topics(NamedTuple):
+    """The topics of n records.
+
+    names: those that occur; which: the one that each has, shape (n,), or 0 for all. magic: of all, or of each.
+    What records have between body and properties: `each`, parts of length n, and `same`, behind them.
+    """
+
+    names: list[str]
+    which: Ints | int
+    magic: Ints | int
+    each: list[pa.BinaryArray]
+    same: bytes
+
+    @staticmethod
+    def of(topics: str | pa.StringArray) -> _Topics:
+        if isinstance(topics, str):
+            return _Topics([topics], 0, topic_magic(topics), [], _topic_field(topics))
+        encoded = topics.dictionary_encode()
+        names, which = encoded.dictionary.to_pylist(), numbers(encoded.indices).astype(np.int64)
+        fields = blobs(list(map(_topic_field, names))).take(encoded.indices)
+        return _Topics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
+
+    def destinations(self, queue_ids: Ints) -> tuple[list[tuple[str, int]], npt.NDArray[np.int32]]:
+        """(topic, queue id) pairs that occur, and which of them each record has, shape (n,)."""
+        pairs = queue_ids + MAX_QUEUES * self.which
+        distinct = np.flatnonzero(np.bincount(pairs)) if len(self.names) == 1 else np.unique(pairs)
+        found = [divmod(pair, MAX_QUEUES) for pair in distinct.tolist()]
+        queues = np.searchsorted(distinct, pairs).astype(np.int32)
+        return [(self.names[name], queue_id) for name, queue_id in found], queues
+
+
+def _topic_field(topic: str) -> bytes:
+    """Topic length and topic, as a record has them."""
+    name = topic.encode()
+    return len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
+
+
 def _headers(
-    topic: str,
+    magic: Ints | int,
     messages: MessageColumns,
     sizes: Ints,
     body_lengths: Ints,
@@ -106,12 +147,11 @@ def _headers(
 ) -> npt.NDArray[np.void]:
     """The records' headers, shape (n,); what only the append can know is zero."""
     same = np.zeros(1, RECORD_HEADER)
-    same["magic"] = topic_magic(topic)
     same["born_timestamp"] = now
     same["born_ip"] = same["store_ip"] = np.frombuffer(store_host[0], np.uint8)
     same["store_port"] = store_host[1]
     headers = np.repeat(same, len(messages))
-    headers["total_size"] = sizes
+    headers["total_size"], headers["magic"] = sizes, magic
     headers["body_crc"] = _crcs(messages.body, body_lengths)
     headers["queue_id"] = queue_ids
     headers["body_length"] = body_lengths
@@ -135,10 +175,8 @@ def _crcs(bodies: pa.BinaryArray, sizes: Ints) -> Ints:
     return crcs
 
 
-def _middle(topic: str, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
-    """Topic length, topic, properties length and `text` of every record, shape (n, width)."""
-    name = topic.encode()
-    before = len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
+def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
+    """`before`, properties length and `text` of every record, shape (n, width)."""
     row = np.frombuffer(before + bytes(PROPERTIES_LENGTH_BYTES) + text, np.uint8)
     middle = np.tile(row, (len(properties_lengths), 1))
     lengths = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)

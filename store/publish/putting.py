@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,9 @@ from store.format.arrays import constant
 from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import PROPERTY_UNIQ_KEY
-from store.format.message import Message, check_mapping, encode_messages, illegal, offset_msg_id, whole_number
+from store.format.message import Message, check_mapping, illegal, offset_msg_ids, whole_number
 from store.format.message_columns import MessageColumns, as_table, pairs, split
+from store.format.message_lists import encode_list
 from store.format.records import Records
 from store.format.strings import lengths
 from store.format.tables import encode_columns
@@ -29,8 +30,7 @@ from store.publish.appender import AppendResult
 ROWS_A_TURN = 16  # more are read no faster
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(NamedTuple):
     """RocketMQ's SendResult of one message."""
 
     status: PutStatus
@@ -51,8 +51,7 @@ class Putting:
     def __init__(self, topics: Topics, config: StoreConfig, ever_put: Callable[[str], int]) -> None:
         self._topics = topics
         self._config = config
-        self._ever_put = ever_put
-        self._round_robin: dict[str, Iterator[int]] = {}
+        self._turns = _Turns(ever_put)
 
     @staticmethod
     def listed(messages: Iterable[Message]) -> list[Message]:
@@ -70,9 +69,9 @@ class Putting:
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
-        return encode_messages(
+        return encode_list(
             messages,
-            [self._choose_queue(message) for message in messages],
+            self._choose_for_each(messages),
             store_host=self._config.store_host,
             max_message_size=self._config.maxMessageSize,
             now=_now(),
@@ -115,28 +114,39 @@ class Putting:
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
         """What to answer for messages that were appended."""
+        # As readers will see them: a producer's own, else the place in the log.
+        ids = offset_msg_ids(*self._config.store_host, placed.physical_offsets)
+        for row, message in enumerate(messages):
+            if message.properties:
+                ids[row] = message.properties.get(PROPERTY_UNIQ_KEY) or ids[row]
         places = (placed.queue_ids.tolist(), placed.queue_offsets.tolist(), placed.physical_offsets.tolist())
+        return list(map(PutResult._make, zip(repeat(PutStatus.PUT_OK), *places, ids)))
+
+    def _choose_for_each(self, messages: Sequence[Message]) -> list[int]:
+        queues = {topic: self._queues(topic) for topic in {_text("topic", message.topic) for message in messages}}
+        for message in messages:
+            if message.properties or type(message.properties) is not dict:
+                check_mapping(message.properties)
+                check_names(message.properties)
         return [
-            PutResult(PutStatus.PUT_OK, queue_id, offset, physical, self._msg_id(message, physical))
-            for message, queue_id, offset, physical in zip(messages, *places, strict=True)
+            next(self._turns[message.topic]) % queues[message.topic]
+            if message.queue_id is None and message.sharding_key in (None, "")
+            else self._named_queue(message, queues[message.topic])
+            for message in messages
         ]
 
-    def _msg_id(self, message: Message, physical_offset: int) -> str:
-        """The id that readers will see: the producer's own, else the place in the log."""
-        own = message.properties.get(PROPERTY_UNIQ_KEY)
-        return own or offset_msg_id(*self._config.store_host, physical_offset)
+    def _queues(self, topic: str) -> int:
+        """How many queues a topic has that can be put into."""
+        queues = self._topics.known(topic)
+        check_topic(topic)
+        return queues
 
-    def _choose_queue(self, message: Message) -> int:
-        queues = self._topics.known(_text("topic", message.topic))
-        check_topic(message.topic)
-        check_mapping(message.properties)
-        check_names(message.properties)
-        if message.queue_id is not None:
-            queue_id = whole_number("queue_id", message.queue_id)
-            return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
-        if message.sharding_key not in (None, ""):
+    def _named_queue(self, message: Message, queues: int) -> int:
+        """The queue that a message names, itself or by its sharding key."""
+        if message.queue_id is None:
             return abs(java_hash_code(_text("sharding_key", message.sharding_key))) % queues
-        return next(self._turns(message.topic)) % queues
+        queue_id = whole_number("queue_id", message.queue_id)
+        return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
 
     def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
         queues = self._topics.known(topic)
@@ -153,16 +163,23 @@ class Putting:
 
     def _take_turns(self, topic: str, rows: int, queues: int) -> npt.NDArray[np.int64]:
         """The queue of each of `rows` rows, shape (rows,)."""
-        first = next(self._turns(topic))
-        self._round_robin[topic] = count(first + rows)
+        first = next(self._turns[topic])
+        self._turns[topic] = count(first + rows)
         row = np.arange(rows)
         in_long_turns = rows - rows % (queues * ROWS_A_TURN)
         return (first + np.where(row < in_long_turns, row // ROWS_A_TURN, row)) % queues
 
-    def _turns(self, topic: str) -> Iterator[int]:
-        if topic not in self._round_robin:
-            self._round_robin[topic] = count(self._ever_put(topic))
-        return self._round_robin[topic]
+
+class _Turns(dict[str, Iterator[int]]):
+    """Topic to the numbers of its next turns."""
+
+    def __init__(self, ever_put: Callable[[str], int]) -> None:
+        super().__init__()
+        self._ever_put = ever_put
+
+    def __missing__(self, topic: str) -> Iterator[int]:
+        self[topic] = turns = count(self._ever_put(topic))
+        return turns
 
 
 def _text(name: str, value: object) -> str:

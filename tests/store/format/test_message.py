@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from store import CorruptRecord, Message, MessageRefused, PutStatus, StoredMessage
 from store.format.java_hash import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME, RECORD_HEADER, field_offset
-from store.format.message import decode_record, encode_messages, host_text, offset_msg_id, topic_magic
+from store.format.message import decode_record, encode_messages, host_text, offset_msg_id, offset_msg_ids, topic_magic
 from store.format.message_columns import MessageColumns, split
 from store.format.records import Records
 from store.format.tables import encode_columns
@@ -295,3 +295,9 @@ def test_ids_and_hosts() -> None:
     assert offset_msg_id(*HOST, 0x90) == "7F00000100002A9F0000000000000090"
     assert host_text(HOST[0], 10911) == "127.0.0.1:10911"
     assert host_text(bytes.fromhex("20010db8000000000000000000000001"), 1) == "[2001:db8::1]:1"
+
+
+@pytest.mark.parametrize("ip", [bytes([127, 0, 0, 1]), bytes(range(0xF0, 0x100))])
+@pytest.mark.parametrize("offsets", [[], [0], [1, 1 << 40, (1 << 63) - 1]])
+def test_many_ids_are_as_one_by_one(ip: bytes, offsets: list[int]) -> None:
+    assert offset_msg_ids(ip, 10911, np.array(offsets, np.int64)) == [offset_msg_id(ip, 10911, at) for at in offsets]
