@@ -1,5 +1,6 @@
 """An embedded message log in RocketMQ's on-disk format: `MessageStore` and what goes in and out of it."""
 
+from store.append import Append
 from store.errors import (
     ConfigError,
     CorruptRecord,
@@ -48,6 +49,7 @@ from store.upkeep.retention import Cleaned
 __all__ = [
     "COLUMNS",
     "DEFAULT_COLUMNS",
+    "Append",
     "AppendResult",
     "Boundary",
     "Cleaned",

@@ -6,7 +6,7 @@ answers (see each verb), so nobody asks of which kind one is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -185,16 +185,24 @@ class Log(Protocol):
 
 
 class Append(Protocol):
-    """Messages of any topics on their way into a log, seen all at once or not at all."""
+    """Messages of any topics on their way into a log, for one publication: seen all at once or not at all.
+
+    Over with `publish`, also if that raises, and with `abandon`.
+    """
 
     def add(self, topic: str, table: Any) -> None:
-        """Add a table of messages: columns as `MessageStore.append_table` takes them. It is read when published.
+        """Add a table of messages, or a stream of batches, behind what was added before: columns as
+        `MessageStore.append_table` takes them. It is read when it is published.
 
-        Raises `UnknownTopic`, `InvalidColumns`.
+        Raises `UnknownTopic`, and `InvalidColumns` for names and types of columns.
         """
 
-    def publish(self) -> Any:
-        """Append all that was added; readers see it when this returns. An `AppendResult`. Raises as `put`."""
+    def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> Any:
+        """Append all that was added; readers see it when this returns. An `AppendResult`.
+
+        flush: it is on the device then, after a crash all of it or nothing. unless: called when nobody else can append
+        any more; where it is true nothing is appended, and the answer is None. Raises as `put`; nothing is seen then.
+        """
 
     def abandon(self) -> None:
         """Forget what was added. Nothing of it is ever seen."""
@@ -203,7 +211,8 @@ class Append(Protocol):
 class LogWriter(Protocol):
     """A log, open to be written."""
 
-    def begin(self) -> Append: ...
+    def begin(self) -> Append:
+        """An append of tables, to any topics."""
 
     def flush(self) -> None:
         """What was published is on the device when this returns."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from store.append import Append
 from store.errors import FilterError, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -153,23 +154,30 @@ class MessageStore(Opened):
         writer, putting, messages = self._writing(), self._putting, Putting.listed(messages)
         if not messages:
             return []
-        placed = writer.append(putting.of_messages(messages))
+        placed = writer.append([putting.of_messages(messages)])
         return putting.results(messages, placed)  # also where the store was closed meanwhile
 
     def append_table(self, topic: str, table: Any) -> AppendResult:
         """Append a table of messages to one topic, vectorised: a pyarrow Table or RecordBatch, a pandas frame, or
-        what else offers itself as an Arrow stream.
+        what else offers itself as an Arrow stream. Readers see all of it or nothing.
 
         Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
         (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows that name no
-        queue go round all queues, 16 to each while they last. Large tables go in pieces of about 16 MiB, each one
-        append that readers see as a whole.
+        queue go round all queues, 16 to each while they last.
 
-        Raises `InvalidColumns` and what `put` raises; pieces before the failing one stay appended.
+        What is longer than some 32 MiB is made into records while this has the turn to append: tables of gigabytes
+        keep everybody else who appends waiting for seconds.
+
+        Raises `InvalidColumns` and what `put` raises.
         """
-        writer = self._writing()
-        with closing(self._putting.of_table(topic, table)) as pieces:
-            return AppendResult.concatenate([writer.append(records) for records in pieces])
+        return self._writing().append(self._putting.of_table(topic, table))
+
+    def begin(self) -> Append:
+        """An append of several tables and messages, to any topics, that are seen all at once.
+
+        Raises `ReadOnlyStore`.
+        """
+        return Append(self.path, self._putting, self._writing())
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, then and ever after."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import overload
 
 from store.errors import StoreBusy, StoreLocked
 from store.files.config import StoreConfig
@@ -16,7 +17,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.queue_ends import QueueEnds
 from store.log.unflushed import QueueName, Ranges, Unflushed
-from store.publish.appender import Appender, AppendResult
+from store.publish.appender import Appender, AppendResult, Condition
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
 from store.publish.watermark import Watermark
@@ -105,14 +106,25 @@ class Writer:
         """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""
         return self._lock.exclusively(work)
 
-    def append(self, records: Records) -> AppendResult:
-        """Append under one publication; the device gets it soon.
+    @overload
+    def append(self, pieces: Iterable[Records], *, flush: bool = ...) -> AppendResult: ...
 
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`.
-        """
-        refuse_when_full(self._directory.root, self._config)
+    @overload
+    def append(
+        self, pieces: Iterable[Records], *, flush: bool = ..., unless: Condition | None
+    ) -> AppendResult | None: ...
+
+    def append(
+        self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
+    ) -> AppendResult | None:
+        """`Appender.append`; what is not flushed here the device gets soon. Raises `StoreFull` where little is left."""
         self._flusher.start()
-        return self._appender.append(records)
+        return self._appender.append(self._while_there_is_space(pieces), flush=flush, unless=unless)
+
+    def _while_there_is_space(self, pieces: Iterable[Records]) -> Iterator[Records]:
+        for records in pieces:
+            refuse_when_full(self._directory.root, self._config)
+            yield records
 
     def after_repair(self, work: Callable[[], Result]) -> Result:
         """`exclusively`, after undoing an append that died: so `work` sees only files with what is published."""
@@ -122,6 +134,10 @@ class Writer:
             return work()
 
         return self._lock.exclusively(repair_and_work)
+
+    def must_be_open(self) -> None:
+        """Raises `StoreClosed`, `StoreForked`."""
+        self._lock.must_be_open()
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`."""

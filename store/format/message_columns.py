@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,19 +83,37 @@ class MessageColumns:
         )
 
 
-def as_table(messages: object) -> pa.Table | pa.RecordBatch:
-    """What holds messages as an Arrow table: one already, a pandas frame, or what offers itself as an Arrow stream.
+def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
+    """What holds messages as an Arrow table, or as the stream of batches that it is: a pyarrow Table, RecordBatch or
+    RecordBatchReader, a pandas frame, or what else offers itself as an Arrow stream.
 
-    Raises `InvalidColumns` for anything else.
+    Raises `InvalidColumns` for anything else, and for columns whose names or types do not fit.
     """
-    if isinstance(messages, pa.Table | pa.RecordBatch):
+    table = _as_table(messages)
+    names = table.schema.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidColumns(f"columns that stand twice: {', '.join(twice)}; drop one of each")
+    unknown = [name for name in names if name not in _TABLE_COLUMNS]
+    if unknown or "body" not in names:
+        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
+        known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
+        raise InvalidColumns(f"{wrong}. A table of messages has {known}")
+    MessageColumns.of(table.schema.empty_table())
+    return table
+
+
+def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
+    if isinstance(messages, pa.Table | pa.RecordBatchReader):
         return messages
     pandas = sys.modules.get("pandas")  # a frame of it is there only if it is
     try:
+        if isinstance(messages, pa.RecordBatch):
+            return pa.Table.from_batches([messages])
         if pandas is not None and isinstance(messages, pandas.DataFrame):
             return pa.Table.from_pandas(messages, preserve_index=False)
         if hasattr(messages, "__arrow_c_stream__"):
-            return pa.table(messages)
+            return pa.RecordBatchReader.from_stream(messages)
     except pa.ArrowException as error:
         raise InvalidColumns(f"this {type(messages).__name__} has no form as an Arrow table: {error}") from error
     raise InvalidColumns(
@@ -105,24 +123,29 @@ def as_table(messages: object) -> pa.Table | pa.RecordBatch:
 
 
 def split(
-    table: pa.Table | pa.RecordBatch, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
-) -> list[pa.Table]:
+    table: pa.Table | pa.RecordBatchReader, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
+) -> Iterator[pa.Table]:
     """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
 
-    Raises `InvalidColumns` for an unknown column, one that stands twice, or a missing body.
+    A stream is read as they are asked for.
     """
-    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
-    if twice:
-        raise InvalidColumns(f"columns that stand twice: {', '.join(twice)}; drop one of each")
-    unknown = [name for name in table.column_names if name not in _TABLE_COLUMNS]
-    if unknown or "body" not in table.column_names:
-        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
-        known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
-        raise InvalidColumns(f"{wrong}. A table of messages has {known}")
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    rows = max(1, min(max_rows, table.num_rows * max_bytes // max(1, table.nbytes)))
-    return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
+    for part in _gathered(table, max_bytes, max_rows) if isinstance(table, pa.RecordBatchReader) else (table,):
+        rows = max(1, min(max_rows, part.num_rows * max_bytes // max(1, part.nbytes)))
+        yield from (part.slice(first, rows) for first in range(0, part.num_rows, rows))
+
+
+def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> Iterator[pa.Table]:
+    """The batches of a stream, as many together as make a piece."""
+    batches: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in stream:
+        batches.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= max_rows or size >= max_bytes:
+            yield pa.Table.from_batches(batches)
+            batches, rows, size = [], 0, 0
+    if batches:
+        yield pa.Table.from_batches(batches)
 
 
 def _in_one(column: pa.ChunkedArray) -> pa.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from store.errors import InvalidTopic
 from store.format.layout import (
@@ -15,6 +16,11 @@ from store.format.layout import (
     SYSTEM_TOPICS,
     TOPIC_CHARACTERS,
 )
+
+# Where a sink keeps which batches it appended, each in a message that is published together with the batch's rows.
+# RocketMQ takes any name with this prefix for one of its own: nobody subscribes to it by a pattern, and a broker that
+# takes the directory over keeps it. `MessageStore.create_topic` makes it.
+COMMITS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}SPARK_COMMITS"
 
 
 def check_topic_name(topic: str) -> None:

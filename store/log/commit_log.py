@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from store.errors import MessageRefused, PutStatus
 from store.files.segments import Segments
-from store.format.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK
+from store.format.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK, RECORD_HEADER
 
-# Few and large writes: who encodes the next piece beside this waits for Python's lock, and at each write so does this.
-# And Arrow joins less than 2 GiB.
-_WRITE_BYTES = 32 << 20
+_WRITE_BYTES = 32 << 20  # at once: Arrow joins less than 2 GiB
+_HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # without it no record is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +78,34 @@ class CommitLog:
             first = last
         return Placement(physical_offsets, at, runs, blanks)
 
-    def write(self, placement: Placement, encoded: Callable[[int, int], memoryview]) -> None:
+    def write(self, placement: Placement, encoded: Callable[[int, int], memoryview], *, hidden: bool = False) -> None:
         """Write records where `placement` says, some at a time. Raises `StoreFull`.
 
-        encoded: the bytes of records [first, last), back to back.
+        encoded: the bytes of records [first, last), back to back. hidden: leave the head of the first one out, so that
+        for whoever walks the log, in RocketMQ too, it ends there until `show`.
         """
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
             self.segments.write(at, blank.tobytes())
         offsets = placement.physical_offsets
+        left_out = _HEAD_BYTES if hidden else 0
         for first, last in placement.runs:
             while first < last:
                 end = int(np.searchsorted(offsets[:last], offsets[first] + _WRITE_BYTES))
-                self.segments.write(int(offsets[first]), encoded(first, end))
-                first = end
+                self.segments.write(int(offsets[first]) + left_out, encoded(first, end)[left_out:])
+                first, left_out = end, 0
+
+    def show(self, offset: int, size: int) -> None:
+        """Write the head of the record at log offset `offset`, `size` bytes long, that was hidden; and flush it."""
+        self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))
+        self.segments.flush(offset, offset + _HEAD_BYTES)
+
+    def clear(self, begin: int, end: int) -> None:
+        """Zero [begin, end), on the device too: the first record's head first, so that none is there at any moment."""
+        for stop in (min(begin + _HEAD_BYTES, end), end):
+            self.segments.zero(begin, stop)
+            self.segments.flush(begin, stop)
 
     def forget_if_empty(self, end: int) -> None:
         """Close the segment that begins at the log's `end`: a broker that starts deletes it, to make it anew."""

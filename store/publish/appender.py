@@ -1,16 +1,20 @@
 """One append, from the lock to the publication; and the repair of one that died.
 
-The order is the promise (see `watermark`): announce, write records, write queue entries, file keys, flush if asked,
-publish.
-Whatever happens before the last step, readers see nothing of it and the next append undoes it first.
+The order is the promise (see `watermark`): announce and write records, a piece at a time; flush them if asked; write
+queue entries, file keys; publish once. Whatever happens before the last step, readers see nothing of it and the next
+append undoes it first.
+
+What is flushed is there as a whole or not at all after a crash of the machine, too, whose recovery walks the log: the
+head of the first record, without which the log ends there, is written when all the rest is on the device.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +22,14 @@ import numpy.typing as npt
 
 from store.format.records import Records
 from store.index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.unflushed import Unflushed, ranges_of
+from store.log.commit_log import CommitLog, Placement
+from store.log.consume_queue import ConsumeQueue, Entries
+from store.log.unflushed import QueueName, Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
 from store.publish.watermark import Watermark
 
 _FAR_MS = 3_600_000  # more than clocks are set back as a rule
+Condition = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,25 @@ class AppendResult:
         )
 
 
+class _Written(NamedTuple):
+    """What of a piece is still needed when its records are in the log, and goes where they are known.
+
+    head: log offset and bytes of the first record. entries: of each queue, with the queue offset of the first.
+    key_offsets: the log offsets (bytes) of the records that `key_hashes` are of.
+    """
+
+    result: AppendResult
+    head: tuple[int, int]
+    entries: dict[QueueName, tuple[int, Entries]]
+    key_hashes: npt.NDArray[np.int32]
+    key_offsets: npt.NDArray[np.int64]
+
+
 class Tails(NamedTuple):
     """The next queue offset of some queues, exact as long as the confirm offset is this one."""
 
     confirm_offset: int
-    of: dict[tuple[str, int], int]
+    of: dict[QueueName, int]
 
 
 class Appender:
@@ -83,49 +102,82 @@ class Appender:
         self._sync_flush = sync_flush
         self._tails = Tails(-1, {})
 
-    def append(self, records: Records) -> AppendResult:
-        """Append all records under one publication.
+    def append(
+        self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
+    ) -> AppendResult | None:
+        """Append the records of all pieces, one after the other, under one publication; without any, do nothing.
 
-        Raises `StoreFull`, `MessageRefused` and `FlushFailed`; nothing of `records` is visible then.
+        The first two pieces are made before the lock is taken, so that short ones keep nobody waiting. flush: they are
+        on the device when this returns, all or none, as with `sync_flush`. unless: asked under the lock, before
+        anything is written; where it is true nothing is, and the answer is None.
+
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, and what making a piece raises; nothing is visible then.
         """
+        following = iter(pieces)
+        begun = list(islice(following, 2))
+        is_short = sum(map(len, begun)) <= 1
 
-        def append() -> AppendResult:
+        def append() -> AppendResult | None:
             with self._watermark.noting_failure():  # under the lock: nobody goes on behind it
-                return self._append(records)
+                self.repair()
+                if unless is not None and unless():
+                    return None
+                flushed = flush or self._sync_flush
+                return self._append(chain(begun, following), flush=flushed, hidden=flushed and not is_short)
 
-        return self._lock.exclusively(append)
+        return self._lock.exclusively(append) if begun else AppendResult.concatenate([])
 
-    def _append(self, records: Records) -> AppendResult:
-        self.repair()
-        begin = self._watermark.confirm_offset
-        placement = self._log.place(begin, records.sizes)
-        queues = _by_queue(records)
+    def _append(self, pieces: Iterable[Records], *, flush: bool, hidden: bool) -> AppendResult:
+        begin = end = self._watermark.confirm_offset
         tails = self._take_tails(begin)
-        queue_offsets = np.empty(len(records), np.int64)
-        for name, rows in queues:
-            if name not in tails:
-                tails[name] = self._queue(*name).tail(begin)
-            queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
         store_timestamp = _store_time(self._watermark.store_timestamp)
-        records.stamp(queue_offsets, placement.physical_offsets, store_timestamp)
-        self._watermark.announce(placement.end, store_timestamp)
-        self._log.write(placement, records.encoded)
-        entries = records.entries(placement.physical_offsets)
-        for name, rows in queues:
-            self._queue(*name).write(tails[name], entries[rows])
-        key_offsets = placement.physical_offsets[records.key_rows]
-        self._index.append(records.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
-        if self._sync_flush:
+        written: list[_Written] = []
+        for records in pieces:
+            placement = self._log.place(end, records.sizes)
+            written.append(self._given_offsets(records, placement, tails, begin))
+            records.stamp(written[-1].result.queue_offsets, placement.physical_offsets, store_timestamp)
+            self._watermark.announce(placement.end, store_timestamp)
+            self._log.write(placement, records.encoded, hidden=hidden and end == begin)
+            end = placement.end
+        if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
-            self._log.segments.flush(self._watermark.flushed_offset, placement.end)
+            self._log.segments.flush(self._watermark.flushed_offset, end)
+            if hidden:
+                self._log.show(*written[0].head)
             self._watermark.check_device()  # the system tells each failure to one of those who flush, or to some
-        self._watermark.publish(placement.end)
-        ranges = {name: (tails[name], tails[name] + len(rows)) for name, rows in queues}
-        self._unflushed.note(begin, placement.end, ranges)
-        tails.update({name: end for name, (_, end) in ranges.items()})
-        self._tails = Tails(placement.end, tails)
+        ranges: Ranges = {}
+        for piece in written:
+            for name, (start, entries) in piece.entries.items():
+                self._queue(*name).write(start, entries)
+                ranges[name] = ranges.get(name, (start,))[0], start + len(entries)
+            key_offsets = piece.key_offsets
+            self._index.append(piece.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
+        self._watermark.publish(end)
+        self._unflushed.note(begin, end, ranges)
+        self._tails = Tails(end, tails)
+        return AppendResult.concatenate([piece.result for piece in written])
+
+    def _given_offsets(
+        self, records: Records, placement: Placement, tails: dict[QueueName, int], confirm_offset: int
+    ) -> _Written:
+        """A piece that goes behind `tails`, which move on."""
+        physical_offsets = placement.physical_offsets
+        queue_offsets, all_entries = np.empty(len(records), np.int64), records.entries(physical_offsets)
+        entries = {}
+        for name, rows in _by_queue(records):
+            if name not in tails:
+                tails[name] = self._queue(*name).tail(confirm_offset)
+            queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
+            entries[name] = tails[name], all_entries[rows]
+            tails[name] += len(rows)
         ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
-        return AppendResult(ids[records.queues], queue_offsets, placement.physical_offsets)
+        return _Written(
+            AppendResult(ids[records.queues], queue_offsets, physical_offsets),
+            (int(physical_offsets[0]), int(records.sizes[0])),
+            entries,
+            records.key_hashes,
+            physical_offsets[records.key_rows],
+        )
 
     def repair(self) -> None:
         """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock.
@@ -145,12 +197,13 @@ class Appender:
         for name in names:
             self._queue(*name).truncate(self._queue(*name).tail(confirm))
         self._index.truncate(confirm)
-        self._log.segments.zero(confirm, announced)
-        self._log.segments.flush_names()
+        with self._watermark.noting_failure():  # or it would come back behind what is appended next
+            self._log.clear(confirm, announced)
+            self._log.segments.flush_names()
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._watermark.announce(confirm, self._watermark.store_timestamp + 1)
 
-    def _take_tails(self, confirm: int) -> dict[tuple[str, int], int]:
+    def _take_tails(self, confirm: int) -> dict[QueueName, int]:
         """The tails that are known, if nobody else appended; forgotten here until this append is through."""
         known, self._tails = self._tails, Tails(-1, {})
         return known.of if known.confirm_offset == confirm else {}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, repeat
 from typing import NamedTuple
 
@@ -80,23 +79,17 @@ class Putting:
             with_crc=self._config.enabledAppendPropCRC,
         )
 
-    def of_table(self, topic: str, table: object) -> Generator[Records]:
-        """Records of many messages of one topic, in pieces, each made while the caller appends the one before.
+    def of_table(self, topic: str, table: object) -> Iterator[Records]:
+        """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
 
-        Raises `InvalidColumns`, and as `of_messages`.
+        Raises at once `UnknownTopic`, `InvalidTopic`, `InvalidColumns` for columns that do not fit; with a piece
+        `InvalidColumns` and `MessageRefused` for what stands in it.
         """
-        pieces = split(as_table(table))
-        made = [self._of_piece(topic, piece) for piece in pieces[:1]]
-        with ThreadPoolExecutor(1) as beside:
-            for piece in pieces[1:]:
-                coming = beside.submit(self._of_piece, topic, piece)
-                yield made.pop()
-                made.append(coming.result())
-        yield from made
+        self._queues(_text("topic", topic))
+        source = as_table(table)
+        return (self._of_piece(topic, piece) for piece in split(source))
 
     def _of_piece(self, topic: str, piece: pa.Table) -> Records:
-        self._topics.known(_text("topic", topic))
-        check_topic(topic)
         messages = MessageColumns.of(piece)
         if messages.properties is not None:
             check_name_column(pairs(messages.properties)[0])

@@ -48,8 +48,9 @@ class History:
     """Everything that was done to one store, by one life of the machine after the other.
 
     sent: in the order of the log. may: how many of them can be there; must: how many have to be; both with the number
-    of changes from which on that is so. gone: log offsets below which retention may have deleted. refused: bodies of
-    messages whose put was answered with an error; they may be anywhere or nowhere.
+    of changes from which on that is so. wholes: the first, and the one after the last, of those that are there together
+    or not at all. gone: log offsets below which retention may have deleted. refused: bodies of messages whose put was
+    answered with an error; they may be anywhere or nowhere. never: of those that have to be nowhere.
     """
 
     sent: list[Sent] = field(default_factory=list)
@@ -57,6 +58,8 @@ class History:
     must: list[tuple[int, int]] = field(default_factory=list)
     gone: list[tuple[int, int]] = field(default_factory=list)
     refused: set[bytes] = field(default_factory=set)
+    never: set[bytes] = field(default_factory=set)
+    wholes: list[tuple[int, int]] = field(default_factory=list)
     topics: dict[str, Steps[int]] = field(default_factory=lambda: defaultdict(lambda: Steps(0)))
     groups: dict[tuple[str, int], Steps[int | None]] = field(default_factory=lambda: defaultdict(lambda: Steps(None)))
 
@@ -81,12 +84,15 @@ class History:
         assert not lost, f"{len(lost)} are gone from the head, the first is {lost[0]}"
         assert must <= end, f"of {must} that were promised {end} are there"
         assert end <= may, f"{end} are there, but {may} were put"
+        torn = [whole for whole in self.wholes if whole[0] < end < whole[1]]
+        assert not torn, f"{end} are there, but {torn[0]} were put as a whole"
         return end
 
     def check_each(self, found: list[Sent]) -> None:
         """Whether each was put as it is found; and none in a queue is passed over, which `everything` saw to."""
         sent = {each.body: each for each in self.sent}
         for here in found:
+            assert here.body not in self.never
             if here.body in self.refused:
                 continue
             put = sent[here.body]
@@ -98,6 +104,7 @@ class History:
         """What was put since there were `answered` messages was answered with an error."""
         self.refused.update(each.body for each in self.sent[answered:])
         del self.sent[answered:]
+        self.wholes = [whole for whole in self.wholes if whole[1] <= answered]
 
     def check_names(self, store: MessageStore, cut: int) -> None:
         """Whether topics and the offsets of groups may be what is left after that many changes."""
@@ -119,6 +126,8 @@ class History:
             [(0, _last(self.must, cut))],
             [(0, _last(self.gone, cut))],
             set(),
+            self.never,
+            [],
             defaultdict(lambda: Steps(0), {name: Steps(min(s.possible(cut))) for name, s in self.topics.items()}),
             defaultdict(lambda: Steps(None), groups),
         )

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
+import pytest
 
-from store import Message, MessageStore, StoreConfig, StoreError
+from store import Append, AppendResult, Message, MessageStore, StoreConfig, StoreError
 from store.upkeep.verify import verify
 from tests.device.history import History, Sent, Steps, everything
 from tests.device.recorder import Recorder
@@ -21,6 +22,7 @@ T = TypeVar("T")
 NEVER = sys.maxsize
 _TOPICS = ("a", "b")
 _QUEUES = 2
+_BODY = pa.schema([("body", pa.binary())])
 
 
 def small(flush: str) -> StoreConfig:
@@ -34,6 +36,25 @@ def small(flush: str) -> StoreConfig:
         deleteFileBatchMax=2,
         flushDiskType=flush,
     )
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop() -> Iterator[pa.RecordBatch]:
+    raise _Stop
+    yield
+
+
+def _table(sent: list[Sent]) -> pa.Table:
+    bodies, tags, keys = ([getattr(each, name) for each in sent] for name in ("body", "tags", "keys"))
+    return pa.table({"body": bodies, "tags": tags, "keys": pa.array(map(list, keys), pa.list_(pa.string()))})
+
+
+def _places(result: AppendResult) -> list[tuple[int, int, int]]:
+    numbers = result.queue_ids.tolist(), result.queue_offsets.tolist(), result.physical_offsets.tolist()
+    return list(zip(*numbers, strict=True))
 
 
 class Life:
@@ -72,8 +93,18 @@ class Life:
     def go_on(self, verbs: int) -> None:
         """Use the store."""
         chosen = self._chance.choices(
-            (self._put, self._put_table, self._flush, self._commit, self._topic, self._clean, self._come_or_go),
-            (60, 8, 8, 6, 4, 4, 10),
+            (
+                self._put,
+                self._put_table,
+                self._publish,
+                self._publish_in_vain,
+                self._flush,
+                self._commit,
+                self._topic,
+                self._clean,
+                self._come_or_go,
+            ),
+            (54, 8, 8, 4, 8, 6, 4, 4, 10),
             k=verbs,
         )
         for verb in chosen:
@@ -137,14 +168,39 @@ class Life:
             return
         topic = self._chance.choice(topics)
         sent = [self._message(topic) for _ in range(self._chance.choice((1, 3, 20)))]
-        bodies, tags, keys = ([getattr(each, name) for each in sent] for name in ("body", "tags", "keys"))
-        columns = {"body": bodies, "tags": tags, "keys": pa.array(map(list, keys), pa.list_(pa.string()))}
         begun = self._begin(sent)
-        result = store.append_table(topic, pa.table(columns))
-        places = zip(
-            result.queue_ids.tolist(), result.queue_offsets.tolist(), result.physical_offsets.tolist(), strict=True
-        )
-        self._answered(begun, sent, list(places))
+        self._answered(begun, sent, _places(store.append_table(topic, _table(sent))))
+
+    def _publish(self) -> None:
+        """Several pieces, over several segments as a rule."""
+        store, flush = self._any(), self._chance.random() < 0.5
+        append, sent = self._added(store)
+        begun = self._begin(sent, whole=flush)
+        self._answered(begun, sent, _places(append.publish(flush=flush)))
+        if flush:
+            self._promise()
+
+    def _publish_in_vain(self) -> None:
+        """What was to come last does not; nobody ever sees the rest, which a machine may see that was not to flush."""
+        store, flush = self._any(), self._chance.random() < 0.5
+        append, sent = self._added(store)
+        if not sent:
+            return
+        unseen = self.history.never if flush or self._config.sync_flush else self.history.refused
+        unseen.update(each.body for each in sent)
+        append.add(sent[0].topic, pa.RecordBatchReader.from_batches(_BODY, _stop()))
+        with pytest.raises(_Stop):
+            append.publish(flush=flush)
+
+    def _added(self, store: MessageStore) -> tuple[Append, list[Sent]]:
+        """An append with some parts, of no messages where there is no topic."""
+        append, topics, sent = store.begin(), list(store.topics()), []
+        for _ in range(self._chance.choice((1, 2, 5)) if topics else 0):
+            topic = self._chance.choice(topics)
+            part = [self._message(topic) for _ in range(self._chance.choice((1, 1, 4, 12)))]
+            append.add(topic, _table(part))
+            sent += part
+        return append, sent
 
     def _flush(self) -> None:
         self._any().flush()
@@ -194,8 +250,10 @@ class Life:
         body = f"{name} ".encode() + b"." * self._chance.choice((0, 50, 200, 700))
         return Sent(topic, body, self._chance.choice((None, "x", "y")), keys)
 
-    def _begin(self, sent: list[Sent]) -> int:
-        begun = self._recorder.look()
+    def _begin(self, sent: list[Sent], *, whole: bool = False) -> int:
+        begun, first = self._recorder.look(), len(self.history.sent)
+        if whole or self._config.sync_flush:
+            self.history.wholes.append((first, first + len(sent)))
         self.history.may.append((begun, len(self.history.sent) + len(sent)))
         self.history.sent += sent
         return begun

@@ -5,9 +5,9 @@
 
 `random`: three writers at any time, one after the other killed with SIGKILL. Each keeps what was acknowledged to it
 in STORE.acks/, one line `queue offset body` a message.
-`at`: for each line `VERB STORE MODE CALL` of standard input one `put_many` (VERB append) or one opening (VERB open)
-that dies at its CALL-th system call: before it, after it, or (MODE half) in the middle of what it writes. Prints "done"
-when it made fewer calls, then the exit status.
+`at`: for each line `VERB STORE MODE CALL` of standard input one `put_many` (VERB append), the same in several pieces
+under one publication (VERB publish), or one opening (VERB open) that dies at its CALL-th system call: before it, after
+it, or (MODE half) in the middle of what it writes. Prints "done" when it made fewer calls, then the exit status.
 """
 
 from __future__ import annotations
@@ -96,19 +96,27 @@ def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
 
         return wrapped
 
-    store = MessageStore.open(store_path) if verb == "append" else None
+    store = MessageStore.open(store_path) if verb != "open" else None
     os.pwrite = dying(os.pwrite, splits=True)
     os.fsync = dying(os.fsync)
     os.rename = dying(os.rename)
     Path.rename = dying(Path.rename)  # type: ignore[method-assign]
     Path.replace = dying(Path.replace)  # type: ignore[method-assign]
     Watermark.announce = dying(Watermark.announce)  # type: ignore[method-assign]
+    messages = [
+        Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)
+    ]
     if store is None:
         MessageStore.open(store_path)
+    elif verb == "append":
+        store.put_many(messages)
     else:
-        store.put_many(
-            [Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)]
-        )
+        append = store.begin()
+        append.add_messages(messages[:1])
+        rows = [{"body": each.body, "queueId": each.queue_id, "keys": list(each.keys)} for each in messages]
+        append.add(TOPIC, pa.Table.from_pylist(rows[1:7]))
+        append.add_messages(messages[7:])
+        append.publish()
     print("done", flush=True)
     os._exit(0)
 

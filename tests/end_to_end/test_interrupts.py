@@ -136,6 +136,18 @@ class Bench:
         for queue_id, offset, body in places:
             self.acknowledge(queue_id, offset, body)
 
+    def publish(self, *, flush: bool) -> None:
+        """Five pieces, over several segments."""
+        sent, append = [self.body() for _ in range(15)], self.store.begin()
+        self.maybe.update(sent)
+        for first in range(0, 15, 3):
+            append.add("t", pa.table({"body": pa.array(sent[first : first + 3], pa.binary())}))
+        result = append.publish(flush=flush, unless=lambda: self.number < 0)
+        assert result is not None
+        places = zip(result.queue_ids.tolist(), result.queue_offsets.tolist(), sent, strict=True)
+        for queue_id, offset, body in places:
+            self.acknowledge(queue_id, offset, body)
+
     def create_topic(self) -> None:
         self.store.create_topic(f"topic{self.number}", 2)
 
@@ -193,6 +205,8 @@ VERBS: dict[str, Callable[[Bench], None]] = {
     "put": lambda bench: bench.put_many(bench.store, 1),
     "put_many": lambda bench: bench.put_many(bench.store, 12),
     "append_table": Bench.append_table,
+    "publish": lambda bench: bench.publish(flush=False),
+    "publish and flush": lambda bench: bench.publish(flush=True),
     "create_topic": Bench.create_topic,
     "commit_offsets": Bench.commit_offsets,
     "flush": Bench.flush,

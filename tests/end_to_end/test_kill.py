@@ -124,8 +124,12 @@ def dies(forker: subprocess.Popen[str], line: str) -> bool:
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-@pytest.mark.parametrize("mode", ["before", "half", "after"])
-def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str, flush: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "mode"), [*(("append", mode) for mode in ("before", "half", "after")), ("publish", "half")]
+)
+def test_killed_at_every_system_call(
+    tmp_path: Path, forker: subprocess.Popen[str], verb: str, mode: str, flush: str
+) -> None:
     """The append goes over three segments and two queue files in each of two queues."""
     base = tmp_path / "base"
     sizes = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
@@ -138,10 +142,10 @@ def test_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[st
         old = bodies(store)
     new = {(n % 2, 8 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
     outcomes = []
-    for call in range(100):
+    for call in range(1000):
         path = tmp_path / f"{call}"
         shutil.copytree(base, path)
-        if not dies(forker, f"append {path} {mode} {call}"):
+        if not dies(forker, f"{verb} {path} {mode} {call}"):
             break
         with MessageStore.open(path, read_only=True) as reader:
             found = bodies(reader)

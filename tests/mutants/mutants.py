@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "SYNC_FLUSH that does not flush",
         "store/publish/appender.py",
-        "            self._log.segments.flush(self._watermark.flushed_offset, placement.end)\n",
+        "            self._log.segments.flush(self._watermark.flushed_offset, end)\n",
         "",
         (SYNCED,),
     ),

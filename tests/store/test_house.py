@@ -14,7 +14,7 @@ ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
 FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
-ROOF = ("writer", "message_store", "__init__")
+ROOF = ("writer", "append", "message_store", "__init__")
 
 
 def floor(module: str) -> int:

@@ -28,6 +28,7 @@ ID = "7F00000100002A9F0000000000000000"
 Verb = Callable[[Any], object]
 STORE: dict[str, Verb] = {
     "append_table": lambda it: it.append_table("t", pa.table({"body": [b"x"]})),
+    "begin": lambda it: it.begin().publish(),
     "arrivals": lambda it: it.arrivals(0, 0),
     "can_have": lambda it: it.can_have("t", 0, 0, None),
     "clean": lambda it: it.clean(forced=True),

@@ -70,3 +70,25 @@ def test_write_fills_segments_and_blanks_their_ends(tmp_path: Path) -> None:
 
 def test_an_empty_log_begins_at_0(tmp_path: Path) -> None:
     assert CommitLog(tmp_path, SIZE, writable=False).min_offset() == 0
+
+
+@pytest.mark.parametrize("begin", [0, 150, 200])  # in an empty log, in one that goes on, behind a blank
+def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int) -> None:
+    """And when they are cleared away, none is there at any moment."""
+    log = CommitLog(tmp_path, SIZE, writable=True)
+    if begin:
+        log.segments.write(0, b"\1" * begin)
+    records = [bytes([0, 0, 0, 120]) + b"\2" * 116] * 4
+    placement = log.place(begin, np.array([len(record) for record in records]))
+    first = int(placement.physical_offsets[0])
+
+    def written() -> list[bytes]:
+        return [log.segments.read(int(at), 120) for at in placement.physical_offsets]
+
+    log.write(placement, lambda first, last: memoryview(b"".join(records[first:last])), hidden=True)
+    assert written() == [b"\0" * 4 + records[0][4:], *records[1:]]
+    log.show(first, 120)
+    assert written() == records
+    log.clear(begin, placement.end)
+    assert [log.segments.first_not_zero(begin, placement.end)] == [None]
+    assert log.segments.read(0, begin) == b"\1" * begin

@@ -1,0 +1,81 @@
+"""`Append`: what is to be seen all at once, put together before it is appended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any, overload
+
+from store.errors import StoreClosed
+from store.format.message import Message
+from store.format.records import Records
+from store.publish.appender import AppendResult, Condition
+from store.publish.putting import Putting
+from store.system_errors import explained_verbs
+from store.writer import Writer
+
+
+@explained_verbs
+class Append:
+    """Messages of any topics on their way into one store, for one publication: readers see all of them or none.
+
+    Made by `MessageStore.begin`, for one thread. Over with `publish`, also if that raises, and with `abandon`: from
+    then on, as when the store is closed, verbs raise `StoreClosed`.
+    """
+
+    def __init__(self, path: Path, putting: Putting, writer: Writer) -> None:
+        self.path = path
+        self._putting = putting
+        self._writer = writer
+        self._parts: list[Iterable[Records]] | None = []
+
+    def add(self, topic: str, table: Any) -> None:
+        """Add a table of messages, as `MessageStore.append_table` takes it, behind what was added before.
+
+        It is only referred to, and read when it is published, some 16 MiB at a time: one that lies in a mapped file
+        takes no memory, nor does a stream of batches (`pyarrow.RecordBatchReader`).
+
+        Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for names and types of columns.
+        """
+        self._open_parts().append(self._putting.of_table(topic, table))
+
+    def add_messages(self, messages: Iterable[Message]) -> None:
+        """Add messages, of any topics, behind what was added before. Raises as `put` where one is refused."""
+        parts, listed = self._open_parts(), Putting.listed(messages)
+        if listed:
+            parts.append([self._putting.of_messages(listed)])
+
+    @overload
+    def publish(self, *, flush: bool = ...) -> AppendResult: ...
+
+    @overload
+    def publish(self, *, flush: bool = ..., unless: Condition | None) -> AppendResult | None: ...
+
+    def publish(self, *, flush: bool = False, unless: Condition | None = None) -> AppendResult | None:
+        """Append all that was added, in that order; when this returns, every reader sees it. Where the messages went.
+
+        flush: it is on the device then, and after a crash of the machine all of it is there or nothing.
+        unless: called without arguments once it is this one's turn to append and before anything is written, so that
+        nobody appends between what it sees and what it decides; it may use the reading verbs of the store. Where it
+        is true nothing is appended, and the answer is None.
+
+        Others who append wait meanwhile, for gigabytes some seconds; it takes some 40 bytes of memory a message.
+
+        Raises what `put` raises, `InvalidColumns` for what stands in a table, and what a stream or `unless` raises.
+        Whatever is raised, readers see nothing of it.
+        """
+        parts, self._parts = self._open_parts(), None
+        return self._writer.append(chain.from_iterable(parts), flush=flush, unless=unless)
+
+    def abandon(self) -> None:
+        """Forget what was added. Does nothing the second time, nor after `publish`."""
+        self._parts = None
+
+    def _open_parts(self) -> list[Iterable[Records]]:
+        self._writer.must_be_open()
+        if self._parts is None:
+            raise StoreClosed(
+                f"{self.path}: this append was published or abandoned; make a new one with MessageStore.begin()"
+            )
+        return self._parts

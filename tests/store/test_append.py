@@ -1,0 +1,273 @@
+"""Several tables and messages under one publication: all of it is seen, or none."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import (
+    InvalidColumns,
+    Message,
+    MessageRefused,
+    MessageStore,
+    ReadOnlyStore,
+    StoreClosed,
+    StoreConfig,
+    StoreForked,
+    UnknownTopic,
+)
+from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
+from tests.end_to_end.test_kill import bodies, check_log
+
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=50, maxIndexNum=60, maxMessageSize=4096
+)
+BODY = pa.schema([("body", pa.binary())])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    """Topics "t" and "u" of two queues each, with a message in each queue of "t"."""
+    with MessageStore.open(tmp_path, config=SMALL) as it:
+        for topic in ("t", "u"):
+            it.create_topic(topic, 2)
+        it.create_topic(COMMITS_TOPIC, 1)
+        it.put_many([Message("t", b"before", queue_id=queue) for queue in (0, 1)])
+        yield it
+
+
+@pytest.fixture
+def reader(store: MessageStore) -> Iterator[MessageStore]:
+    with MessageStore.open(store.path, read_only=True) as it:
+        yield it
+
+
+def table(*sent: bytes, **columns: object) -> pa.Table:
+    return pa.table({"body": pa.array(sent, pa.binary()), **columns})
+
+
+def stream(batches: Callable[[], Iterator[pa.Table]]) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(BODY, (batch for each in batches() for batch in each.to_batches()))
+
+
+def everything(store: MessageStore) -> dict[str, dict[tuple[int, int], bytes]]:
+    return {topic: bodies(store, topic) for topic in store.topics()}
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_tables_and_messages_of_several_topics(store: MessageStore, reader: MessageStore, flush: bool) -> None:
+    append = store.begin()
+    append.add("t", table(*(b"%d" % n for n in range(40)), queueId=[n % 2 for n in range(40)]))
+    append.add_messages([Message("u", b"u", queue_id=1, keys="k"), Message("t", b"last", queue_id=0)])
+    append.add_messages([])
+    append.add("u", stream(lambda: iter([table(), table(b"x"), table(b"y")])))
+    append.add(COMMITS_TOPIC, table(b"committed", keys=["query-7"]))
+    before = reader.confirm_offset
+    result = append.publish(flush=flush)
+    assert everything(reader) == everything(store)
+    assert bodies(reader, "t") == {
+        (0, 0): b"before",
+        (1, 0): b"before",
+        **{(n % 2, 1 + n // 2): b"%d" % n for n in range(40)},
+        (0, 21): b"last",
+    }
+    assert bodies(reader, "u") == {(1, 0): b"u", (0, 0): b"x", (1, 1): b"y"}
+    assert [message.body for message in reader.query(COMMITS_TOPIC, "query-7")] == [b"committed"]
+    assert len(result) == 45
+    assert result.physical_offsets[0] == before
+    assert (result.physical_offsets[1:] > result.physical_offsets[:-1]).all(), "in the order in which it was added"
+    assert result.queue_ids[-5:].tolist() == [1, 0, 0, 1, 0]
+    assert result.queue_offsets[-5:].tolist() == [0, 21, 0, 1, 0]
+    check_log(store.path, 47)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_nothing_is_seen_until_all_is_published(store: MessageStore, reader: MessageStore, flush: bool) -> None:
+    """It goes over a dozen segments, some of them of one record, and is made of 50 pieces."""
+    before, seen = everything(reader), []
+
+    def pieces(first: int) -> Iterator[pa.Table]:
+        seen.append(everything(reader))
+        yield table(*(b"%d" % n * 100 for n in range(first, first + 4)))
+
+    append = store.begin()
+    for first in range(0, 200, 4):
+        append.add("t", stream(lambda first=first: pieces(first)))  # type: ignore[misc]
+    append.add("u", table(bytes(3900)))
+    assert seen == []
+    append.publish(flush=flush)
+    assert seen == [before] * 50
+    assert len(bodies(reader)) == 202
+    assert reader.max_offset("u", 0) == 1
+    assert len(list((store.path / "commitlog").iterdir())) > 12
+    store.put(Message("t", b"next"))
+    check_log(store.path, 204)
+
+
+def test_one_that_is_too_long_for_a_segment(store: MessageStore, reader: MessageStore) -> None:
+    before, append = everything(reader), store.begin()
+    for length in (1, 3000, 4000):
+        append.add("t", table(bytes(length)))
+    with pytest.raises(MessageRefused, match="fits no commit log segment of 4096 bytes"):
+        append.publish()
+    assert everything(reader) == before
+
+
+class Stop(BaseException):
+    pass
+
+
+def nothing() -> Iterator[pa.Table]:
+    raise Stop
+    yield
+
+
+FAILURES: dict[str, tuple[type[BaseException], Callable[[], object]]] = {
+    "a null in the body": (InvalidColumns, lambda: pa.table({"body": pa.array([b"x", None], pa.binary())})),
+    "a body that is too large": (MessageRefused, lambda: table(bytes(4097))),
+    "an exception in between": (Stop, lambda: stream(nothing)),
+}
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_that_fails_late_leaves_nothing(
+    store: MessageStore, reader: MessageStore, failure: str, flush: bool
+) -> None:
+    before, append = everything(reader), store.begin()
+    error, bad = FAILURES[failure]
+    for n in range(10):
+        append.add("u", table(*[b"%d" % n * 50] * 10, keys=["k"] * 10))
+    append.add("t", bad())
+    append.add("t", table(b"after"))
+    with pytest.raises(error):
+        append.publish(flush=flush)
+    assert everything(reader) == everything(store) == before
+    with pytest.raises(StoreClosed, match=rf"{store.path}: this append was published or abandoned; .*begin\(\)"):
+        append.publish()
+    assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 1
+    assert store.put(Message("u", b"next", queue_id=1)).queue_offset == 0
+    assert reader.query("u", "k") == []
+    store.close()
+    check_log(store.path, 4)
+
+
+@pytest.mark.parametrize("size", [50, 700])
+def test_what_is_wrong_is_said_when_it_is_added(store: MessageStore, size: int) -> None:
+    append = store.begin()
+    with pytest.raises(UnknownTopic):
+        append.add("v", table(b""))
+    for columns in ({"body": [1]}, {"bodies": [b""]}, {"body": [b""], "queueId": ["0"]}, {"body": [b""], "keys": [5]}):
+        for kind in (pa.table, lambda columns: pa.table(columns).to_reader()):
+            with pytest.raises(InvalidColumns):
+                append.add("t", kind(columns))
+    with pytest.raises(MessageRefused):
+        append.add_messages([Message("t", b"good"), Message("t", bytes(5000))])
+    assert len(append.publish()) == 0
+
+
+def test_unless_it_was_done_already(store: MessageStore, reader: MessageStore) -> None:
+    """By many at the same time, in turns: each batch is appended once."""
+
+    def batch(number: int) -> None:
+        append, key = store.begin(), f"query-{number}"
+        append.add("t", table(*[f"{number}".encode()] * 3))
+        append.add_messages([Message(COMMITS_TOPIC, b"", keys=(key,))])
+        results.append(append.publish(unless=lambda: bool(store.query(COMMITS_TOPIC, key))))
+
+    results: list[object] = []
+    threads = [threading.Thread(target=batch, args=(n % 5,)) for n in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 40
+    assert results.count(None) == 35
+    assert sorted(bodies(reader).values()) == sorted([b"before"] * 2 + [b"%d" % n for n in range(5) for _ in range(3)])
+    assert reader.max_offset(COMMITS_TOPIC, 0) == 5
+    check_log(store.path, 22)
+
+
+def test_unless_sees_nothing_of_one_that_died(store: MessageStore) -> None:
+    def die() -> Iterator[pa.Table]:
+        yield table(b"x")
+        raise Stop
+
+    dead = store.begin()
+    dead.add_messages([Message(COMMITS_TOPIC, b"", keys=("key",))])
+    dead.add("t", table(b"x"))
+    dead.add("t", stream(die))
+    with pytest.raises(Stop):
+        dead.publish()
+    append = store.begin()
+    append.add("t", table(b"y"))
+    assert append.publish(unless=lambda: bool(store.query(COMMITS_TOPIC, "key"))) is not None
+
+
+def test_an_exception_of_unless(store: MessageStore, reader: MessageStore) -> None:
+    before, append = everything(reader), store.begin()
+    append.add("t", table(b"x"))
+    with pytest.raises(ZeroDivisionError):
+        append.publish(unless=lambda: bool(1 // 0))
+    assert everything(reader) == before
+    assert store.put(Message("t", b"x", queue_id=0)).queue_offset == 1
+
+
+def test_abandoned(store: MessageStore, reader: MessageStore) -> None:
+    before, append = everything(reader), store.begin()
+    append.add("t", table(b"x"))
+    append.abandon()
+    append.abandon()
+    for verb in (append.publish, lambda: append.add("t", table(b"x")), lambda: append.add_messages([])):
+        with pytest.raises(StoreClosed, match="published or abandoned"):
+            verb()
+    assert everything(reader) == before
+
+
+def test_what_is_not_open(store: MessageStore, reader: MessageStore) -> None:
+    with pytest.raises(ReadOnlyStore):
+        reader.begin()
+    append = store.begin()
+    append.add("t", table(b"x"))
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for verb in (append.publish, lambda: append.add("t", table(b"x"))):
+            try:
+                verb()
+            except StoreForked:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    store.close()
+    for verb in (append.publish, lambda: append.add("t", table(b"x"))):
+        with pytest.raises(StoreClosed, match="was closed"):
+            verb()
+
+
+def test_the_topic_of_commits_is_nobody_elses() -> None:
+    assert is_internal_topic(COMMITS_TOPIC)
+
+
+def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
+    """256 MiB go through, of which a few pieces are in memory at a time."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        most, block = 0, bytes(1 << 20)
+
+        def batches() -> Iterator[pa.Table]:
+            nonlocal most
+            for _ in range(256):
+                most = max(most, pa.total_allocated_bytes())
+                yield table(block)
+
+        append, before = store.begin(), pa.total_allocated_bytes()
+        append.add("t", stream(batches))
+        append.publish()
+        assert store.max_offset("t", 0) == 256
+        assert most - before < 160 << 20
