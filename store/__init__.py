@@ -37,7 +37,8 @@ from store.errors import (
 from store.files.config import StoreConfig
 from store.files.kinds import UnsupportedWarning
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS
-from store.format.message import Message, StoredMessage
+from store.format.message import Message
+from store.format.stored_message import StoredMessage
 from store.message_store import MessageStore
 from store.publish.appender import AppendResult
 from store.publish.putting import PutResult

@@ -26,7 +26,8 @@ from store.files.segment_file import OpenFiles
 from store.files.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
 from store.format.inflating import Bounds, Oversized
-from store.format.message import Message, StoredMessage, inflated
+from store.format.message import Message
+from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME, Index
 from store.integers import integer, one_of, seconds, text
 from store.log.commit_log import CommitLog

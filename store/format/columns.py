@@ -24,10 +24,10 @@ from store.format.layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_V6,
 )
-from store.format.message import host_text
 from store.format.property_columns import PropertyColumns
 from store.format.record_view import Ints, Mask, RecordView
 from store.format.records import gather_rows
+from store.format.stored_message import host_text
 from store.format.strings import Bytes
 
 TIMESTAMP = pa.timestamp("us", "UTC")

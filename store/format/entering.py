@@ -153,6 +153,27 @@ class Place(NamedTuple):
     queue_offset: int
 
 
+class Entry(NamedTuple):
+    """An entry of a queue: where it stands, and what it says of its record."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+
+    @property
+    def place(self) -> Place:
+        return Place(self.topic, self.queue_id, self.queue_offset)
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic}, queue {self.queue_id}, offset {self.queue_offset} "
+            f"(commit log offset {self.physical_offset})"
+        )
+
+
 def light_places(
     properties: PropertyColumns, topics: list[str], topic_ids: Ints, queue_ids: Ints
 ) -> Iterator[tuple[int, Place]]:

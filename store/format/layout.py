@@ -7,6 +7,7 @@ dtypes here. Sources: RocketMQ's `MessageExtEncoder` / `CommitLog` (records), `C
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -174,6 +175,16 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
     return int(fields[name][1])
 
 
+def header_struct(header: np.dtype[np.void]) -> struct.Struct:
+    """The same bytes as a struct: of a single record it is several times faster."""
+    names = header.names or ()
+    codes = (_STRUCT_CODES.get(header[name].str, f"{header[name].itemsize}s") for name in names)
+    return struct.Struct(">" + "".join(codes))
+
+
+_STRUCT_CODES: Final = {">i4": "i", ">i8": "q"}  # all others are bytes
+
+
 # --- ConsumeQueue --------------------------------------------------------------------------------------
 
 CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -251,6 +262,7 @@ WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a
 # --- relations ------------------------------------------------------------------------------------------
 
 assert RECORD_HEADER.itemsize == 88
+assert all(header_struct(header).size == header.itemsize for row in RECORD_HEADERS for header in row)
 assert RECORD_HEADERS[1][1].itemsize == RECORD_HEADER.itemsize + 2 * IPV6_EXTRA
 assert MIN_RECORD_BYTES == 91
 assert all(

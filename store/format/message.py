@@ -1,23 +1,18 @@
-"""One message: what you put, what you get, and the record between them (MessageExtEncoder, MessageDecoder)."""
+"""One message that you put, and its record (MessageExtEncoder). What you get: `stored_message`."""
 
 from __future__ import annotations
 
-import ipaddress
 import operator
 import re
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from store.errors import CorruptRecord, MessageRefused, PutStatus
-from store.format.arrays import texts
-from store.format.crc import body_crc, property_crc
-from store.format.entering import Place, are_wrong_codes, keys_of, stands_in, tag_of
-from store.format.inflating import decompress
+from store.errors import MessageRefused, PutStatus
+from store.format.crc import body_crc
+from store.format.entering import keys_of, tag_of
 from store.format.java_hash import java_hash_code
 from store.format.key_hashes import key_hash
 from store.format.layout import (
@@ -26,25 +21,17 @@ from store.format.layout import (
     MAGIC_V1,
     MAGIC_V2,
     MAX_TOPIC_BYTES,
-    MIN_RECORD_BYTES,
     NO_TAG,
     PROPERTIES_LENGTH_BYTES,
     PROPERTY_CRC_BYTES,
-    PROPERTY_CRC_DIGITS,
-    PROPERTY_CRC_END,
-    PROPERTY_CRC_NAME,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
-    PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
-    RECORD_HEADERS,
-    SYS_BORN_HOST_V6,
-    SYS_COMPRESSED,
-    SYS_STORE_HOST_V6,
     TOPIC_LENGTH_BYTES,
+    header_struct,
 )
-from store.format.properties import decode_properties, encode_properties
+from store.format.properties import encode_properties
 from store.format.records import Records
 
 
@@ -88,38 +75,6 @@ class Message:
         for key in keys:
             check_key(key)
         return keys
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    msg_id: str
-    body: bytes
-    properties: dict[str, str]
-    born_timestamp: int
-    store_timestamp: int
-    born_host: str
-    store_host: str
-    reconsume_times: int
-    flag: int
-    sys_flag: int
-    body_crc: int
-    prepared_transaction_offset: int
-
-    @property
-    def tags(self) -> str | None:
-        """The message's tag."""
-        return self.properties.get(PROPERTY_TAGS)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The message's keys."""
-        return tuple(key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
 
 
 def encode_messages(
@@ -168,16 +123,7 @@ def encode_messages(
     )
 
 
-# The record header as a struct, from the same dtype that the bulk paths use.
-_STRUCT_CODES = {">i4": "i", ">i8": "q"}
-_HEADER = struct.Struct(
-    ">"
-    + "".join(
-        _STRUCT_CODES.get(RECORD_HEADER[name].str, f"{RECORD_HEADER[name].itemsize}s")
-        for name in RECORD_HEADER.names or ()
-    )
-)
-assert _HEADER.size == RECORD_HEADER.itemsize
+_HEADER = header_struct(RECORD_HEADER)
 
 
 def _encode(
@@ -293,112 +239,3 @@ def check_body_size(length: int, max_message_size: int) -> None:
             PutStatus.MESSAGE_ILLEGAL,
             f"a body of {length} bytes, at most {max_message_size}; raise maxMessageSize in store.conf, or split it",
         )
-
-
-def must_be_entered(message: StoredMessage, place: Place, physical_offset: int, tags_code: int) -> None:
-    """Raises `CorruptRecord` where an entry of a queue is not the one of the message that was found there."""
-    own = Place(message.topic, message.queue_id, message.queue_offset)
-    is_code = tags_code == java_hash_code(message.tags or "")  # much faster than the whole rule
-    if not is_code:
-        is_code = not are_wrong_codes(np.array([tags_code]), texts([message.tags or ""]), own.topic).any()
-    if message.physical_offset != physical_offset or not is_code or not stands_in(place, own, message.properties):
-        raise CorruptRecord(
-            f"topic {place.topic}, queue {place.queue_id}, offset {place.queue_offset} (commit log offset "
-            f"{physical_offset}): the log holds another message there: topic {own.topic}, queue {own.queue_id}, offset "
-            f"{own.queue_offset} (commit log offset {message.physical_offset}), tag {message.tags}, tags code in the "
-            f"queue {tags_code}; run 'pyspark-mq verify', or restore the segment from a copy"
-        )
-
-
-def inflated(message: StoredMessage, where: str, max_bytes: int) -> StoredMessage:
-    """The message with its body as it was before its producer compressed it. Raises as `decompress`."""
-    if not message.sys_flag & SYS_COMPRESSED:
-        return message
-    body = decompress(message.body, message.sys_flag, where, max_bytes)
-    return replace(message, body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
-
-
-def decode_record(record: bytes, where: str, *, check_crc: bool = True) -> StoredMessage:
-    """The message of one whole record, its body as it is stored; `where` names it in errors.
-
-    Raises `CorruptRecord` when lengths, magic or CRC (that of the record, or else of its body) do not hold together.
-    """
-
-    def wrong(what: str) -> CorruptRecord:
-        return CorruptRecord(f"{where}: {what}; run 'pyspark-mq verify', and restore the segment from a copy")
-
-    if len(record) < MIN_RECORD_BYTES:
-        raise wrong(f"only {len(record)} bytes")
-    sys_flag = int(np.frombuffer(record, RECORD_HEADER, 1)["sys_flag"][0])
-    dtype = RECORD_HEADERS[bool(sys_flag & SYS_BORN_HOST_V6)][bool(sys_flag & SYS_STORE_HOST_V6)]
-    if len(record) < dtype.itemsize:
-        raise wrong(f"only {len(record)} bytes")
-    header = dict(zip(dtype.names or (), np.frombuffer(record, dtype, 1)[0].item(), strict=True))
-    magic, stored_crc = header["magic"], header["body_crc"]
-    if header["total_size"] != len(record):
-        raise wrong(f"length {header['total_size']}, expected {len(record)}")
-    if magic not in TOPIC_LENGTH_BYTES:
-        raise wrong(f"magic {magic & 0xFFFFFFFF:#x}")
-
-    def take(at: int, width: int, what: str) -> tuple[bytes, int]:
-        length = int.from_bytes(record[at : at + width], "big", signed=width > 1)
-        if not 0 <= length <= len(record) - at - width:
-            raise wrong(f"{what} of {length} bytes")
-        return record[at + width : at + width + length], at + width + length
-
-    body, end = take(dtype.itemsize - 4, 4, "a body")
-    topic, end = take(end, TOPIC_LENGTH_BYTES[magic], "a topic")
-    properties_bytes, end = take(end, PROPERTIES_LENGTH_BYTES, "properties")
-    if end != len(record):
-        raise wrong(f"its parts take {end} bytes of {len(record)}")
-    has_crc = _has_property_crc(properties_bytes)
-    if check_crc and has_crc and not record.endswith(property_crc(record[:-PROPERTY_CRC_BYTES])):
-        raise wrong(f"its CRC is {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}, which is another's")
-    if check_crc and body and not has_crc and (crc := body_crc(body)) != stored_crc:
-        raise wrong(f"body CRC {crc:#x}, stored {stored_crc:#x}")
-    properties = decode_properties(properties_bytes)
-    store_ip, store_port = header["store_ip"].tobytes(), header["store_port"]
-    return StoredMessage(
-        topic=topic.decode("utf-8", "replace"),
-        queue_id=header["queue_id"],
-        queue_offset=header["queue_offset"],
-        physical_offset=header["physical_offset"],
-        msg_id=properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, header["physical_offset"]),
-        body=body,
-        properties=properties,
-        born_timestamp=header["born_timestamp"],
-        store_timestamp=header["store_timestamp"],
-        born_host=host_text(header["born_ip"].tobytes(), header["born_port"]),
-        store_host=host_text(store_ip, store_port),
-        reconsume_times=header["reconsume_times"],
-        flag=header["flag"],
-        sys_flag=sys_flag,
-        body_crc=stored_crc,
-        prepared_transaction_offset=header["prepared_transaction_offset"],
-    )
-
-
-def _has_property_crc(properties: bytes) -> bool:
-    before, last = properties[:-PROPERTY_CRC_BYTES], properties[-PROPERTY_CRC_BYTES:]
-    is_separate = not before or before.endswith(PROPERTY_CRC_END)
-    return len(last) == PROPERTY_CRC_BYTES and last.startswith(PROPERTY_CRC_NAME) and is_separate
-
-
-def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
-    """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
-    return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
-
-
-def offset_msg_ids(ip: bytes, port: int, physical_offsets: npt.NDArray[np.int64]) -> list[str]:
-    """`offset_msg_id` of n physical offsets, shape (n,)."""
-    host = np.frombuffer(ip + struct.pack(">i", port), np.uint8)
-    offsets = physical_offsets.astype(">i8")[:, None].view(np.uint8)
-    ids = np.hstack([np.broadcast_to(host, (len(offsets), len(host))), offsets])
-    return ids.tobytes().hex(" ", ids.shape[1]).upper().split()
-
-
-@lru_cache(maxsize=1024)
-def host_text(ip: bytes, port: int) -> str:
-    """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
-    address = ipaddress.ip_address(ip)
-    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"

@@ -9,7 +9,6 @@ from store.format.layout import MAX_PROPERTIES_BYTES, NAME_VALUE_SEPARATOR, PROP
 
 _NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
 _PROPERTY = chr(PROPERTY_SEPARATOR)
-_MIN_UNITS = 3  # a name, the separator, a value: shorter pieces are passed over
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
@@ -59,8 +58,8 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
     """
     properties: dict[str, str] = {}
     for piece in encoded.decode("utf-8", "replace").split(_PROPERTY):
-        name, separator, value = piece.partition(_NAME_VALUE)
-        if separator and name and value and len(piece) >= _MIN_UNITS:
+        name, _, value = piece.partition(_NAME_VALUE)
+        if name and value:
             properties[name] = value
     properties.pop(PROPERTY_CRC, None)
     return properties

@@ -13,7 +13,7 @@ from pathlib import Path
 from store.errors import CorruptRecord, OffsetLost
 from store.files.opened import Place
 from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, WATERMARK_FILE
-from store.format.message import decode_record
+from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.dispatch import SIZE_BYTES, walk

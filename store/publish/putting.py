@@ -18,10 +18,11 @@ from store.format.arrays import constant
 from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import PROPERTY_UNIQ_KEY
-from store.format.message import Message, check_mapping, illegal, offset_msg_ids, whole_number
+from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import MessageColumns, as_table, pairs, split
 from store.format.message_lists import encode_list
 from store.format.records import Records
+from store.format.stored_message import offset_msg_ids
 from store.format.strings import lengths
 from store.format.tables import encode_columns
 from store.publish.appender import AppendResult

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache, partial
 
 import numpy as np
 
 from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.files.config import StoreConfig
-from store.format.entering import Place
+from store.format.entering import Entry
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES
-from store.format.message import StoredMessage, decode_record, inflated, must_be_entered
+from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered
+from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.read.filters import TagFilter
+
+_ENTRIES_AT_ONCE = 64
 
 
 class GetStatus(Enum):
@@ -85,42 +89,48 @@ def get_message(
     messages: list[StoredMessage] = []
     taken_bytes, next_begin, removed = 0, end, False
     left = config.maxDecompressedMessageSize
-    for row in _candidates(entries, message_filter):
-        physical, size, code = entries[row].item()
-        too_large = taken_bytes + size > config.maxTransferBytesOnMessageInMemory
+    segment = lru_cache(maxsize=1)(partial(log.segments.view, length=log.segments.size))  # looked at once a call
+    for entry in _candidates(queue, offset, entries, message_filter):
+        too_large = taken_bytes + entry.size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
-            next_begin = offset + row
+            next_begin = entry.queue_offset
             break
-        where = f"topic {queue.topic}, queue {queue.queue_id}, offset {offset + row} (commit log offset {physical})"
-        if physical < 0 or not MIN_RECORD_BYTES <= size <= log.segments.size:
-            raise CorruptRecord(f"{where}: an entry of {size} bytes; {MAKE_ANEW}")
         try:
-            record = log.segments.read(physical, size)
+            message = decode_record(_record(segment, log.segments.size, entry), entry)
         except OffsetLost:
             removed = True
             continue
-        message = decode_record(record, where)
-        must_be_entered(message, Place(queue.topic, queue.queue_id, offset + row), physical, code)
+        must_be_entered(message, entry)
         if not message_filter.match(message.tags):
             continue
         if message.queue_id != queue.queue_id:  # of a light queue, see `LightBlock`
             message = replace(message, queue_id=queue.queue_id)
         try:
-            messages.append(inflated(message, where, left))
+            message = inflated(message, entry, left)
         except MessageTooLarge:
             if not messages:
                 raise
-            next_begin = offset + row  # for the next call to say, or to have room for
+            next_begin = entry.queue_offset  # for the next call to say, or to have room for
             break
-        taken_bytes += size
-        left -= len(messages[-1].body)
+        messages.append(message)
+        taken_bytes += entry.size
+        left -= len(message.body)
     missing = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
     return GetResult(GetStatus.FOUND if messages else missing, next_begin, minimum, maximum, messages)
 
 
-def _candidates(entries: Entries, message_filter: TagFilter) -> Iterable[int]:
-    """Rows of the entries whose message may match."""
-    if message_filter.tags is None:
-        return range(len(entries))
-    rows: list[int] = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64))).tolist()
-    return rows
+def _candidates(queue: ConsumeQueue, offset: int, entries: Entries, message_filter: TagFilter) -> Iterator[Entry]:
+    """The entries, from queue offset `offset` on, whose message may match."""
+    for first in range(0, len(entries), _ENTRIES_AT_ONCE):  # a call ends after a few, as a rule
+        some = entries[first : first + _ENTRIES_AT_ONCE]
+        rows = np.flatnonzero(message_filter.match_codes(some["tags_code"].astype(np.int64)))
+        for row, fields in zip(rows.tolist(), some[rows].tolist(), strict=True):
+            yield Entry(queue.topic, queue.queue_id, offset + first + row, *fields)
+
+
+def _record(segment: Callable[[int], Bytes], size: int, entry: Entry) -> bytes:
+    """The record of an entry. segment: of `size` bytes, by the offset at which it begins. Raises `OffsetLost`."""
+    if entry.physical_offset < 0 or not MIN_RECORD_BYTES <= entry.size <= size:
+        raise CorruptRecord(f"{entry}: an entry of {entry.size} bytes; {MAKE_ANEW}")
+    position = entry.physical_offset % size
+    return segment(entry.physical_offset - position)[position : position + entry.size].tobytes()

@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
-from store.format.entering import Place
+from store.format.entering import Entry
 from store.format.layout import (
     CQ_ENTRY,
     IPV4_BYTES,
@@ -24,7 +24,7 @@ from store.format.layout import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
 )
-from store.format.message import StoredMessage, decode_record, must_be_entered
+from store.format.stored_message import StoredMessage, decode_record, must_be_entered
 from store.index.index import END_OF_TIME, Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
@@ -95,14 +95,13 @@ def is_queued(
             f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
         )
     size = log.segments.read(message.physical_offset, RECORD_HEADER["total_size"].itemsize)
-    _, entry_size, code = entries[0].item()
-    place = Place(message.topic, message.queue_id, message.queue_offset)
-    if int.from_bytes(size, "big") != entry_size:
+    entry = Entry(message.topic, message.queue_id, message.queue_offset, *entries[0].item())
+    if int.from_bytes(size, "big") != entry.size:
         raise CorruptRecord(
-            f"topic {place.topic}, queue {place.queue_id}, offset {place.queue_offset}: an entry of {entry_size} "
-            f"bytes, a record of {int.from_bytes(size, 'big')}; run 'pyspark-mq verify --repair'"
+            f"{entry}: an entry of {entry.size} bytes, a record of {int.from_bytes(size, 'big')}; "
+            "run 'pyspark-mq verify --repair'"
         )
-    must_be_entered(message, place, message.physical_offset, code)
+    must_be_entered(message, entry)
     return True
 
 

@@ -32,8 +32,8 @@ from store.format.layout import (
     RECORD_HEADER,
     TOPICS_FILE,
 )
-from store.format.message import decode_record
 from store.format.record_view import Ints
+from store.format.stored_message import decode_record
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries, IsMessage

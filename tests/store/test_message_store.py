@@ -35,7 +35,7 @@ from store import (
     UnknownTopic,
 )
 from store.format.java_hash import java_hash_code
-from store.format.message import offset_msg_id
+from store.format.stored_message import offset_msg_id
 from tests import seen
 from tests.store.read.test_golden import GOLDEN
 

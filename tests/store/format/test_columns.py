@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from store import COLUMNS, CorruptRecord, InvalidColumns, Message
 from store.format.columns import DEFAULT_COLUMNS, Block, check_columns
 from store.format.layout import BODY_CRC_MASK, PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME, RECORD_HEADERS, SYS_COMPRESSED
-from store.format.message import decode_record, host_text
 from store.format.record_view import RecordView
+from store.format.stored_message import decode_record, host_text
 from tests import seen
 from tests.store.format.test_message import encode, messages
 from tests.store.golden_bytes import V1, V1_BORN_V6

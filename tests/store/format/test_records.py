@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.format.layout import RECORD_HEADER
-from store.format.message import decode_record
 from store.format.records import gather, gather_rows
+from store.format.stored_message import decode_record
 from tests.store.format.test_message import Message, encode, messages
 
 

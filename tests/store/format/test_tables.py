@@ -12,9 +12,9 @@ import pytest
 
 from store import InvalidColumns, MessageRefused, PutStatus
 from store.format.java_hash import java_hash_code
-from store.format.message import decode_record
 from store.format.message_columns import MessageColumns, as_table, split
 from store.format.records import Records
+from store.format.stored_message import decode_record
 from store.format.tables import encode_columns
 
 NO_TEXT = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))

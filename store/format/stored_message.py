@@ -1,0 +1,204 @@
+"""One message that you get, from its record (MessageDecoder)."""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from dataclasses import dataclass, fields, make_dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import CorruptRecord
+from store.format.arrays import texts
+from store.format.crc import body_crc, property_crc
+from store.format.entering import Entry, Place, are_wrong_codes, stands_in
+from store.format.inflating import decompress
+from store.format.java_hash import java_hash_code
+from store.format.layout import (
+    KEY_SEPARATOR,
+    MIN_RECORD_BYTES,
+    PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC_BYTES,
+    PROPERTY_CRC_DIGITS,
+    PROPERTY_CRC_END,
+    PROPERTY_CRC_NAME,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADER,
+    RECORD_HEADERS,
+    SYS_BORN_HOST_V6,
+    SYS_COMPRESSED,
+    SYS_STORE_HOST_V6,
+    TOPIC_LENGTH_BYTES,
+    header_struct,
+)
+from store.format.properties import decode_properties
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    msg_id: str
+    body: bytes
+    properties: dict[str, str]
+    born_timestamp: int
+    store_timestamp: int
+    born_host: str
+    store_host: str
+    reconsume_times: int
+    flag: int
+    sys_flag: int
+    body_crc: int
+    prepared_transaction_offset: int
+
+    @property
+    def tags(self) -> str | None:
+        """The message's tag."""
+        return self.properties.get(PROPERTY_TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The message's keys."""
+        return tuple(key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
+
+
+# The same fields, not frozen: to set those of a frozen one takes five times as long, a third of all decoding.
+_Draft: Any = make_dataclass("_Draft", [field.name for field in fields(StoredMessage)], slots=True)
+
+_HEADERS = tuple(tuple(map(header_struct, row)) for row in RECORD_HEADERS)
+_HEADER = _HEADERS[False][False]
+_SYS_FLAG = (RECORD_HEADER.names or ()).index("sys_flag")
+_HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
+_TOPIC_LENGTHS = {magic: struct.Struct({1: ">B", 2: ">h"}[width]) for magic, width in TOPIC_LENGTH_BYTES.items()}
+_PROPERTIES_LENGTH = struct.Struct(">h")
+assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
+
+
+def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
+    """The message of one whole record, its body as it is stored; `where`, as text, names it in errors.
+
+    Raises `CorruptRecord` when lengths, magic or CRC (that of the record, or else of its body) do not hold together.
+    """
+    if len(record) < MIN_RECORD_BYTES:
+        raise _wrong(where, f"only {len(record)} bytes")
+    header = _HEADER
+    values = header.unpack_from(record)
+    if (flags := values[_SYS_FLAG]) & _HOSTS_V6:
+        header = _HEADERS[bool(flags & SYS_BORN_HOST_V6)][bool(flags & SYS_STORE_HOST_V6)]
+        if len(record) < header.size:
+            raise _wrong(where, f"only {len(record)} bytes")
+        values = header.unpack_from(record)
+    # fmt: off
+    (
+        size, magic, stored_crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
+        born_timestamp, born_ip, born_port, store_timestamp, store_ip, store_port,
+        reconsume_times, prepared_transaction_offset, body_length,
+    ) = values
+    # fmt: on
+    if size != len(record):
+        raise _wrong(where, f"length {size}, expected {len(record)}")
+    topic_length = _TOPIC_LENGTHS.get(magic)
+    if topic_length is None:
+        raise _wrong(where, f"magic {magic & 0xFFFFFFFF:#x}")
+    body_end = header.size + body_length
+    topic_begin = body_end + topic_length.size
+    if body_length < 0 or topic_begin > size:
+        raise _wrong(where, f"a body of {body_length} bytes")
+    topic_end = topic_begin + topic_length.unpack_from(record, body_end)[0]
+    begin = topic_end + PROPERTIES_LENGTH_BYTES
+    if not topic_begin <= topic_end <= begin <= size:
+        raise _wrong(where, f"a topic of {topic_end - topic_begin} bytes")
+    if begin + _PROPERTIES_LENGTH.unpack_from(record, topic_end)[0] != size:
+        raise _wrong(where, f"properties that do not fill the {size - begin} bytes which are left for them")
+    body, encoded = record[header.size : body_end], record[begin:]
+    if check_crc:
+        if encoded.find(PROPERTY_CRC_NAME) >= 0 and _ends_with_crc(encoded):
+            if not record.endswith(property_crc(record[:-PROPERTY_CRC_BYTES])):
+                raise _wrong(where, f"its CRC is {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}, which is another's")
+        elif body and (crc := body_crc(body)) != stored_crc:
+            raise _wrong(where, f"body CRC {crc:#x}, stored {stored_crc:#x}")
+    properties = decode_properties(encoded)
+    message = _Draft(
+        record[topic_begin:topic_end].decode("utf-8", "replace"),
+        queue_id,
+        queue_offset,
+        physical_offset,
+        properties.get(PROPERTY_UNIQ_KEY) or offset_msg_id(store_ip, store_port, physical_offset),
+        body,
+        properties,
+        born_timestamp,
+        store_timestamp,
+        host_text(born_ip, born_port),
+        host_text(store_ip, store_port),
+        reconsume_times,
+        flag,
+        sys_flag,
+        stored_crc,
+        prepared_transaction_offset,
+    )
+    message.__class__ = StoredMessage
+    return message  # type: ignore[no-any-return]
+
+
+def _ends_with_crc(properties: bytes) -> bool:
+    before, last = properties[:-PROPERTY_CRC_BYTES], properties[-PROPERTY_CRC_BYTES:]
+    is_separate = not before or before.endswith(PROPERTY_CRC_END)
+    return len(last) == PROPERTY_CRC_BYTES and last.startswith(PROPERTY_CRC_NAME) and is_separate
+
+
+def _wrong(where: object, what: str) -> CorruptRecord:
+    return CorruptRecord(f"{where}: {what}; run 'pyspark-mq verify', and restore the segment from a copy")
+
+
+def must_be_entered(message: StoredMessage, entry: Entry) -> None:
+    """Raises `CorruptRecord` where an entry of a queue is not the one of the message that was found there."""
+    tag = message.tags
+    named = (message.topic, message.queue_id, message.queue_offset, message.physical_offset)
+    if named == entry[:4] and entry.tags_code == java_hash_code(tag or ""):  # much faster than the whole rule
+        return
+    own = Place(*named[:3])
+    is_code = not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
+    is_there = message.physical_offset == entry.physical_offset
+    if not (is_there and is_code and stands_in(entry.place, own, message.properties)):
+        raise CorruptRecord(
+            f"{entry}: the log holds another message there: topic {own.topic}, queue {own.queue_id}, offset "
+            f"{own.queue_offset} (commit log offset {message.physical_offset}), tag {tag}, tags code in the "
+            f"queue {entry.tags_code}; run 'pyspark-mq verify', or restore the segment from a copy"
+        )
+
+
+def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMessage:
+    """The message with its body as it was before its producer compressed it. Raises as `decompress`."""
+    if not message.sys_flag & SYS_COMPRESSED:
+        return message
+    body = decompress(message.body, message.sys_flag, f"{where}", max_bytes)
+    return replace(message, body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
+
+
+def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
+    """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
+    return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
+
+
+def offset_msg_ids(ip: bytes, port: int, physical_offsets: npt.NDArray[np.int64]) -> list[str]:
+    """`offset_msg_id` of n physical offsets, shape (n,)."""
+    host = np.frombuffer(ip + struct.pack(">i", port), np.uint8)
+    offsets = physical_offsets.astype(">i8")[:, None].view(np.uint8)
+    ids = np.hstack([np.broadcast_to(host, (len(offsets), len(host))), offsets])
+    return ids.tobytes().hex(" ", ids.shape[1]).upper().split()
+
+
+@lru_cache(maxsize=1024)
+def host_text(ip: bytes, port: int) -> str:
+    """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
+    address = ipaddress.ip_address(ip)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
