@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import InvalidColumns
-from store.format.arrays import constant, numbers
+from store.format.arrays import arrow, constant, numbers
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
 from store.format.strings import flat
@@ -31,6 +31,9 @@ _TABLE_COLUMNS = {
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
 
+ANY_QUEUE = -(1 << 63)  # in a column of queue ids: none is named
+_ANY = arrow(np.array([ANY_QUEUE]))[0]
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -39,7 +42,8 @@ class MessageColumns:
     """The columns of n messages of one topic, checked and in the types that records need.
 
     body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
-    queue_ids, flags: int64, shape (n,), or None. born_timestamps: int64 ms, shape (n,), or None.
+    queue_ids: int64, shape (n,), ANY_QUEUE where none is named, or None. flags: int64, shape (n,), or None.
+    born_timestamps: int64 ms, shape (n,), or None.
     """
 
     body: pa.BinaryArray
@@ -76,7 +80,7 @@ class MessageColumns:
             tags=text("tags"),
             keys=_keys(columns["keys"]) if "keys" in columns else None,
             properties=None if properties is None else _maps(properties),
-            queue_ids=integers("queueId"),
+            queue_ids=_queue_ids(columns["queueId"]) if "queueId" in columns else None,
             sharding_keys=text("shardingKey"),
             flags=integers("flag"),
             born_timestamps=integers("bornTimestamp"),
@@ -221,6 +225,12 @@ def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
     """The names and the values of all maps, which may be a slice of a longer array."""
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
+
+
+def _queue_ids(column: pa.Array) -> Ints:
+    """int64, shape (n,); ANY_QUEUE for null."""
+    values: Ints = numbers(pc.fill_null(_cast("queueId", column, pa.int64(), _is_number), _ANY))
+    return values
 
 
 def _integers(name: str, column: pa.Array) -> Ints:

@@ -19,7 +19,7 @@ from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
-from store.format.message_columns import MessageColumns, as_table, pairs, split
+from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, pairs, split
 from store.format.message_lists import encode_list
 from store.format.records import Records
 from store.format.stored_message import offset_msg_ids
@@ -143,11 +143,16 @@ class Putting:
         return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
 
     def _choose_queues(self, topic: str, messages: MessageColumns) -> npt.NDArray[np.int64]:
-        queues = self._topics.known(topic)
-        if messages.queue_ids is not None:
-            for queue_id in np.unique(messages.queue_ids).tolist():
-                self._topics.check_queue(topic, queue_id)
-            return messages.queue_ids
+        queues, named = self._topics.known(topic), messages.queue_ids
+        if named is None:
+            return self._any_queues(topic, messages, queues)
+        without = named == ANY_QUEUE
+        for queue_id in np.unique(named[~without]).tolist():
+            self._topics.check_queue(topic, queue_id)
+        return np.where(without, self._any_queues(topic, messages, queues), named) if without.any() else named
+
+    def _any_queues(self, topic: str, messages: MessageColumns, queues: int) -> npt.NDArray[np.int64]:
+        """Queues of messages that name none: by their sharding keys, or in turn."""
         chosen = self._take_turns(topic, len(messages), queues)
         if messages.sharding_keys is None:
             return chosen

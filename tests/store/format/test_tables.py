@@ -47,7 +47,7 @@ def first_message(**columns: pa.Array) -> Any:
         (pa.table({"body": [1]}), "column 'body' is int64, expected binary or string"),
         (pa.table({"body": [b"x", None]}), "column 'body' has 1 nulls in this table; fill or drop them first"),
         (pa.table({"body": ["x"], "queueId": ["a"]}), "column 'queueId' is string, expected integer"),
-        (pa.table({"body": ["x"], "queueId": pa.array([None], pa.int32())}), "column 'queueId' has 1 nulls"),
+        (pa.table({"body": ["x"], "flag": pa.array([None], pa.int32())}), "column 'flag' has 1 nulls"),
         (pa.table({"body": ["x"], "tags": [[1]]}), "column 'tags' is list<.*int64>, expected string"),
         (
             pa.table({"body": ["x"], "properties": ["a=b"]}),

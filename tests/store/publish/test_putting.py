@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import Message, MessageRefused, MessageStore
+from store import Message, MessageRefused, MessageStore, UnknownQueue
 from store.publish.putting import ROWS_A_TURN
 
 
@@ -54,6 +54,21 @@ def test_turns_leave_sharded_rows_where_they_belong(tmp_path: Path) -> None:
         assert set(placed[np.array([k == key for k in keys])].tolist()) == {queue}
     others = Counter(placed[np.array([not k for k in keys])].tolist())
     assert set(others) == {0, 1, 2, 3}
+
+
+def test_rows_with_and_without_a_queue_in_one_table(tmp_path: Path) -> None:
+    columns = {
+        "queueId": pa.array([3, None, None, 0, None], pa.int16()),
+        "shardingKey": pa.array(["a", "a", None, None, "a"]),
+    }
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 4)
+        of_a = store.put(Message("t", b"", sharding_key="a")).queue_id
+        placed = store.append_table("t", pa.table({"body": [b""] * 5, **columns})).queue_ids
+        with pytest.raises(UnknownQueue, match="queues 0 to 3, not -1"):
+            store.append_table("t", pa.table({"body": [b""] * 2, "queueId": [None, -1]}))
+    assert placed[[0, 1, 3, 4]].tolist() == [3, of_a, 0, of_a]
+    assert 0 <= placed[2] < 4
 
 
 def test_a_generator_of_messages(tmp_path: Path) -> None:
