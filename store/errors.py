@@ -21,7 +21,7 @@
     ├── InvalidMessageId         a text that is no offsetMsgId
     ├── InvalidColumns           a table or a column list that does not fit
     ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
-    ├── FilterError              an expression of tags that cannot be parsed
+    ├── FilterError              an expression of tags, or of SQL92, that cannot be parsed
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── MessageTooLarge          a compressed body that becomes larger than maxDecompressedMessageSize
     ├── OffsetOutOfRange

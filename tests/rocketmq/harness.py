@@ -160,6 +160,11 @@ class RocketMQ:
         }
         return self._run("read", directory, spec)
 
+    def conditions(self, expressions: Sequence[str], property_sets: Sequence[Mapping[str, str]]) -> list[Json]:
+        """What RocketMQ's filter module makes of SQL92: for each expression "refused" with its parser's words, or
+        "results", one letter for each set of properties: T true, F false, N null, E an exception."""
+        return self._run("conditions", HERE, {"expressions": expressions, "propertySets": property_sets})
+
     @contextmanager
     def broker(self, directory: Path, config: Mapping[str, object] | None = None, **live: Any) -> Iterator[Broker]:
         """A name server and a broker on `directory`; leaving the block halts both, as a kill does.

@@ -11,7 +11,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
 
-/** Usage: write|read|broker DIRECTORY SPEC.json. Prints JSON lines; RocketMQ's own words go to standard error. */
+/** Usage: write|read|broker|conditions DIRECTORY SPEC.json. Prints JSON lines; RocketMQ's own words go to standard error. */
 public final class Main {
     static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
     private static final PrintStream OUT = new PrintStream(
@@ -29,7 +29,8 @@ public final class Main {
                 case "write" -> StoreWriter.run(directory, spec);
                 case "read" -> StoreReader.run(directory, spec);
                 case "broker" -> LiveBroker.run(directory, spec);
-                default -> throw new IllegalArgumentException("write, read or broker, not " + args[0]);
+                case "conditions" -> Conditions.run(spec);
+                default -> throw new IllegalArgumentException("write, read, broker or conditions, not " + args[0]);
             }
         } catch (Exception | Error e) {
             e.printStackTrace();

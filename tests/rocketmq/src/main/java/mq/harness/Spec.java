@@ -20,6 +20,9 @@ final class Spec {
 
     Live live = new Live();
 
+    List<String> expressions = List.of();
+    List<Map<String, String>> propertySets = List.of();
+
     /** One message, or one batch of messages under the first one's hosts and times. */
     static final class Put {
         String topic;

@@ -1,0 +1,119 @@
+"""What SQL92 expressions are parsed to: trees of conditions on properties, by the rules of RocketMQ's filter.
+
+A property is a text. A condition is true, false or unknown (null) of a message, or fails there, as RocketMQ's does with
+an exception; only where it is true the message matches. `evaluation` says it of many messages, `sql_filter` of one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Symbol = Literal[">", ">=", "<", "<="]
+Part = Literal["CONTAINS", "STARTSWITH", "ENDSWITH"]
+
+COMPARISONS: dict[Symbol, Callable[[Any, Any], Any]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+INT_MAX = (1 << 31) - 1
+"""A literal up to here is an Integer, and stays one when it is negated; a larger one is a Long."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A literal. An int is RocketMQ's Integer or Long, by its size, a float its Double, None its NULL."""
+
+    value: bool | str | int | float | None
+    operands: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property's text, null where the message has none."""
+
+    name: str
+    operands: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Negative:
+    """`-x`: of a number; null of all else."""
+
+    operands: tuple[Node]
+
+
+@dataclass(frozen=True)
+class Equal:
+    """`x = y`."""
+
+    operands: tuple[Node, Node]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """`x > y`, and so on."""
+
+    symbol: Symbol
+    operands: tuple[Node, Node]
+
+
+@dataclass(frozen=True)
+class Member:
+    """`property IN (texts)`."""
+
+    operands: tuple[Property]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contains:
+    """`x CONTAINS text` and its like; false of null, negated or not."""
+
+    part: Part
+    operands: tuple[Node]
+    text: str
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A property in place of a condition: false, or unknown where there is none."""
+
+    operands: tuple[Property]
+
+
+@dataclass(frozen=True)
+class Not:
+    operands: tuple[Node]
+
+
+@dataclass(frozen=True)
+class And:
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    operands: tuple[Node, ...]
+
+
+Condition = Equal | Ordered | Member | Contains | Cast | Not | And | Or
+Node = Constant | Property | Negative | Condition
+
+
+def levels(node: Node) -> Iterator[list[Node]]:
+    """The nodes of a tree, those of one depth at a time."""
+    level = [node]
+    while level:
+        yield level
+        level = [operand for parent in level for operand in parent.operands]
+
+
+def names_of(condition: Node) -> frozenset[str]:
+    """The properties that a condition looks at."""
+    return frozenset(node.name for level in levels(condition) for node in level if isinstance(node, Property))

@@ -1,0 +1,229 @@
+"""Conditions evaluated for many messages at once, over Arrow columns of their properties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store.any_log import Bools, Int64s
+from store.cached import cached_property
+from store.format.arrays import constant
+from store.format.arrays import texts as strings
+from store.read.conditions import (
+    COMPARISONS,
+    INT_MAX,
+    And,
+    Cast,
+    Constant,
+    Contains,
+    Equal,
+    Member,
+    Negative,
+    Node,
+    Not,
+    Or,
+    Ordered,
+    Part,
+    Property,
+)
+from store.read.java_numbers import doubles, longs, mask_of, total_order
+
+_PARTS = {"CONTAINS": pc.match_substring, "STARTSWITH": pc.starts_with, "ENDSWITH": pc.ends_with}
+
+
+class Truth(NamedTuple):
+    """Where a condition is true, unknown, and where it fails: masks of shape (n,).
+
+    At most one of them is true of a message; where none is, the condition is false.
+    """
+
+    true: Bools
+    null: Bools
+    error: Bools
+
+
+def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
+    """A condition over `count` messages; `values`: name to texts, of each property that it names."""
+    masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
+    true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
+    return Truth(true, null, error)
+
+
+class _Text:
+    """A property's texts, null where there is none, or a literal; what was made of them once is kept."""
+
+    def __init__(self, values: pa.StringArray | pa.StringScalar) -> None:
+        self.values = values
+
+    @cached_property
+    def null(self) -> Bools:
+        return mask_of(pc.is_null(self.values))
+
+    @cached_property
+    def longs(self) -> tuple[Int64s, Bools]:
+        return longs(self._array)
+
+    @cached_property
+    def doubles(self) -> tuple[npt.NDArray[np.float64], Bools]:
+        return doubles(self._array)
+
+    @property
+    def _array(self) -> pa.StringArray:
+        return strings([self.values.as_py()]) if isinstance(self.values, pa.Scalar) else self.values
+
+
+class _Number(NamedTuple):
+    value: int | float
+
+
+_Value = Truth | _Text | _Number
+_Texts = Mapping[str, _Text]
+_YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)  # of all messages; constants' masks have one row, too
+_UNKNOWN = Truth(_NO, _YES, _NO)
+
+
+def _value(node: Node, texts: _Texts) -> _Value:
+    match node:
+        case Constant(None):
+            return _UNKNOWN
+        case Constant(bool(value)):
+            return Truth(np.array([value]), _NO, _NO)
+        case Constant(str(value)):
+            return _Text(constant(value))
+        case Constant(int(value) | float(value)):
+            return _Number(value)
+        case Property(name):
+            return texts[name]
+        case Negative((operand,)):
+            negated = _value(operand, texts)
+            if isinstance(negated, _Number):
+                return _Number(-negated.value)
+            return Truth(_NO, ~_errors(negated), _errors(negated))
+        case Equal((left, right)):
+            return _equal(_value(left, texts), _value(right, texts))
+        case Ordered(symbol, (left, right)):
+            return _ordered(COMPARISONS[symbol], _value(left, texts), _value(right, texts))
+        case Member((property,), members):
+            values = texts[property.name].values
+            found = pc.is_in(values, strings(members))
+            null = texts[property.name].null
+            return Truth(mask_of(found) & ~null, null, _NO)
+        case Contains(part, (operand,), text, negated):
+            return _contains(part, _value(operand, texts) if text else _UNKNOWN, text, negated)
+        case Cast((property,)):
+            return Truth(_NO, texts[property.name].null, _NO)
+        case Not((operand,)):
+            return _not(_truth(operand, texts))
+        case Or(operands):
+            return reduce(_or, (_truth(operand, texts) for operand in operands))
+        case And(operands):  # De Morgan's law holds for failures, too
+            return _not(reduce(_or, (_not(_truth(operand, texts)) for operand in operands)))
+    raise AssertionError(node)
+
+
+def _truth(node: Node, texts: _Texts) -> Truth:
+    value = _value(node, texts)
+    assert isinstance(value, Truth)  # the grammar sees to it
+    return value
+
+
+def _not(condition: Truth) -> Truth:
+    true, null, error = condition
+    return Truth(~(true | null | error), null, error)
+
+
+def _or(left: Truth, right: Truth) -> Truth:
+    """From left to right: what is true already does not fail any more."""
+    true = left.true | (right.true & ~left.error)
+    error = left.error | (right.error & ~left.true)
+    return Truth(true, (left.null | right.null) & ~true & ~error, error)
+
+
+def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
+    if not isinstance(value, _Text):
+        return Truth(_NO, _NO, _errors(value))
+    found = mask_of(_PARTS[part](value.values, text))
+    return Truth(~found & ~_nulls(value) if negated else found, _NO, _NO)
+
+
+def _equal(left: _Value, right: _Value) -> Truth:
+    """Of two nulls true, of a null on the left unknown, of one on the right false."""
+    left_null, right_null = _nulls(left), _nulls(right)
+    error = _errors(left) | _errors(right)
+    both = ~(left_null | right_null | error)
+    same, comparable = _same(left, right)
+    error = error | (both & ~comparable)
+    true = ((both & same) | (left_null & right_null)) & ~error
+    return Truth(true, left_null & ~right_null & ~error, error)
+
+
+def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
+    """Where two values, neither of them null, are equal, and where they can be compared."""
+    match left, right:
+        case _Text(values=one), _Text(values=other):
+            return mask_of(pc.equal(one, other)), _YES
+        case Truth(one), Truth(other):
+            return one == other, _YES
+        case _Text(values=texts), Truth(true):
+            return mask_of(pc.match_substring_regex(texts, "^true$", ignore_case=True)) == true, _YES
+        case Truth(), _Text():
+            return _NO, _NO
+        case (Truth(), _Number()) | (_Number(), Truth()):
+            return _NO, _YES
+    first, second, comparable = _numbers(left, right)
+    return first == second, comparable
+
+
+def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) -> Truth:
+    """A null on the left keeps what is on the right from failing."""
+    left_null, right_null = _nulls(left), _nulls(right)
+    error = _errors(left) | (_errors(right) & ~left_null)
+    both = ~(left_null | right_null | error)
+    if not both.any():
+        return Truth(_NO, ~error, error)
+    first, second, comparable = _numbers(left, right)
+    error = error | (both & ~comparable)
+    return Truth(both & compare(first, second) & ~error, (left_null | right_null) & ~error, error)
+
+
+def _numbers(left: _Value, right: _Value) -> tuple[Int64s, Int64s, Bools]:
+    """Integers that compare as two values do, texts or numbers, and where both are numbers.
+
+    A text becomes what the number beside it is, two texts become doubles.
+    """
+    assert not isinstance(left, Truth)  # see `_same`; and the grammar has no order of conditions
+    assert not isinstance(right, Truth)
+    literals = [value.value for value in (left, right) if isinstance(value, _Number)]
+    if literals and all(isinstance(literal, int) for literal in literals):
+        narrow = max(map(abs, literals)) <= INT_MAX
+        (first, sound), (second, also_sound) = _integers(left, narrow), _integers(right, narrow)
+        return first, second, sound & also_sound
+    (one, sound), (other, also_sound) = _doubles(left), _doubles(right)
+    return total_order(one), total_order(other), sound & also_sound
+
+
+def _integers(value: _Text | _Number, narrow: bool) -> tuple[Int64s, Bools]:
+    if not isinstance(value, _Text):
+        return np.array([value.value], np.int64), _YES
+    numbers, sound = value.longs
+    return numbers, sound & (numbers == numbers.astype(np.int32)) if narrow else sound
+
+
+def _doubles(value: _Text | _Number) -> tuple[npt.NDArray[np.float64], Bools]:
+    return value.doubles if isinstance(value, _Text) else (np.array([value.value], np.float64), _YES)
+
+
+def _nulls(value: _Value) -> Bools:
+    if isinstance(value, Truth):
+        return value.null
+    return value.null if isinstance(value, _Text) else _NO
+
+
+def _errors(value: _Value) -> Bools:
+    return value.error if isinstance(value, Truth) else _NO

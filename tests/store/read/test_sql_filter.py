@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import FilterError
+from store.read.sql92 import parse
+from tests.expressions import Expressions, property_sets
+
+MAP = pa.map_(pa.string(), pa.string())
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 12))
+def test_one_message_is_matched_as_many_are(random: Random, count: int) -> None:
+    try:
+        accept = parse(Expressions(random).any())
+    except FilterError:
+        return
+    sets = property_sets(random, count)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([list(properties.items()) for properties in sets], MAP)], ["properties"]
+    )
+    matches = accept.match_batch(batch)
+    assert matches.type == pa.bool_()
+    assert matches.to_pylist() == [accept.match(properties.get("TAGS"), properties) for properties in sets]
+    # A batch may be a part of another.
+    assert accept.match_batch(batch.slice(count // 2)).to_pylist() == matches.to_pylist()[count // 2 :]
+
+
+def test_the_tag_of_a_message_is_its_property_tags() -> None:
+    assert parse("TAGS = 'paid'").match("paid", {})
+    assert parse("TAGS IS NULL").match(None, {})
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [("TRUE", True), ("NULL IS NULL", True), ("1 > 2", False), ("NULL", False), ("-1 < 0.5", True)],
+)
+def test_conditions_on_no_property(expression: str, expected: bool) -> None:
+    accept = parse(expression)
+    batch = pa.RecordBatch.from_arrays([pa.array([[], [], []], MAP)], ["properties"])
+    assert accept.match_batch(batch).to_pylist() == [expected] * 3
+    assert accept.match("paid", {"a": "5"}) is expected
+    assert accept.columns == ("properties",)  # a filter of no columns keeps everything
+
+
+def test_any_entry_of_a_queue_may_match() -> None:
+    accept = parse("TAGS = 'paid'")
+    assert accept.tags_codes is None
+    assert accept.match_codes(np.array([0, 5, -1])).tolist() == [True, True, True]
