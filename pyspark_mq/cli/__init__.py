@@ -1,0 +1,29 @@
+"""The command `pyspark-mq`: make topics, send, follow, look and copy, in plain Python. Only `demo` starts Spark.
+
+Results go to standard output, progress bars to standard error. An error is one line: exit code 2 for wrong usage, 1 for
+whatever else went wrong, 130 for Ctrl-C, which says what was done.
+"""
+
+import click
+
+from pyspark_mq.cli.commands import Commands
+from pyspark_mq.cli.demo import demo
+from pyspark_mq.cli.query import query
+from pyspark_mq.cli.send import send
+from pyspark_mq.cli.stats import stats
+from pyspark_mq.cli.tail import tail
+from pyspark_mq.cli.topics import topic
+from pyspark_mq.cli.upkeep import clean, verify
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pyspark-mq")
+def main() -> None:
+    """An embedded log store in RocketMQ's file format that Spark streams from with format("mq").
+
+    STORE is the store's directory.
+    """
+
+
+for command in (demo, topic, send, tail, query, stats, clean, verify):
+    main.add_command(command)

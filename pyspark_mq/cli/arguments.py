@@ -1,0 +1,44 @@
+"""Arguments and options that many commands have, and how a shell completes them.
+
+    eval "$(pyspark-mq completion bash)"
+
+switches completion on, in `~/.bashrc` for good.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from store import StoreError
+from store.files.consumer_offsets import ConsumerOffsets
+from store.files.topics import Topics
+
+
+def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The topics of the command's store."""
+    store = ctx.params.get("store")
+    with suppress(StoreError, OSError):  # a line that is being typed: nothing to offer is no error
+        return _beginning_with(incomplete, Topics(Path(store)).queue_counts() if store else ())
+    return []
+
+
+def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The consumer groups of the command's store."""
+    store = ctx.params.get("store")
+    with suppress(StoreError, OSError):
+        return _beginning_with(incomplete, ConsumerOffsets(Path(store)).names() if store else ())
+    return []
+
+
+def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+STORE = click.argument("store", type=click.Path(file_okay=False))
+TOPIC = click.argument("topic", shell_complete=topics)
+GROUP = click.argument("group", shell_complete=groups)
+QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
+TAGS = click.option("--tags", help='Only messages with these tags: "paid || shipped".')

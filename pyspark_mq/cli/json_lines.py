@@ -1,0 +1,147 @@
+"""Messages as lines of JSON, both ways: what `tail --json` prints, `send --json` takes, and the messages are equal.
+
+    {"queueId": 0, "queueOffset": 17, "msgId": "7F00...", "tags": "paid", "keys": "o-17", "body": "text",
+     "bornTimestamp": "2013-01-31T06:00:00.123+00:00", "storeTimestamp": ..., "flag": 0, "shardingKey": null,
+     "properties": {"region": "eu"}}
+
+A body that is not UTF-8 stands as `bodyBase64`. `properties` are those that have no field of their own.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pyspark_mq.cli.following import Row
+from store.format.columns import TIMESTAMP
+from store.format.layout import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
+
+_SHOWN = (
+    "queueId",
+    "queueOffset",
+    "msgId",
+    "tags",
+    "keys",
+    "body",
+    "bornTimestamp",
+    "storeTimestamp",
+    "flag",
+    "properties",
+)
+_BODY, _BODY_BASE64, _SHARDING_KEY = "body", "bodyBase64", "shardingKey"
+_GIVEN_BY_STORE = frozenset(("topic", "queueOffset", "msgId", "storeTimestamp"))
+_WITH_FIELD = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))
+_SENT: dict[str, pa.DataType] = {
+    "tags": pa.string(),
+    "keys": pa.string(),
+    "queueId": pa.int64(),
+    _SHARDING_KEY: pa.string(),
+    "flag": pa.int64(),
+    "bornTimestamp": TIMESTAMP,
+    "properties": pa.map_(pa.string(), pa.string()),
+}
+
+
+class Printed(NamedTuple):
+    """How messages are printed. columns: of `store.COLUMNS`, that `line` needs."""
+
+    columns: tuple[str, ...]
+    line: Callable[[Row], bytes]
+
+
+def body_line(row: Row) -> bytes:
+    """The body as it is."""
+    return bytes(row[_BODY])
+
+
+def json_line(row: Row) -> bytes:
+    """The message as a JSON object, without the line's end."""
+    shown = {name: row[name] for name in _SHOWN}
+    properties = dict(row["properties"] or ())
+    shown[_SHARDING_KEY] = properties.get(PROPERTY_SHARDING_KEY)
+    shown["properties"] = {name: value for name, value in properties.items() if name not in _WITH_FIELD}
+    try:
+        shown[_BODY] = row[_BODY].decode()
+    except UnicodeDecodeError:
+        del shown[_BODY]
+        shown[_BODY_BASE64] = base64.b64encode(row[_BODY]).decode()
+    return json.dumps(shown, ensure_ascii=False, default=datetime.isoformat).encode()
+
+
+BODIES = Printed((_BODY,), body_line)
+JSON = Printed(_SHOWN, json_line)
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """A line that is a JSON object. Raises `ValueError`, which says why it is none."""
+    try:
+        found = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON {type(found).__name__}, not an object")
+    return found
+
+
+def message(line: bytes) -> Row:
+    """The row of `message_table` that a line means: what the store gives itself is left out.
+
+    Raises `ValueError`, which says what is wrong and what to write.
+    """
+    given = json_object(line)
+    row = {name: value for name, value in given.items() if name in _SENT and value is not None}
+    for name in given.keys() - _SENT.keys() - _GIVEN_BY_STORE - {_BODY, _BODY_BASE64}:
+        near = get_close_matches(name, (*_SENT, _BODY, _BODY_BASE64), n=1)
+        raise ValueError(
+            f"unknown field {name!r}"
+            + (f"; did you mean {near[0]!r}?" if near else "; put it into 'properties', or send without --json")
+        )
+    if (_BODY in given) == (_BODY_BASE64 in given):
+        raise ValueError("one of 'body' and 'bodyBase64' is needed")
+    row[_BODY] = _body(given)
+    for name in ("tags", "keys", _SHARDING_KEY):
+        _need(name, row.get(name, ""), str, "a text")
+    for name in ("queueId", "flag"):
+        _need(name, row.get(name, 0), int, "a whole number")
+    properties = _need("properties", row.get("properties", {}), dict, "an object of texts")
+    for name, value in properties.items():
+        _need(name, value, str, "a text", "properties: ")
+    if "bornTimestamp" in row:
+        row["bornTimestamp"] = _time(row["bornTimestamp"])
+    return row
+
+
+def message_table(rows: list[Row]) -> pa.Table:
+    """Rows of `message` as `MessageStore.append_table` takes them; columns that no row has are left out."""
+    columns = {_BODY: pa.array([row[_BODY] for row in rows], pa.binary())}
+    for name, kind in _SENT.items():
+        if any(name in row for row in rows):
+            columns[name] = pa.array([row.get(name) for row in rows], kind)
+    return pa.table(columns)
+
+
+def _body(given: dict[str, Any]) -> bytes:
+    if _BODY in given:
+        return str(_need(_BODY, given[_BODY], str, "a text; write bytes as bodyBase64")).encode()
+    try:
+        return base64.b64decode(_need(_BODY_BASE64, given[_BODY_BASE64], str, "a text"), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"'bodyBase64' is no base64: {error}") from error
+
+
+def _time(value: object) -> datetime:
+    found = datetime.fromisoformat(_need("bornTimestamp", value, str, "a text such as 2013-01-31T06:00:00+00:00"))
+    return found.astimezone()  # without a zone it is local time
+
+
+def _need(name: str, value: Any, kind: type, wanted: str, where: str = "") -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{where}{name!r} is {json.dumps(value)[:40]}, not {wanted}")
+    return value

@@ -1,0 +1,109 @@
+"""`pyspark-mq query`: find messages by key or id, and offsets by time."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from pyspark_mq.cli.arguments import STORE, TOPIC
+from pyspark_mq.cli.following import Row
+from pyspark_mq.cli.json_lines import BODIES, JSON
+from pyspark_mq.cli.places import Moment, milliseconds, offsets_at, queues_of
+from store import MessageStore, StoredMessage, UnknownTopic
+
+
+def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    """Milliseconds since 1970, or ISO 8601; without a time zone it is local time."""
+    if value is None or value.isdecimal():
+        return value if value is None else int(value)
+    try:
+        return milliseconds(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither like 2013-01-31T06:00:00 nor milliseconds") from error
+
+
+@click.command()
+@STORE
+@TOPIC
+@click.option("--key", help="Messages with this key.")
+@click.option("--id", "msg_id", help="The message with this id.")
+@click.option(
+    "--time", "timestamp", callback=time_given, help="Offsets at this time: 2013-01-31T06:00:00, or milliseconds."
+)
+@click.option("--queue", type=click.IntRange(0), help="With --time: only this queue.")
+@click.option("--count", type=click.IntRange(1), default=64, show_default=True, help="With --key: the newest so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects.")
+def query(
+    store: str,
+    topic: str,
+    key: str | None,
+    msg_id: str | None,
+    timestamp: int | None,
+    queue: int | None,
+    count: int,
+    as_json: bool,
+) -> None:
+    """Find messages of TOPIC by key or id, or what offset each queue had at a time.
+
+    Exit code 1 when there is no such message. An offset is that of the first message stored at the time or after.
+    """
+    if [key, msg_id, timestamp].count(None) != 2:
+        raise click.UsageError("give one of --key, --id and --time")
+    with MessageStore.open(store, read_only=True) as opened:
+        if timestamp is not None:
+            for queue_id, offset in at_time(opened, topic, queue, timestamp).items():
+                line = {"queueId": queue_id, "queueOffset": offset}
+                click.echo(json.dumps(line) if as_json else f"queue {queue_id}: offset {offset}")
+            return
+        found = by_key(opened, topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
+    for row in found:
+        click.echo((JSON if as_json else BODIES).line(row))
+    if not found:
+        raise click.ClickException(f"no message of {topic} has the key {key!r}")
+
+
+def by_key(store: MessageStore, topic: str, key: str, count: int) -> list[Row]:
+    """The newest `count` messages with this key, oldest first."""
+    return [row(message) for message in store.query(topic, key, max_messages=count)]
+
+
+def by_id(store: MessageStore, topic: str, msg_id: str) -> list[Row]:
+    """The message with this id: a producer's own, which is a key, or else one that names the place in the log.
+
+    Raises `UnknownTopic` when another topic has it, and as `MessageStore.message_by_id`.
+    """
+    if found := by_key(store, topic, msg_id, 1):
+        return found
+    message = store.message_by_id(msg_id)
+    if message.topic != topic:
+        raise UnknownTopic(f"{msg_id}: a message of topic {message.topic!r}, not of {topic!r}")
+    return [row(message)]
+
+
+def at_time(store: MessageStore, topic: str, queue: int | None, timestamp: int) -> dict[int, int]:
+    """Queue id to the offset of the first message stored at `timestamp` (ms) or after; its end when all are older."""
+    return offsets_at(store, topic, queues_of(store, topic, queue), Moment(timestamp))
+
+
+def row(message: StoredMessage) -> Row:
+    return {
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "msgId": message.msg_id,
+        "tags": message.tags,
+        "keys": " ".join(message.keys) or None,
+        "body": message.body,
+        "bornTimestamp": instant(message.born_timestamp),
+        "storeTimestamp": instant(message.store_timestamp),
+        "flag": message.flag,
+        "properties": message.properties,
+        "physicalOffset": message.physical_offset,
+    }
+
+
+def instant(milliseconds: int) -> datetime | None:
+    """A time since 1970; None where it is none of the years 1 to 9999, as in the columns of a scan."""
+    try:
+        return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None

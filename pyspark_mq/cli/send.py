@@ -1,0 +1,180 @@
+"""`pyspark-mq send`: append messages, from arguments, a file, or a program that writes them line by line."""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from typing import Any, cast
+
+import click
+import pyarrow as pa
+from tqdm import tqdm
+
+from pyspark_mq.cli.arguments import STORE, TOPIC
+from pyspark_mq.cli.commands import interruptible, uninterrupted
+from pyspark_mq.cli.following import Row
+from pyspark_mq.cli.json_lines import json_object, message, message_table
+from store import MessageStore, StoreError
+from store.format.layout import KEY_SEPARATOR
+from store.integers import INT_MAX
+
+CHUNK_BYTES = 1 << 20
+
+
+class Sent:
+    """How far a command has come. lines: that were taken, each is a message."""
+
+    def __init__(self, topic: str) -> None:
+        self.lines = 0
+        self._topic = topic
+
+    def __str__(self) -> str:
+        return f"{self.lines:,} sent to {self._topic}"
+
+    def rows(self, lines: list[bytes], row: Callable[[bytes], Row]) -> list[Row]:
+        """The rows of the next lines. Raises `ClickException`, which names the line that is wrong."""
+        found = []
+        for number, line in enumerate(lines, self.lines + 1):
+            try:
+                found.append(row(line))
+            except ValueError as error:
+                raise click.ClickException(f"line {number:,}: {error}; {self}") from error
+        return found
+
+
+def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE, several of them."""
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r} is not like region=eu")
+    return {name: value for name, _, value in (each.partition("=") for each in values)}
+
+
+@click.command()
+@STORE
+@TOPIC
+@click.argument("bodies", nargs=-1, metavar="[BODY]...")
+@click.option("--file", type=click.File("rb"), help="Send each line of this file.")
+@click.option("--tags", help="The tag of every message.")
+@click.option("--keys", help="The keys of every message, separated by spaces.")
+@click.option("--queue", type=click.IntRange(0, INT_MAX), help="The queue of every message (default: all in turn).")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    callback=properties_of,
+    metavar="NAME=VALUE",
+    help="A property of every message.",
+)
+@click.option("--tag-field", metavar="FIELD", help="Lines are JSON: this field of each is its tag.")
+@click.option(
+    "--key-field", "key_fields", multiple=True, metavar="FIELD", help="Lines are JSON: this field of each is a key."
+)
+@click.option("--json", "as_json", is_flag=True, help="Lines are messages, as 'tail --json' prints them.")
+@click.option("--spread", is_flag=True, help="With --json: choose queues anew instead of those that the lines name.")
+def send(
+    store: str,
+    topic: str,
+    bodies: tuple[str, ...],
+    file: BufferedReader | None,
+    tags: str | None,
+    keys: str | None,
+    queue: int | None,
+    properties: dict[str, str],
+    tag_field: str | None,
+    key_fields: tuple[str, ...],
+    as_json: bool,
+    spread: bool,
+) -> None:
+    """Append messages to TOPIC: each BODY, or each line of a file, or each line of standard input.
+
+    Lines are appended as they come, so a program's output can be piped in while it runs. With --json all that a
+    message is made of is kept: body, tag, keys, properties, sharding key, queue, flag and time of birth.
+    """
+    if bodies and file:
+        raise click.UsageError("give either BODY arguments or --file, not both")
+    if as_json and (tag_field or key_fields):
+        raise click.UsageError("--json lines name their tag and keys: leave out --tag-field and --key-field")
+    if spread and (not as_json or queue is not None):
+        raise click.UsageError("--spread goes with --json, and without --queue")
+    constants = {"tags": tags, "keys": keys, "queueId": queue, "properties": properties or None}
+    constants = {name: value for name, value in constants.items() if value is not None}
+    lines = file or cast(BufferedReader, sys.stdin.buffer)
+    batches = iter([[os.fsencode(body) for body in bodies]]) if bodies else line_batches(lines)
+    sent = Sent(topic)
+
+    def table(batch: list[bytes]) -> pa.Table:
+        if as_json:
+            without = {"queueId"} if spread else set[str]()
+            return message_table(sent.rows(batch, lambda line: with_constants(message(line), constants, without)))
+        if tag_field or key_fields:
+            return message_table(sent.rows(batch, lambda line: with_fields(line, constants, tag_field, key_fields)))
+        return plain_table(batch, constants)
+
+    with interruptible(lambda: str(sent)), MessageStore.open(store, create=False) as opened:
+        for batch in batches:
+            made = table(batch)
+            with uninterrupted():
+                try:
+                    opened.append_table(topic, made)
+                except StoreError as error:
+                    raise click.ClickException(f"{error}; {sent}") from error
+                sent.lines += len(batch)
+    click.echo(str(sent))
+
+
+def with_constants(row: Row, constants: Row, without: set[str]) -> Row:
+    """A message with what every message gets; its own properties are kept."""
+    own = {name: value for name, value in row.items() if name not in without}
+    both = {"properties": own.get("properties", {}) | constants.get("properties", {})}
+    return {**own, **constants, **both}
+
+
+def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: tuple[str, ...]) -> Row:
+    """A line as a message whose tag and keys stand in fields of it. Raises `ValueError`."""
+    given, row = json_object(line), {"body": line, **constants}
+    keys = [row["keys"]] if "keys" in row else []
+    for field in key_fields:
+        keys += [_text(field, each) for each in _listed(given.get(field))]
+    if keys:
+        row["keys"] = KEY_SEPARATOR.join(keys)
+    if tag_field is not None and given.get(tag_field) is not None:
+        row["tags"] = _text(tag_field, given[tag_field], blank=True)
+    return row
+
+
+def plain_table(bodies: list[bytes], constants: Row) -> pa.Table:
+    """Bodies as the table that `append_table` takes; each of `constants` is a column with one value."""
+    columns = {"body": pa.array(bodies, pa.binary())}
+    one = message_table([{"body": b"", **constants}]).drop_columns("body")
+    repeated = one.take(pa.repeat(0, len(bodies)))
+    return pa.table(columns | {name: repeated[name] for name in repeated.column_names})
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _text(field: str, value: object, *, blank: bool = False) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"field {field!r} is {json.dumps(value)[:40]}; a tag or a key is a text or a number")
+    if not blank and KEY_SEPARATOR in str(value):
+        raise ValueError(f"field {field!r} is {value!r}: no blanks in a key, they separate keys")
+    return str(value)
+
+
+def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
+    """The lines of `source` without their ends, as many at a time as there are to read; with a bar."""
+    begun = b""
+    status = os.fstat(source.fileno())
+    size = status.st_size - source.tell() if stat.S_ISREG(status.st_mode) else None
+    with tqdm(total=size, unit="B", unit_scale=True, desc="sent", delay=0.5, disable=None) as bar:
+        while chunk := source.read1(CHUNK_BYTES):
+            *lines, begun = (begun + chunk).split(b"\n")
+            if lines:
+                yield [line.removesuffix(b"\r") for line in lines]
+            bar.update(len(chunk))
+    if begun:
+        yield [begun]

@@ -1,0 +1,115 @@
+"""`pyspark-mq tail`: print messages, those that are there and those that arrive."""
+
+import select
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from typing import BinaryIO
+
+import click
+
+from pyspark_mq.cli.arguments import QUEUE, STORE, TAGS, TOPIC
+from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.following import Row, between, follow, newest
+from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
+from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
+from store import MessageStore
+
+
+class Printer:
+    """Prints messages, at most `count`. printed: how many it has."""
+
+    def __init__(self, out: BinaryIO, printed_as: Printed, count: int | None) -> None:
+        self.printed = 0
+        self._out = out
+        self._line = printed_as.line
+        self._count = count
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Print one round, all of which is seen when this returns."""
+        for row in islice(rows, self._left()):
+            self._out.write(self._line(row) + b"\n")
+            self.printed += 1
+        self._out.flush()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it printed all that were wanted, or nobody reads what it prints."""
+        return self._left() == 0 or _is_broken(self._out)
+
+    def _left(self) -> int | None:
+        return None if self._count is None else self._count - self.printed
+
+
+def _is_broken(out: BinaryIO) -> bool:
+    """Whether `out` is a pipe that nobody reads any more: a write would say so, but there may be none for long."""
+    poll = select.poll()
+    poll.register(out.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+@click.command()
+@STORE
+@TOPIC
+@click.option(
+    "--from",
+    "begin",
+    metavar="PLACE",
+    callback=place,
+    shell_complete=words,
+    help=f"Begin here: {FORMS}. Default: latest; where the end is the end, earliest.",
+)
+@click.option(
+    "--to", "end", metavar="PLACE", callback=place, shell_complete=words, help="End before this place, or at the end."
+)
+@click.option("-n", "newest_only", type=click.IntRange(1), metavar="N", help="Only the newest N of these messages.")
+@click.option(
+    "-f/", "--follow/--until-end", "waits", default=None, help="Wait for more, or not. Default: without --to and -n."
+)
+@click.option("--count", type=click.IntRange(1), help="End after this many messages.")
+@QUEUE
+@TAGS
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each message instead of its body.")
+def tail(
+    store: str,
+    topic: str,
+    begin: Place | None,
+    end: Place | None,
+    newest_only: int | None,
+    waits: bool | None,
+    count: int | None,
+    queue: int | None,
+    tags: str | None,
+    as_json: bool,
+) -> None:
+    """Print the messages of TOPIC in the order of appending, and each that arrives, until Ctrl-C.
+
+    An offset counts in every queue. What --json prints, 'send --json' takes.
+    """
+    if waits and end is not None:
+        raise click.UsageError("--to ends, --follow does not: give one of them")
+    if waits is None:
+        waits = end is None and newest_only is None
+    if begin is None:
+        begin = "latest" if waits and newest_only is None else "earliest"
+    printed_as = JSON if as_json else BODIES
+    reading = printed_as.columns, tags
+    printer = Printer(sys.stdout.buffer, printed_as, count)
+    with (
+        interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
+        MessageStore.open(store, read_only=True) as opened,
+    ):
+        queues = queues_of(opened, topic, queue)
+        starts = offsets_at(opened, topic, queues, begin)
+        ends = offsets_at(opened, topic, queues, "latest")
+        stops = ends if end is None else offsets_at(opened, topic, queues, end)
+        stops = {each: max(min(stops[each], ends[each]), min(starts[each], ends[each])) for each in queues}
+        if newest_only is not None:
+            printer.write(newest(opened, topic, starts, stops, newest_only, *reading))
+            starts = stops
+        elif not waits:
+            printer.write(between(opened, topic, starts, stops, *reading))
+        for arrived in follow(opened, topic, starts, queue, *reading) if waits else ():
+            printer.write(arrived)
+            if printer.is_done:
+                break

@@ -1,0 +1,98 @@
+"""`pyspark-mq clean` and `pyspark-mq verify`: delete what is old, find and repair what is damaged."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.commands import interruptible
+from store import MessageStore
+from store.format.layout import COMMIT_LOG_DIR
+from store.upkeep.repair import repair
+from store.upkeep.retention import Reason
+from store.upkeep.verify import Report
+from store.upkeep.verify import verify as verify_store
+
+
+@click.command()
+@STORE
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--reserved-hours", type=click.IntRange(0), help="Keep what is younger (default: fileReservedTime).")
+@click.option("--force", is_flag=True, help="Delete all but the last segment of the log, whatever its age.")
+def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) -> None:
+    """Delete old messages of STORE: segments of its log, and the queue files that pointed into them.
+
+    A segment goes when it was last written more than fileReservedTime hours ago (72 by default); the last one stays.
+    When the disk is fuller than diskSpaceCleanForciblyRatio the deleteFileBatchMax oldest go, whatever their age.
+    """
+    with (
+        interruptible(lambda: "segments that went are gone, the rest stays; the next 'clean' goes on"),
+        MessageStore.open(store, create=False, read_only=dry_run) as opened,
+    ):
+        config = opened.config if reserved_hours is None else replace(opened.config, fileReservedTime=reserved_hours)
+        step = opened.clean(asked=True, forced=force, dry_run=True, config=config)
+        if step.reason is not Reason.DISK_FULL:  # there a step has to end: what readers hold open frees no space yet
+            config = replace(config, deleteFileBatchMax=max(1, len(os.listdir(Path(store, COMMIT_LOG_DIR)))))
+        step = opened.clean(asked=True, forced=force, dry_run=dry_run, config=config)
+    for path in (*step.log, *step.queues, *step.index):
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {path}")
+    click.echo(
+        f"{len(step.log)} log segments, {len(step.queues)} queue files and {len(step.index)} index files, "
+        f"{step.taken:,} bytes\n"
+        f"The disk is {step.used_percent}% full; {step.reason.value}"
+    )
+
+
+@click.command()
+@STORE
+@click.option("--repair", "do_repair", is_flag=True, help="Make queues and index anew, cut what lies behind the log.")
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False), help="A broker's settings, for the sizes of its index."
+)
+def verify(store: str, do_repair: bool, config: str | None) -> None:
+    """Check every record, queue entry and index entry of STORE; exit code 1 if anything is wrong.
+
+    STORE may be in use. A repair needs it alone, does what the next recovery would do, and checks again.
+    """
+    with interruptible(lambda: "not checked to the end; a repair that was begun ends with the next opening"):
+        _verify(store, config, do_repair=do_repair)
+
+
+def _verify(store: str, config: str | None, *, do_repair: bool) -> None:
+    report = verified(store, config)
+    if do_repair and report.findings:
+        click.echo(findings_table(report))
+        try:
+            repair(store, config)
+        finally:
+            click.echo("\nafter the repair:")
+            report = verified(store, config)
+            click.echo(findings_table(report))
+    else:
+        click.echo(findings_table(report))
+    sys.exit(1 if report.findings else 0)
+
+
+def verified(store: str, config: str | None) -> Report:
+    """`store.verify.verify` with a bar."""
+    with tqdm(unit="B", unit_scale=True, desc="verified", delay=0.5, disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return verify_store(store, progress, config)
+
+
+def findings_table(report: Report) -> str:
+    """What was found, a row each, and what was looked at."""
+    rows: list[tuple[str, ...]] = [("where", "what", "remedy"), *report.findings] if report.findings else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    looked = f"{report.records:,} records, {report.log_bytes:,} bytes, {report.queues} queues"
+    found = f"{len(report.findings)} findings" if report.findings else "no findings"
+    return "\n".join([*lines, f"{looked}: {found}"])

@@ -1,0 +1,53 @@
+"""The command line as a user has it: the installed script, run as a process; and in this one."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pyspark_mq.cli import main
+from store import MessageStore
+
+SCRIPT = Path(sys.executable).with_name("pyspark-mq")
+TIMEOUT_SECONDS = 60
+
+
+def run(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in this process; with `stdin` as a process of its own, for it reads a pipe."""
+    words = list(map(str, arguments))
+    if stdin is None:
+        done = CliRunner().invoke(main, words, prog_name="pyspark-mq", catch_exceptions=False)
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+    ended = subprocess.run([SCRIPT, *words], input=stdin, capture_output=True, timeout=TIMEOUT_SECONDS)
+    return subprocess.CompletedProcess(words, ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+
+def succeed(*arguments: object, stdin: bytes | None = None) -> str:
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def tailing(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """`pyspark-mq tail`, ended with the block."""
+    with subprocess.Popen(
+        [SCRIPT, "tail", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def bodies(path: Path, columns: tuple[str, ...] = ("body",)) -> list[dict[str, object]]:
+    with MessageStore.open(path, read_only=True) as store:
+        return [
+            row
+            for queue_id in range(2)
+            for batch in store.scan("orders", queue_id, 0, store.max_offset("orders", queue_id), columns=columns)
+            for row in batch.to_pylist()
+        ]

@@ -1,0 +1,80 @@
+"""How commands end: results, errors of one line, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("send", "{path}", "nowhere", "x"), "nowhere"),
+        (("send", "{path}", "orders", "x", "--queue", "7"), "7"),
+        (("send", "{other}", "orders", "x"), "{other}"),
+        (("tail", "{path}", "nowhere"), "nowhere"),
+        (("tail", "{path}", "orders", "--from", "99"), "99"),
+        (("tail", "{other}", "orders"), "{other}"),
+        (("stats", "{other}"), "{other}"),
+        (("topic", "list", "{other}"), "{other}"),
+        (("clean", "{other}"), "{other}"),
+        (("verify", "{other}"), "{other}"),
+        (("verify", "{other}", "--repair"), "{other}"),
+        (("clean", "{other}", "--dry-run"), "{other}"),
+        (("topic", "create", "{path}", "a topic"), "a topic"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(
+    path: Path, tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    names = {"path": str(path), "other": str(tmp_path / "other")}
+    done = run(*(argument.format(**names) for argument in arguments))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert named.format(**names) in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_of_another_kind_is_refused_by_every_command(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a store")
+    for arguments in (
+        ("topic", "create", tmp_path, "orders"),
+        ("stats", tmp_path),
+        ("send", tmp_path, "orders", "x"),
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
+    assert run("send", path, "orders", "x", "--file", __file__).returncode == 2
+    assert run("tail", path, "orders", "--from", "yesterday").returncode == 2
+
+
+def test_importing_the_command_line_does_not_import_spark() -> None:
+    check = "import sys, pyspark_mq.cli; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=TIMEOUT_SECONDS).returncode == 0
+
+
+def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerName=a\nmappedFileSizeCommitLog=1048576\n")
+    done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
+    assert (done.returncode, done.stdout) == (0, "orders: 4 queues\n")
+    assert done.stderr == f"Warning: {config}: passed over, for they mean nothing here: brokerName\n"
+    config.write_text("maxMesageSize=5\n")
+    done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {config}, line 1: unknown key 'maxMesageSize'; did you mean 'maxMessageSize'?\n"
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for arguments in (("stats", tmp_path / "loop"), ("verify", tmp_path / "loop")):
+        done = run(*arguments)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr

@@ -1,0 +1,46 @@
+"""`pyspark-mq query`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore
+from tests.pyspark_mq.cli.process import run, succeed
+
+
+def test_query(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        results = [store.put(Message("orders", f"body {n}".encode(), "paid", (f"k{n}", "all"))) for n in range(6)]
+        store.put(Message("orders", b"own id", properties={"UNIQ_KEY": "7F000001ABCD"}))
+        times = [store.message_by_id(result.msg_id).store_timestamp for result in results]
+    assert succeed("query", path, "orders", "--key", "k3") == "body 3\n"
+    assert succeed("query", path, "orders", "--key", "all", "--count", 2) == "body 4\nbody 5\n"
+    assert succeed("query", path, "orders", "--id", results[2].msg_id) == "body 2\n"
+    assert succeed("query", path, "orders", "--id", "7F000001ABCD") == "own id\n"
+    found = json.loads(succeed("query", path, "orders", "--key", "k3", "--json"))
+    tailed = json.loads(succeed("tail", path, "orders", "--from", 1, "--queue", 1, "--count", 1, "--json"))
+    assert found == tailed
+    assert succeed("query", path, "orders", "--time", times[0]) == "queue 0: offset 0\nqueue 1: offset 0\n"
+    assert succeed("query", path, "orders", "--time", "2100-01-01") == "queue 0: offset 4\nqueue 1: offset 3\n"
+    one = succeed("query", path, "orders", "--time", "2100-01-01T06:00:00", "--queue", 1, "--json")
+    assert json.loads(one) == {"queueId": 1, "queueOffset": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["orders", "--key", "nobody"], 1, "no message of orders has the key 'nobody'"),
+        (["orders", "--id", "nobody"], 1, "is no offset message id"),
+        (["nobody", "--key", "k"], 1, "no topic 'nobody'"),
+        (["orders", "--time", "soon"], 2, "'soon' is neither like"),
+        (["orders"], 2, "give one of --key, --id and --time"),
+        (["orders", "--key", "k", "--time", "1"], 2, "give one of --key, --id and --time"),
+        (["orders", "--time", "1", "--queue", "7"], 1, "has queues 0 to 1, not 7"),
+    ],
+)
+def test_query_for_what_is_not_there(path: Path, arguments: list[str], code: int, words: str) -> None:
+    done = run("query", path, *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,164 @@
+"""`pyspark-mq tail`, as a process."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed, tailing
+from tests.takeover import broker
+
+
+def test_tail_prints_all_queues_in_the_order_of_appending(path: Path) -> None:
+    for number, body in enumerate("abcdef"):
+        succeed("send", path, "orders", body, "--queue", number % 2)
+    assert succeed("tail", path, "orders", "--from", "earliest", "--count", 6).split() == list("abcdef")
+    assert succeed("tail", path, "orders", "--from", 2, "--count", 2).split() == list("ef")
+    assert len(succeed("tail", path, "orders", "--from", "earliest", "--count", 4).split()) == 4
+
+
+def test_tail_filters_by_tags_and_prints_json(path: Path) -> None:
+    succeed("send", path, "orders", "no")
+    succeed("send", path, "orders", "yes", "--tags", "paid", "--keys", "k", "--queue", 1)
+    printed = succeed("tail", path, "orders", "--from", "earliest", "--tags", "paid || shipped", "--count", 1, "--json")
+    row = json.loads(printed)
+    assert (row["body"], row["tags"], row["keys"], row["queueId"]) == ("yes", "paid", "k", 1)
+    assert row["storeTimestamp"].endswith("+00:00")
+
+
+def test_tail_follows_arrivals_and_says_on_ctrl_c_what_was_printed(path: Path) -> None:
+    with tailing(path, "orders", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        for body in ("one", "two"):
+            succeed("send", path, "orders", body)
+            assert tail.stdout.readline() == f"{body}\n"
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(TIMEOUT_SECONDS) == 130
+        assert tail.stderr.read() == "Interrupted: 2 messages of orders printed\n"
+
+
+def test_tail_goes_on_behind_a_broker_that_took_over_and_back(path: Path) -> None:
+    with tailing(path, "orders", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        succeed("send", path, "orders", "one")
+        assert tail.stdout.readline() == "one\n"
+        with broker(path) as theirs:
+            for body in ("two", "three"):
+                theirs.put(Message("orders", body.encode()))
+                assert tail.stdout.readline() == f"{body}\n"
+        succeed("send", path, "orders", "four")
+        assert tail.stdout.readline() == "four\n"
+
+
+def test_tail_latest_leaves_out_what_was_there(path: Path) -> None:
+    succeed("send", path, "orders", "old")
+    with tailing(path, "orders", "--count", 1) as tail:
+        assert tail.stdout is not None
+        # When tail has taken its start is not visible from outside: send until it answers.
+        while tail.poll() is None:
+            succeed("send", path, "orders", "new")
+        assert tail.stdout.read() == "new\n"
+
+
+@pytest.fixture
+def numbered(path: Path) -> tuple[Path, list[int]]:
+    """A store with the messages 0 to 11 in turn in two queues, each stored later than the one before; and when."""
+    times: list[int] = []
+    with MessageStore.open(path) as store:
+        for number in range(12):
+            while times and time.time() * 1000 < times[-1] + 2:
+                time.sleep(0.001)
+            result = store.put(Message("orders", f"{number}".encode(), tags="even" if number % 4 < 2 else "odd"))
+            times.append(store.message_by_id(result.msg_id).store_timestamp)
+    return path, times
+
+
+def numbers(path: Path, *arguments: object) -> list[int]:
+    """What `tail` prints, which has to end by itself."""
+    return [int(line) for line in succeed("tail", path, "orders", *arguments).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--until-end"], range(12)),
+        (["-n", 3], range(9, 12)),
+        (["-n", 100], range(12)),
+        (["-n", 2, "--tags", "odd"], range(10, 12)),
+        (["-n", 3, "--tags", "even"], [5, 8, 9]),
+        (["--to", "latest"], range(12)),
+        (["--to", 2], range(4)),
+        (["--to", 100], range(12)),
+        (["--from", 2, "--to", 3], range(4, 6)),
+        (["--from", 3, "--to", 1], []),
+        (["--from", "latest", "--until-end"], []),
+        (["--from", "10m", "--until-end"], range(12)),
+        (["--from", "0s", "--until-end"], []),
+        (["--from", "2100-01-01", "--until-end"], []),
+        (["--to", "2001-01-01T06:00+01:00"], []),
+        (["--to", 4, "-n", 3], range(5, 8)),
+        (["--until-end", "--count", 5], range(5)),
+        (["--from", 4, "-f", "--count", 3], range(8, 11)),
+        (["-n", 3, "-f", "--count", 2], range(9, 11)),
+    ],
+)
+def test_what_lies_between_two_places(
+    numbered: tuple[Path, list[int]], arguments: list[object], expected: Sequence[int]
+) -> None:
+    assert numbers(numbered[0], *arguments) == list(expected)
+
+
+def test_from_and_to_a_time(numbered: tuple[Path, list[int]]) -> None:
+    path, times = numbered
+    begin, end = (datetime.fromtimestamp(times[number] / 1000, UTC).isoformat() for number in (3, 8))
+    assert numbers(path, "--from", begin, "--to", end) == [3, 4, 5, 6, 7]
+    assert numbers(path, "--from", begin, "--to", end, "--queue", 0) in ([3, 5, 7], [4, 6])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--from", "yesterday"], "'yesterday' is none of: earliest, latest, an offset (17), an age"),
+        (["--to", "5", "--follow"], "--to ends, --follow does not"),
+        (["--form", "1"], "--form"),
+    ],
+)
+def test_wrong_usage_is_one_line(path: Path, arguments: list[str], words: str) -> None:
+    done = run("tail", path, "orders", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+    assert done.stderr.endswith("; see 'pyspark-mq tail --help'\n")
+
+
+@pytest.mark.parametrize("arguments", [["--until-end"], ["--from", "earliest"]])
+def test_head_ends_it(path: Path, arguments: list[str]) -> None:
+    """Also where it waits for messages that never come."""
+    succeed("send", path, "orders", *map(str, range(5)))
+    with subprocess.Popen(
+        [SCRIPT, "tail", path, "orders", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as tail:
+        head = subprocess.run(["head", "-n", "2"], stdin=tail.stdout, capture_output=True, timeout=TIMEOUT_SECONDS)
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        tail.stdout.close()
+        assert (tail.wait(TIMEOUT_SECONDS), tail.stderr.read()) == (0, b"")
+    assert len(head.stdout.split()) == 2
+
+
+def test_head_ends_it_in_the_middle_of_much(path: Path) -> None:
+    succeed("send", path, "orders", stdin=b"\n".join(b"x" * 100 for _ in range(20_000)))
+    with subprocess.Popen(
+        [SCRIPT, "tail", path, "orders", "--until-end", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        tail.stdout.readline()
+        tail.stdout.close()
+        assert (tail.wait(TIMEOUT_SECONDS), tail.stderr.read()) == (0, b"")
