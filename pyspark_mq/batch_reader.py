@@ -10,13 +10,12 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import split
 from pyspark_mq.pushdown import narrow, narrow_tags
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader
-from store import MessageStore
+from store.any_log import QueueRange
 
 
 class MqBatchReader(DataSourceReader):
@@ -32,9 +31,9 @@ class MqBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Raises what `Queues` does, and `OptionError` for a range that ends before it starts."""
-        with MessageStore.open(self._options.path, create=False, read_only=True) as store:
-            queues = Queues(store, self._options)
-            bounds = queues.bounds(queues.tails())
+        with self._options.address.open() as log:
+            queues = Queues(log, self._options)
+            bounds = queues.bounds()
             ends = queues.resolve("endingOffsets", self._end, bounds)
             starts = queues.resolve("startingOffsets", self._start, bounds)
         ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
@@ -55,8 +54,6 @@ class FilteringBatchReader(MqBatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Spark still has to evaluate all of them."""
         self._filters = filters
-        tags = narrow_tags(self._options.sub_expression, filters)
-        if tags:
-            self._options = replace(self._options, sub_expression=" || ".join(tags))
-            self._range_reader = RangeReader(self._options, self._schema)
+        self._options = replace(self._options, message_filter=narrow_tags(self._options.message_filter, filters))
+        self._range_reader = RangeReader(self._options, self._schema)
         return filters

@@ -6,20 +6,15 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 import pyarrow as pa
 
-from pyspark_mq.errors import LedgerError, MqSourceError, OptionError
+from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
-from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.positions import Positions, Queue
-from pyspark_mq.queues import fingerprints
 from pyspark_mq.reading import RangeReader
-from pyspark_mq.worker import task_store
-from store import MessageStore, TagFilter
-from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from pyspark_mq.worker import task_log
+from store.any_log import Log, Positions, QueueRange
 from store.publish.watermark import current_boot_id
 
 LEAST_SECONDS = 1.0
@@ -27,8 +22,6 @@ _ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn
 # An idle task learns only by writing that Spark gave it up; the second write fails at the latest.
 _HEARTBEAT_SECONDS = 1.5
 _PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.python.udf.pipelined.enabled
-
-Woken = SimpleQueue[tuple[HeldRequest, Wake]]
 
 
 @dataclass(frozen=True)
@@ -76,50 +69,29 @@ class HeldReader:
         if task.seconds > 0:
             require_pipelined_workers()
         record = self._ledger.find(task.name, task.begin)
-        with task_store(self._options.path) as store:
+        with task_log(self._options.address) as log:
             if record is None:
                 reached = dict(task.begin)
                 starved = task.late() and self._ledger.any_ended(task.name)
-                yield from self._held(store, reached, task.deadline())
-                record = self._ledger.record(task.name, TaskRecord(reached, starved, fingerprints(store, reached)))
+                yield from self._held(log, reached, task.deadline())
+                record = self._ledger.record(task.name, TaskRecord(reached, starved, log.fingerprints(reached)))
             else:
                 reached = task.begin
-            yield from self._up_to(store, reached, record.next)
+            yield from self._up_to(log, reached, record.next)
 
-    def _held(self, store: MessageStore, reached: Positions, deadline: float) -> Iterator[pa.RecordBatch]:
+    def _held(self, log: Log, reached: Positions, deadline: float) -> Iterator[pa.RecordBatch]:
         """What is there and what arrives until `deadline`; `reached` is moved along."""
-        tags = TagFilter.parse(self._options.sub_expression)
-        woken: Woken = SimpleQueue()
-
-        def hold(queue: Queue) -> None:
-            left = max(0.0, deadline - time.monotonic())
-            service.hold(*queue, reached[queue], left, lambda *event: woken.put(event), tags)
-
-        with PullRequestHoldService(store) as service:
-            for queue in reached:
-                hold(queue)
-            visited: set[Queue] = set()
-            open_queues = len(reached)
-            while open_queues:
-                try:
-                    request, why = woken.get(timeout=_HEARTBEAT_SECONDS)
-                except Empty:
+        with log.hold(dict(reached), deadline, self._options.message_filter, _HEARTBEAT_SECONDS) as held:
+            for there in held:
+                if there is None:
                     yield self._range_reader.nothing()
                     continue
-                if why is Wake.STOPPED:
-                    raise MqSourceError(f"{self._options.path}: waiting for messages failed, see the worker's log")
-                queue = Queue(*request.queue)
-                # Every queue is looked at once, also by a task without time.
-                if why is Wake.TIMEOUT or (queue in visited and time.monotonic() >= deadline):
-                    open_queues -= 1
-                    continue
-                visited.add(queue)
-                end = min(store.max_offset(*queue), reached[queue] + _ROWS_AT_ONCE)
-                yield from self._range_reader.scan(store, QueueRange(*queue, reached[queue], end))
-                reached[queue] = max(end, reached[queue])
-                hold(queue)
+                wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
+                yield from self._range_reader.scan(log, wanted)
+                reached[there.queue] = wanted.end
+                held.again(there.queue, wanted.end)
 
-    def _up_to(self, store: MessageStore, reached: Positions, recorded: Positions) -> Iterator[pa.RecordBatch]:
+    def _up_to(self, log: Log, reached: Positions, recorded: Positions) -> Iterator[pa.RecordBatch]:
         """The rest of what the record that counts says; nothing where it is this attempt's own."""
         for queue, end in recorded.items():
             if reached[queue] > end:
@@ -128,7 +100,7 @@ class HeldReader:
                     f"{end}; run the task again, and it reads what is recorded"
                 )
             missing = QueueRange(*queue, reached[queue], end)
-            yield from self._range_reader.scan(store, self._range_reader.published(store, missing))
+            yield from self._range_reader.scan(log, self._range_reader.published(log, missing))
 
 
 def require_pipelined_workers() -> None:

@@ -27,14 +27,12 @@ from pathlib import Path
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.offsets import READER_ID
 from pyspark_mq.positions import (
-    Fingerprints,
-    Positions,
-    Queue,
     fingerprints_from_json,
     fingerprints_to_json,
     positions_from_json,
     to_json,
 )
+from store.any_log import Fingerprints, Positions, Queue
 from store.errors import CorruptStore
 from store.files.atomic import create_file, make_folder, open_file, read_file
 

@@ -35,10 +35,7 @@ from typing import Any, NamedTuple
 
 from pyspark_mq.errors import CheckpointError, OptionError
 from pyspark_mq.positions import (
-    Fingerprints,
     OffsetJson,
-    Positions,
-    Queue,
     fingerprints_from_json,
     fingerprints_to_json,
     is_long,
@@ -47,6 +44,7 @@ from pyspark_mq.positions import (
     shown,
     to_json,
 )
+from store.any_log import Bounds, Fingerprints, Positions, Queue, QueueRange
 
 LATEST = -1
 EARLIEST = -2
@@ -58,33 +56,6 @@ _READER = "$reader"
 _FROM = "$from"
 
 READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
-
-
-class QueueRange(NamedTuple):
-    """Messages [start, end) of one queue: `end` is one past the last."""
-
-    topic: str
-    queue_id: int
-    start: int
-    end: int
-
-    @property
-    def queue(self) -> Queue:
-        return Queue(self.topic, self.queue_id)
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.queue_id} [{self.start}, {self.end})"
-
-
-class Bounds(NamedTuple):
-    """What a queue has: messages [min, max)."""
-
-    min: int
-    max: int
 
 
 @dataclass(frozen=True)
@@ -240,11 +211,11 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Co
 
 
 def _loss(queue: Queue, position: int, bounds: Bounds) -> Loss:
-    if position < bounds.min:
-        lost = QueueRange(*queue, position, bounds.min)
-        return Loss(lost, f"the queue's first message is {bounds.min}, older ones were deleted")
-    lost = QueueRange(*queue, bounds.max, position)
-    return Loss(lost, f"the queue ends at {bounds.max}, it was created anew or cut")
+    if position < bounds.min_offset:
+        lost = QueueRange(*queue, position, bounds.min_offset)
+        return Loss(lost, f"the queue's first message is {bounds.min_offset}, older ones were deleted")
+    lost = QueueRange(*queue, bounds.max_offset, position)
+    return Loss(lost, f"the queue ends at {bounds.max_offset}, it was created anew or cut")
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
@@ -305,7 +276,7 @@ def _bare(json_: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_one(offset: int, bound: Bounds) -> int:
-    return {EARLIEST: bound.min, LATEST: bound.max}.get(offset, offset)
+    return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(offset, offset)
 
 
 def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iterable[Queue]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar, cast, get_args
 
+from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets import EARLIEST, LATEST, parse_limit
-from pyspark_mq.positions import Positions
 from pyspark_mq.subscription import Subscription
-from store.errors import FilterError
-from store.format.inflating import Oversized
-from store.read.filters import TagFilter
+from store import FilterError, TagFilter
+from store.any_log import LogAddress, MessageFilter, Oversized, Positions
+from store.read.filters import EVERYTHING
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ OPTION_NAMES = (
     "realTimePartitions",
     "ledgerPath",
 )
+LEDGER_DIR = "ledger"
 _BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
@@ -57,19 +58,19 @@ _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 class SourceOptions:
     """What the user asked for, parsed and checked.
 
-    path: absolute, or a URI. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the default,
-    which differs between streaming and batch. sub_expression: tags such as "paid || shipped"; None for all.
+    address: where the log is. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the default,
+    which differs between streaming and batch. message_filter: which messages to read.
     max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. oversized:
     what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
     tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
-    ledger_path: None for the default, inside the store.
+    ledger_path: None for the default, see `ledger_directory`.
     """
 
-    path: str
+    address: LogAddress
     subscription: Subscription
     starting_offsets: int | Positions | None
     ending_offsets: int | Positions | None
-    sub_expression: str | None
+    message_filter: MessageFilter
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     min_partitions: int | None
@@ -94,11 +95,11 @@ class SourceOptions:
             return parse(name, given[name]) if name in given else default
 
         return cls(
-            path=_path(given.get("path", "")),
+            address=address_of(given),
             subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),
             starting_offsets=value("startingOffsets", parse_limit, None),
             ending_offsets=value("endingOffsets", parse_limit, None),
-            sub_expression=value("subExpression", _tags, None),
+            message_filter=value("subExpression", _message_filter, EVERYTHING),
             max_offsets_per_trigger=value("maxOffsetsPerTrigger", _positive, None),
             max_bytes_per_trigger=value("maxBytesPerTrigger", _bytes, None),
             min_partitions=value("minPartitions", _positive, None),
@@ -121,7 +122,22 @@ class SourceOptions:
             raise OptionError("endingOffsets is for batch queries (spark.read); a streaming query has no end")
         if self.real_time:
             self._refuse_limits()
+            self.ledger_directory()
         return LATEST if self.starting_offsets is None else self.starting_offsets
+
+    def ledger_directory(self) -> str:
+        """Where real-time batches note what they read: beside the log, if nothing else is said.
+
+        Raises `OptionError` where the log has no directory.
+        """
+        if self.ledger_path is not None:
+            return self.ledger_path
+        if self.address.directory is None:
+            raise OptionError(
+                f"realTime notes what it read, and {self.address} has no directory for that: set the option ledgerPath "
+                "to a directory that the driver and all executors see"
+            )
+        return os.path.join(self.address.directory, LEDGER_DIR)
 
     def _refuse_limits(self) -> None:
         limits = {
@@ -173,20 +189,11 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
     return {_BY_LOWER_NAME[name]: value for name, value in given.items()}
 
 
-def _path(path: str) -> str:
-    if not path:
-        raise OptionError('The option path is missing: give the store\'s directory, e.g. .load("/data/mq")')
-    # Executors may run in another directory than the driver.
-    local = re.sub("^file:(//(?=/))?", "", path)
-    return path if "://" in local or local.startswith("//") else os.path.abspath(local)
-
-
-def _tags(name: str, text: str) -> str:
+def _message_filter(name: str, text: str) -> MessageFilter:
     try:
-        TagFilter.parse(text)
+        return TagFilter.parse(text)
     except FilterError as error:
         raise OptionError(f"{name}: {error}") from error
-    return text
 
 
 def _milliseconds(name: str, text: str) -> int:

@@ -10,11 +10,8 @@ import heapq
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from pyspark_mq.offsets import QueueRange
-
-Sizes = npt.NDArray[np.int64]
+from store.any_log import Int64s, QueueRange
 
 _SIZES_AT_ONCE = 1 << 14
 
@@ -23,7 +20,7 @@ def limit_ranges(
     ranges: Sequence[QueueRange],
     max_messages: int | None,
     max_bytes: int | None,
-    sizes: Callable[[QueueRange], Sizes],
+    sizes: Callable[[QueueRange], Int64s],
     turn: int = 0,
 ) -> list[QueueRange]:
     """Cut `ranges` so that both limits hold. Each range keeps its start; it may become empty.
@@ -68,7 +65,7 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
     return shares
 
 
-def fit(limit: int, sizes: Sequence[Sizes], backlog: Sequence[int], turn: int = 0) -> list[int]:
+def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
     """How many messages of each queue fit into `limit` bytes together.
 
     sizes: sizes in bytes of the messages at the head of each queue. backlog: bytes of each queue, for shares.
@@ -121,8 +118,8 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
     return [piece for r, n in zip(ranges, pieces, strict=True) for piece in _pieces(r, n)]
 
 
-def _head_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Sizes]) -> Sizes:
-    """Sizes from the start of `r` on: all of them, or enough to reach `max_bytes`."""
+def _head_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Int64s]) -> Int64s:
+    """Int64s from the start of `r` on: all of them, or enough to reach `max_bytes`."""
     known = sizes(r._replace(end=min(r.end, r.start + _SIZES_AT_ONCE)))
     while len(known) < r.length and known.sum() < max_bytes:
         begin = r.start + len(known)
@@ -139,7 +136,7 @@ def _take(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list[QueueRang
     return [r._replace(end=r.start + n) for r, n in zip(ranges, counts, strict=True)]
 
 
-def _extend(counts: list[int], i: int, ends: Sizes, room: int) -> int:
+def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
     """Take as many more messages of queue `i` as `room` bytes hold; returns the bytes taken."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))

@@ -1,4 +1,4 @@
-"""Positions in queues, and their JSON `{topic: {queue id: value}}`, as checkpoints, the ledger and options have it.
+"""The JSON of positions in queues `{topic: {queue id: value}}`, as checkpoints, the ledger and options have it.
 
 What is read may be damaged, or written by anybody: all of it is checked.
 """
@@ -8,29 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from store.read.fingerprint import Fingerprint
+from store.any_log import Fingerprint, Fingerprints, Positions, Queue
 
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]
 _QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
 _MAX_LONG = (1 << 63) - 1
-
-
-class Queue(NamedTuple):
-    """One queue of one topic."""
-
-    topic: str
-    queue_id: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.queue_id}"
-
-
-Positions = dict[Queue, int]  # a queue offset for each queue
-Fingerprints = dict[Queue, Fingerprint]  # of the message before a position
 
 
 def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:

@@ -19,9 +19,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from pyspark_mq.offsets import QueueRange
-from store.errors import FilterError
-from store.read.filters import TagFilter
+from store import TagFilter
+from store.any_log import MessageFilter, QueueRange
 
 _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -42,14 +41,16 @@ def narrow(ranges: Iterable[QueueRange], filters: Iterable[Filter]) -> list[Queu
     return [r for r in ranges if r.length > 0]
 
 
-def narrow_tags(expression: str | None, filters: Iterable[Filter]) -> tuple[str, ...] | None:
-    """The tags that a message must have one of to pass `expression` and `filters`; None for any."""
-    tags = TagFilter.parse(expression).tags
+def narrow_tags(message_filter: MessageFilter, filters: Iterable[Filter]) -> MessageFilter:
+    """One of tags that lets through what `message_filter` and all `filters` do; another kind stays as it is."""
+    if not isinstance(message_filter, TagFilter):
+        return message_filter
+    tags = message_filter.tags
     for one in filters:
         wanted = _values(one) if _column(one) == "tags" else None
-        if wanted is not None and all(map(_can_be_written, wanted)):
+        if wanted is not None and all(isinstance(tag, str) for tag in wanted):
             tags = tuple(tag for tag in wanted if tags is None or tag in tags)
-    return tags
+    return TagFilter(tags)
 
 
 def _narrow(r: QueueRange, one: Filter) -> QueueRange:
@@ -87,11 +88,3 @@ def _values(one: Filter) -> tuple[Any, ...] | None:
         case In(value=values):
             return tuple(values)
     return None
-
-
-def _can_be_written(tag: Any) -> bool:
-    """Whether a tag expression can hold `tag`, meaning just that."""
-    try:
-        return isinstance(tag, str) and TagFilter.parse(f"x||{tag}").tags == ("x", tag)
-    except FilterError:
-        return False

@@ -10,19 +10,18 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import data_loss
-from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.schema import projection
-from pyspark_mq.worker import task_store
-from store import MessageStore
-from store.errors import OffsetLost, UnknownTopic
+from pyspark_mq.worker import task_log
+from store import OffsetLost
+from store.any_log import Log, Queue, QueueRange, ReadSpec
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
 
 
 class RangeReader:
-    """Reads ranges of one store as batches of one schema. Stateless, and picklable for the tasks."""
+    """Reads ranges of one log as batches of one schema. Stateless, and picklable for the tasks."""
 
     def __init__(
         self,
@@ -32,7 +31,14 @@ class RangeReader:
     ) -> None:
         """Raises `SchemaError` for a schema that is no projection of the source's columns."""
         self._options = options
-        self._columns, self._arrow_schema = projection(schema, null_bodies=options.oversized == "null")
+        columns, self._arrow_schema = projection(schema, null_bodies=options.oversized == "null")
+        self._spec = ReadSpec(
+            columns,
+            options.message_filter,
+            check_crc=options.check_crc,
+            max_body_bytes=options.max_decompressed_message_size,
+            oversized=options.oversized,
+        )
         self._arrival_timeout_seconds = arrival_timeout_seconds
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -42,66 +48,53 @@ class RangeReader:
         """
         if partition.value is None:
             return
-        with task_store(self._options.path) as store:
-            yield from self.scan(store, self.published(store, partition.value))
+        with task_log(self._options.address) as log:
+            yield from self.scan(log, self.published(log, partition.value))
 
     def nothing(self) -> pa.RecordBatch:
         """A batch without rows."""
         columns = [pa.nulls(0, kind) for kind in self._arrow_schema.types]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
-    def scan(self, store: MessageStore, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
+    def scan(self, log: Log, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
         """The messages of `wanted`, which all were published. Raises as `read`."""
-        for batch in self._scan(store, wanted):
+        for batch in self._scan(log, wanted):
             # The columns as they are; names and nullability as Spark declared them.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
 
-    def _scan(self, store: MessageStore, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
+    def _scan(self, log: Log, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
         """The messages of `wanted`, which all were published; deleted ones are data loss."""
         while wanted.length > 0:
             try:
-                yield from store.scan(
-                    *wanted,
-                    columns=self._columns,
-                    tags=self._options.sub_expression,
-                    check_crc=self._options.check_crc,
-                    max_body_bytes=self._options.max_decompressed_message_size,
-                    oversized=self._options.oversized,
-                )
+                yield from log.scan(wanted, self._spec)
                 return
             except OffsetLost as error:
                 # Rows already given out are older than what is there now, so none comes twice.
-                first = min(store.min_offset(*wanted.queue), wanted.end)
+                bounds = log.bounds([wanted.queue]).get(wanted.queue)
+                first = min(bounds.min_offset, wanted.end) if bounds else wanted.start
                 if first <= wanted.start:
                     raise
                 lost = wanted._replace(end=first)
                 data_loss(self._options.fail_on_data_loss, f"{lost} is lost: {error}")
                 wanted = wanted._replace(start=first)
 
-    def published(self, store: MessageStore, wanted: QueueRange) -> QueueRange:
+    def published(self, log: Log, wanted: QueueRange) -> QueueRange:
         """Wait until this process sees all of `wanted`; what never comes is data loss."""
         deadline = time.monotonic() + self._arrival_timeout_seconds
-        while True:
-            confirm_offset = store.confirm_offset
-            end = _max_offset(store, wanted)
-            left = deadline - time.monotonic()
-            if end >= wanted.end or left <= 0:
-                break
-            store.wait(confirm_offset, min(left, _LOOK_AGAIN_SECONDS))
+        while (end := _end(log, wanted.queue)) < wanted.end and (left := deadline - time.monotonic()) > 0:
+            log.wait({wanted.queue: end}, min(left, _LOOK_AGAIN_SECONDS))
         if end >= wanted.end:
             return wanted
         there = wanted._replace(end=max(wanted.start, end))
         data_loss(
             self._options.fail_on_data_loss,
             f"{wanted._replace(start=there.end)} is lost: after {self._arrival_timeout_seconds:.0f} s the "
-            f"queue still ends at {end} in {self._options.path}; it was cut or created anew, "
+            f"queue still ends at {end} in {self._options.address}; it was cut or created anew, "
             "or this machine does not see the directory that the driver sees",
         )
         return there
 
 
-def _max_offset(store: MessageStore, wanted: QueueRange) -> int:
-    try:
-        return store.max_offset(*wanted.queue)
-    except UnknownTopic:
-        return 0  # not there yet, or no more
+def _end(log: Log, queue: Queue) -> int:
+    bounds = log.bounds([queue])
+    return bounds[queue].max_offset if queue in bounds else 0  # not there yet, or no more

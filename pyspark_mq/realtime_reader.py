@@ -19,11 +19,12 @@ from pyspark_mq.held_reading import HeldReader, HeldTask
 from pyspark_mq.ledger import Ledger, TaskName
 from pyspark_mq.offsets import EpochOffset, StreamOffset
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.positions import Fingerprints, Positions, to_json
+from pyspark_mq.positions import to_json
 from pyspark_mq.stream_reader import MqStreamReader
+from store.any_log import Fingerprints, Positions
+from store.cached import cached_property
 from store.publish.watermark import current_boot_id
 
-LEDGER_DIR = "ledger"
 _log = logging.getLogger("pyspark_mq")
 
 
@@ -39,8 +40,6 @@ class RealTimeStreamReader(MqStreamReader):
         """Raises `OptionError`, `SchemaError`. Opens nothing: tasks unpickle this too."""
         super().__init__(options, schema)
         self._reader_id = uuid4().hex
-        self._ledger = Ledger(options.ledger_path or os.path.join(options.path, LEDGER_DIR))
-        self._held_reader = HeldReader(options, self._range_reader, self._ledger)
         self._warned = False
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -77,7 +76,7 @@ class RealTimeStreamReader(MqStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition.value, HeldTask):
-            return self._held_reader.read(partition.value)
+            return HeldReader(self._options, self._range_reader, self._ledger).read(partition.value)
         return super().read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -86,13 +85,13 @@ class RealTimeStreamReader(MqStreamReader):
         if epoch is not None and epoch.reader == self._reader_id:
             self._ledger.forget_before(epoch.reader, epoch.epoch)
 
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self._options.ledger_directory())
+
     def _next_epoch(self, offset: StreamOffset, before: EpochOffset | None) -> dict[str, Any] | None:
         """The batch after `offset`; None while no queue is subscribed."""
-        self._tails = self._queues.tails(offset.next)
-        if not self._tails:
-            self._tails = self._queues.hold(
-                self._options.hold_timeout_seconds, lambda: self._queues.tails(offset.next), seen={}
-            )
+        self._bounds = self._queues.hold(self._options.hold_timeout_seconds, {}, offset.next)
         batch = self._begin(offset)
         if not batch.begin:
             return None

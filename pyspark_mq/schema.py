@@ -1,6 +1,6 @@
 """The source's columns as a Spark schema, and the projection that a user's `.schema(...)` asks for.
 
-Types come from `store.columns.COLUMNS`; nothing is written down twice.
+Types come from `store.COLUMNS`; nothing is written down twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from pyspark_mq.errors import SchemaError
-from store.format.columns import COLUMNS, DEFAULT_COLUMNS
+from store import COLUMNS, DEFAULT_COLUMNS
 
 PROPERTIES = "properties"
 _MAY_BE_NULL = ("tags", "keys", "bornTimestamp", "storeTimestamp")
@@ -27,7 +27,7 @@ def default_schema(include_properties: bool) -> StructType:
 def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
     """The columns to read for `schema`, in its order, and the Arrow schema Spark expects of each batch.
 
-    null_bodies: whether bodies may be null. Any subset of `store.columns.COLUMNS` in any order. Raises `SchemaError`
+    null_bodies: whether bodies may be null. Any subset of `store.COLUMNS` in any order. Raises `SchemaError`
     for another column or type.
     """
     names = tuple(schema.fieldNames())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.positions import Queue
+from store.any_log import Queue
 from store.format.topic_names import is_internal_topic
 
 
@@ -37,26 +37,20 @@ class Subscription:
             return cls(pattern=_pattern(pattern))
         return cls(assigned=_assigned(str(assign)))
 
-    def select(self, topics: Mapping[str, int]) -> list[Queue]:
-        """The subscribed queues among `topics` (number of queues for each topic), sorted."""
+    def select(self, topics: Mapping[str, Collection[Queue]]) -> list[Queue]:
+        """The subscribed queues among those of `topics`, sorted."""
         if self.assigned is not None:
-            return [queue for queue in self.assigned if queue.queue_id < topics.get(queue.topic, 0)]
-        return sorted(
-            Queue(topic, queue_id)
-            for topic, queues in topics.items()
-            if self._wants(topic)
-            for queue_id in range(queues)
-        )
+            return [queue for queue in self.assigned if queue in topics.get(queue.topic, ())]
+        return sorted(queue for topic, queues in topics.items() if self._wants(topic) for queue in queues)
 
-    def require(self, topics: Mapping[str, int]) -> None:
-        """Raises `SubscriptionError` when a topic or queue that is named does not exist."""
-        named = set(self.assigned or ()) - set(self.select(topics))
-        missing = [str(queue) for queue in sorted(named)]
-        missing += [topic for topic in self.topics or () if topic not in topics]
+    def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
+        """Raises `SubscriptionError` for a topic or queue that is named, and neither exists nor is one of `known`."""
+        missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
+        missing += [topic for topic in self.topics or () if topic not in {*topics, *(queue.topic for queue in known)}]
         if missing:
-            existing = ", ".join(f"{topic} ({n} queues)" for topic, n in sorted(topics.items())) or "no topics"
+            existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
             raise SubscriptionError(
-                f"The store has no {', '.join(missing)}; it has {existing}. Create the topic first "
+                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. Create the topic first "
                 "(pyspark-mq topic create), or use subscribePattern, which waits for topics to come"
             )
 

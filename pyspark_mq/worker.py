@@ -10,26 +10,24 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from store import MessageStore
+    from store.any_log import Log, LogAddress
 
-_last_read: list[MessageStore] = []
+_last_read: list[Log] = []
 
 
 @contextmanager
-def task_store(path: str) -> Iterator[MessageStore]:
-    """The store at `path`, to read in a task; it stays open until the process's next task is done.
+def task_log(address: LogAddress) -> Iterator[Log]:
+    """The log there, to read in a task; it stays open until the process's next task is done.
 
     Stores share open segments, so that task finds the log mapped; mapping it anew takes up to a fifth of the time of
-    reading it. Raises as `MessageStore.open`.
+    reading it. Raises as `LogAddress.open`.
     """
-    from store import MessageStore
-
     spare_what_is_loaded()
-    store = MessageStore.open(path, create=False, read_only=True)
+    log = address.open()
     try:
-        yield store
+        yield log
     finally:
-        before, _last_read[:] = _last_read[:], [store]
+        before, _last_read[:] = _last_read[:], [log]
         for other in before:
             other.close()
 

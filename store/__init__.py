@@ -1,5 +1,6 @@
 """An embedded message log in RocketMQ's on-disk format: `MessageStore` and what goes in and out of it."""
 
+from store.any_log import Boundary
 from store.append import Append
 from store.errors import (
     ConfigError,
@@ -44,7 +45,6 @@ from store.publish.appender import AppendResult
 from store.publish.putting import PutResult
 from store.read.filters import TagFilter
 from store.read.getting import GetResult, GetStatus
-from store.read.query import Boundary
 from store.upkeep.retention import Cleaned
 
 __all__ = [

@@ -12,10 +12,10 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore, StoreClosed, TagFilter
+from store import MessageStore, StoreClosed
+from store.any_log import MessageFilter
 from store.errors import CorruptStore, OffsetOutOfRange, StoreUnavailable, UnknownTopic
 from store.files.opened import Opened
-from store.format.java_hash import java_hash_code
 from store.publish.watch import Watch
 from store.read.arrivals import Arrival
 
@@ -104,7 +104,7 @@ class PullRequestHoldService(Opened):
         offset: int,
         timeout: float,
         wake: Callable[[HeldRequest, Wake], None],
-        message_filter: TagFilter | None = None,
+        message_filter: MessageFilter | None = None,
     ) -> HeldRequest:
         """Hold a request for messages from `offset` on, at most `timeout` seconds.
 
@@ -113,8 +113,7 @@ class PullRequestHoldService(Opened):
         """
         self.must_be_open()
         self._store.must_be_open()
-        tags = message_filter.tags if message_filter is not None else None
-        codes = None if tags is None else frozenset(map(java_hash_code, tags))
+        codes = None if message_filter is None else message_filter.tags_codes
         deadline = time.monotonic() + timeout
         request = HeldRequest(topic, queue_id, offset, wake, codes)
         with self._lock:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from queue import SimpleQueue
 
-from store import GetStatus, MessageStore, StoredMessage, TagFilter, UnknownQueue, UnknownTopic
+from store import GetStatus, MessageStore, StoredMessage, UnknownQueue, UnknownTopic
+from store.any_log import MessageFilter
 from store.broker.hold import PullRequestHoldService, Wake
 
 
@@ -52,7 +53,7 @@ class PullRequest:
     queue_id: int
     offset: int
     max_messages: int = 32
-    message_filter: TagFilter | None = None
+    message_filter: MessageFilter | None = None
     suspend_timeout: float = 0.0
 
 

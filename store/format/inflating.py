@@ -8,20 +8,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.any_log import Oversized
 from store.errors import CorruptRecord, MessageTooLarge
 from store.format.arrays import arrow, blobs
 from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION_MASK
 
 _STEP_BYTES = 256 << 10
-
-Oversized = Literal["error", "null"]
 
 
 class Bounds(NamedTuple):

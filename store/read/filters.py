@@ -6,13 +6,14 @@ RocketMQ's broker compares hashes only and lets the client compare the strings; 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store.any_log import Bools, Int64s, MessageFilter
 from store.errors import FilterError
 from store.format.arrays import arrow, texts
 from store.format.java_hash import java_hash_code
@@ -50,24 +51,36 @@ class TagFilter:
                 raise FilterError(f"subExpression {expression!r}: {mistake}")
         return TagFilter(tags)
 
-    def match_codes(self, tags_codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.tags is None else ("tags",)
+
+    @property
+    def tags_codes(self) -> frozenset[int] | None:
+        return None if self.tags is None else frozenset(map(java_hash_code, self.tags))
+
+    def match_codes(self, tags_codes: Int64s) -> Bools:
         """Mask, shape of `tags_codes`: True where the queue entry may match (hashes can collide)."""
-        if self.tags is None:
+        codes = self.tags_codes
+        if codes is None:
             return np.ones(len(tags_codes), np.bool_)
         # Delivery times and addresses of queue extensions are no hashes: there the tag itself decides.
-        matches: npt.NDArray[np.bool_] = np.isin(tags_codes, [java_hash_code(tag) for tag in self.tags])
+        matches: Bools = np.isin(tags_codes, list(codes))
         matches |= tags_codes != tags_codes.astype(np.int32)
         return matches
 
-    def match_tags(self, tags: pa.StringArray) -> pa.BooleanArray:
-        """Mask, length of `tags`: True where the tag itself matches; without a tag nothing matches."""
+    def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Mask, one a row: True where the tag itself matches; without a tag nothing matches."""
         if self.tags is None:
-            return arrow(np.ones(len(tags), np.bool_))
-        return pc.is_in(tags, texts(self.tags))
+            return arrow(np.ones(len(batch), np.bool_))
+        return pc.is_in(batch["tags"], texts(self.tags))
 
-    def match(self, tag: str | None) -> bool:
+    def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
         """Whether one message's tag matches."""
         return self.tags is None or tag in self.tags
+
+
+EVERYTHING: MessageFilter = TagFilter(None)
 
 
 def _mistake(tag: str) -> str | None:

@@ -3,10 +3,9 @@ the store put back from a backup. None of these has an id of its own in RocketMQ
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from store.any_log import Fingerprint
 from store.errors import CorruptRecord, OffsetLost
 from store.format.layout import (
     CQ_PRE_BLANK_SIZE,
@@ -18,13 +17,6 @@ from store.format.layout import (
 )
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
-
-
-class Fingerprint(NamedTuple):
-    """physical_offset: commit log offset (bytes) of its record. store_timestamp: ms since 1970."""
-
-    physical_offset: int
-    store_timestamp: int
 
 
 def fingerprint(log: CommitLog, queue: ConsumeQueue, offset: int) -> Fingerprint:

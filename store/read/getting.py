@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from store.any_log import MessageFilter
 from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.files.config import StoreConfig
 from store.format.entering import Entry
@@ -17,7 +18,6 @@ from store.format.stored_message import StoredMessage, decode_record, inflated, 
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
-from store.read.filters import TagFilter
 
 _ENTRIES_AT_ONCE = 64
 
@@ -53,7 +53,7 @@ def get_message(
     minimum: int,
     maximum: int,
     max_messages: int,
-    message_filter: TagFilter,
+    message_filter: MessageFilter,
     config: StoreConfig,
 ) -> GetResult:
     """Messages of the queue's published range [minimum, maximum) from `offset`, at most `max_messages` of them.
@@ -101,7 +101,7 @@ def get_message(
             removed = True
             continue
         must_be_entered(message, entry)
-        if not message_filter.match(message.tags):
+        if not message_filter.match(message.tags, message.properties):
             continue
         if message.queue_id != queue.queue_id:  # of a light queue, see `LightBlock`
             message = replace(message, queue_id=queue.queue_id)
@@ -119,7 +119,7 @@ def get_message(
     return GetResult(GetStatus.FOUND if messages else missing, next_begin, minimum, maximum, messages)
 
 
-def _candidates(queue: ConsumeQueue, offset: int, entries: Entries, message_filter: TagFilter) -> Iterator[Entry]:
+def _candidates(queue: ConsumeQueue, offset: int, entries: Entries, message_filter: MessageFilter) -> Iterator[Entry]:
     """The entries, from queue offset `offset` on, whose message may match."""
     for first in range(0, len(entries), _ENTRIES_AT_ONCE):  # a call ends after a few, as a rule
         some = entries[first : first + _ENTRIES_AT_ONCE]

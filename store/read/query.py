@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from enum import Enum
 
 import numpy as np
 
+from store.any_log import Boundary
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
 from store.format.entering import Entry
 from store.format.layout import (
@@ -33,13 +33,6 @@ from store.read.fingerprint import fingerprint
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
 _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
-
-
-class Boundary(Enum):
-    """Which message a time means: LOWER the first stored at it or after, UPPER the last stored at it or before."""
-
-    LOWER = "lower"
-    UPPER = "upper"
 
 
 def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:

@@ -93,7 +93,7 @@ def test_sql(spark: SparkSession, filled: Filled) -> None:
         ({"assign": '{"orders": [0]}'}, None, "subscribe and assign exclude each other"),
         ({"startingOffsets": '{"orders": {"0": 1'}, None, "line 1 column 19"),
         ({"startingOffsets": '{"orders": {"0": 1, "7": 1}}'}, None, "orders/7"),
-        ({"subscribe": "payments"}, None, "The store has no payments; it has orders"),
+        ({"subscribe": "payments"}, None, "The log has no payments; it has orders"),
         ({}, "queueId bigint", "Column queueId is int, the schema says bigint"),
         ({}, "tag string", "no column 'tag': did you mean tags?"),
         ({"path": "/nowhere/mq"}, None, "NotAStore: /nowhere/mq"),

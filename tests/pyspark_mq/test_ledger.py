@@ -10,8 +10,7 @@ import pytest
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
-from pyspark_mq.positions import Queue
-from store.read.fingerprint import Fingerprint
+from store.any_log import Fingerprint, Queue
 
 A, B, C, D = (digit * 32 for digit in "abcd")
 TASK = TaskName(A, 3, 0)

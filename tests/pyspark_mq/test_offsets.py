@@ -16,17 +16,15 @@ from pyspark_mq.offsets import (
     EARLIEST,
     LATEST,
     READER_ID,
-    Bounds,
     EpochOffset,
-    QueueRange,
     StreamOffset,
     batch_ranges,
     begin_batch,
     parse_limit,
     resolve,
 )
-from pyspark_mq.positions import Queue, to_json
-from store.read.fingerprint import Fingerprint
+from pyspark_mq.positions import to_json
+from store.any_log import Bounds, Fingerprint, Queue, QueueRange
 
 RESOURCES = Path(__file__).parent.parent / "resources" / "offsets"
 READER = "5f0c2b9e4d7a41b8a0c3e6f1927d5b84"

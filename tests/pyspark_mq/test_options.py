@@ -10,8 +10,10 @@ import pytest
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.offsets import EARLIEST, LATEST
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.positions import Queue
 from pyspark_mq.subscription import Subscription
+from store import TagFilter
+from store.any_log import Queue
+from store.local import LocalAddress
 
 BASE = {"path": "/data/mq", "subscribe": "orders"}
 
@@ -19,11 +21,11 @@ BASE = {"path": "/data/mq", "subscribe": "orders"}
 def test_defaults() -> None:
     options = SourceOptions.parse(BASE)
     assert options == SourceOptions(
-        path="/data/mq",
+        address=LocalAddress("/data/mq"),
         subscription=Subscription(topics=("orders",)),
         starting_offsets=None,
         ending_offsets=None,
-        sub_expression=None,
+        message_filter=TagFilter(None),
         max_offsets_per_trigger=None,
         max_bytes_per_trigger=None,
         min_partitions=None,
@@ -48,7 +50,7 @@ def test_defaults() -> None:
     [
         ("startingOffsets", "earliest", "starting_offsets", EARLIEST),
         ("endingOffsets", '{"orders": {"0": 3}}', "ending_offsets", {Queue("orders", 0): 3}),
-        ("subExpression", "paid || shipped", "sub_expression", "paid || shipped"),
+        ("subExpression", "paid || shipped", "message_filter", TagFilter(("paid", "shipped"))),
         ("maxOffsetsPerTrigger", "1000", "max_offsets_per_trigger", 1000),
         ("maxBytesPerTrigger", "1000", "max_bytes_per_trigger", 1000),
         ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 << 20),
@@ -126,10 +128,11 @@ def test_path_is_required() -> None:
 
 
 def test_path_means_the_same_in_every_process() -> None:
-    assert SourceOptions.parse({**BASE, "path": "mq"}).path == str(Path.cwd() / "mq")
-    assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).path == "/data/mq"
-    assert SourceOptions.parse({**BASE, "path": "file:///data/mq"}).path == "/data/mq"
-    assert SourceOptions.parse({**BASE, "path": "file://host/mq"}).path == "file://host/mq"  # which the store refuses
+    assert SourceOptions.parse({**BASE, "path": "mq"}).address == LocalAddress(str(Path.cwd() / "mq"))
+    assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).address == LocalAddress("/data/mq")
+    assert SourceOptions.parse({**BASE, "path": "file:///data/mq"}).address == LocalAddress("/data/mq")
+    remote = SourceOptions.parse({**BASE, "path": "file://host/mq"})
+    assert remote.address == LocalAddress("file://host/mq")  # which the store refuses
 
 
 def test_a_subscription_is_required() -> None:
@@ -173,7 +176,10 @@ def test_refused_in_batch_queries(name: str, text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-TOPICS = {"orders": 2, "orders-eu": 1, "audit": 1}
+TOPICS = {
+    topic: tuple(Queue(topic, queue_id) for queue_id in range(queues))
+    for topic, queues in (("orders", 2), ("orders-eu", 1), ("audit", 1))
+}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_subscriptions_select(
     "internal", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "%RETRY%readers", "%DLQ%readers", "%LMQ%device"]
 )
 def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
-    topics = {**TOPICS, internal: 1}
+    topics = {**TOPICS, internal: (Queue(internal, 0),)}
     for pattern in (".*", re.escape(internal)):
         assert internal not in dict(Subscription.parse(None, pattern, None).select(topics))
     assert Subscription.parse(internal, None, None).select(topics) == [(internal, 0)]
@@ -212,7 +218,7 @@ def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
     ],
 )
 def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str | None], missing: str) -> None:
-    with pytest.raises(SubscriptionError, match=f"The store has no {missing}; it has audit \\(1 queues\\)"):
+    with pytest.raises(SubscriptionError, match=f"The log has no {missing}; it has audit \\(1 queues\\)"):
         Subscription.parse(*subscription).require(TOPICS)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mq.offsets import QueueRange
 from pyspark_mq.planning import fit, limit_ranges, share, split
+from store.any_log import QueueRange
 
 backlogs = st.lists(st.integers(0, 2**62), max_size=12)
 turns = st.integers(0, 1000)

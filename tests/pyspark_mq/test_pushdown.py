@@ -16,8 +16,9 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from pyspark_mq.offsets import QueueRange
 from pyspark_mq.pushdown import narrow, narrow_tags, pushdown_is_on
+from store import TagFilter
+from store.any_log import QueueRange
 
 A0, A1, B0 = QueueRange("a", 0, 0, 10), QueueRange("a", 1, 5, 20), QueueRange("b", 0, 0, 3)
 OFFSET, QUEUE, TOPIC, TAGS = ("queueOffset",), ("queueId",), ("topic",), ("tags",)
@@ -52,14 +53,14 @@ def test_ranges(filters: list[Filter], ranges: list[QueueRange]) -> None:
         ("x || y", [], ("x", "y")),
         ("x || y", [In(TAGS, ("y", "z"))], ("y",)),
         ("x", [EqualTo(TAGS, "y")], ()),
-        (None, [EqualTo(TAGS, " x")], None),  # a tag expression drops blanks
-        (None, [EqualTo(TAGS, "x||y")], None),
-        (None, [EqualTo(TAGS, "")], None),
+        (None, [EqualTo(TAGS, " x")], (" x",)),  # unlike in an expression of tags, which drops blanks
+        (None, [EqualTo(TAGS, "x||y")], ("x||y",)),
+        (None, [EqualTo(TAGS, "")], ("",)),
         (None, [In(TAGS, ("x", None))], None),
     ],
 )
 def test_tags(expression: str | None, filters: list[Filter], tags: tuple[str, ...] | None) -> None:
-    assert narrow_tags(expression, filters) == tags
+    assert narrow_tags(TagFilter.parse(expression), filters) == TagFilter(tags)
 
 
 def test_it_is_off_outside_of_sparks_planner() -> None:

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import DataLossError
-from pyspark_mq.offsets import QueueRange
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.reading import RangeReader
 from pyspark_mq.schema import default_schema
 from store import Message, MessageTooLarge
+from store.any_log import QueueRange
 from tests.filled import Filled
 from tests.store.format.test_inflating import mark
 

@@ -25,10 +25,10 @@ from pyspark_mq.errors import CheckpointError, DataLossError, LedgerError, Optio
 from pyspark_mq.held_reading import HeldTask
 from pyspark_mq.ledger import Ledger, TaskRecord
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.positions import Queue
 from pyspark_mq.realtime_reader import RealTimeStreamReader, pack
 from pyspark_mq.schema import default_schema
 from store import MessageStore
+from store.any_log import Queue
 from store.publish import log_end
 from tests.driven import DrivenQuery
 from tests.filled import Filled

@@ -258,7 +258,7 @@ def test_starting_offsets_as_json(filled: Filled) -> None:
         ({"startingOffsets": '{"orders": {"0": 1}}'}, OptionError, "leaves out: orders/1"),
         ({"startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'}, OptionError, "not subscribed: orders/2"),
         ({"startingOffsets": '{"orders": {"0": 99, "1": 1}}'}, DataLossError, r"orders/0 \[3, 99\) is lost"),
-        ({"subscribe": "orders,payments"}, SubscriptionError, "The store has no payments; it has orders"),
+        ({"subscribe": "orders,payments"}, SubscriptionError, "The log has no payments; it has orders"),
     ],
 )
 def test_wrong_starts(filled: Filled, options: dict[str, str], error: type[Exception], message: str) -> None:

@@ -22,15 +22,18 @@ from tests.filled import Filled
 _KEEPS_OPEN = """
 import sys
 from pathlib import Path
-from pyspark_mq.worker import task_store
+from pyspark_mq.worker import task_log
+from store import TagFilter
+from store.any_log import QueueRange, ReadSpec
+from store.local import LocalAddress
 
 def mapped():
     return [path in Path("/proc/self/maps").read_text() for path in logs]
 
 logs = [f"{store}/commitlog" for store in sys.argv[1:]]
 for path in sys.argv[1:]:
-    with task_store(path) as store:
-        assert len(next(store.scan("orders", 0, 0, 1)))
+    with task_log(LocalAddress(path)) as log:
+        assert len(next(log.scan(QueueRange("orders", 0, 0, 1), ReadSpec(("body",), TagFilter(None)))))
     print(*mapped())
 """
 

@@ -15,6 +15,7 @@ ROOT = Path(store.__file__).parent
 FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
 ROOF = ("writer", "append", "message_store", "__init__")
+ATTIC = ("local",)  # kinds of logs, made of all that is below
 
 
 def floor(module: str) -> int:
@@ -22,6 +23,8 @@ def floor(module: str) -> int:
     name = module.split(".")[0]
     if name in GROUND:
         return -1
+    if name in ATTIC:
+        return len(FLOORS) + 1
     return len(FLOORS) - 1 if name in ROOF else FLOORS.index(name) + (name == "broker")
 
 

@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
         )
         found = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
         accept = TagFilter.parse(tags)
-        assert found == [(rows[n][0], n, rows[n][1]) for n in range(start, end) if accept.match(rows[n][1])]
+        assert found == [(rows[n][0], n, rows[n][1]) for n in range(start, end) if accept.match(rows[n][1], {})]
         assert all(batch.num_rows <= 2 for batch in batches) or "max_rows" not in limits
 
     @invariant()

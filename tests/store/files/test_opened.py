@@ -17,11 +17,13 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreError, StoreForked, StoreNotOpen, StoreReplaced
+from store.any_log import QueueRange, ReadSpec
 from store.broker.hold import PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor, PullRequest
 from store.publish.log_end import LOOK_SECONDS
 from store.publish.watch import Watch
 from store.publish.watermark import Watermark
+from store.read.filters import EVERYTHING
 from tests.waiting import until
 
 ID = "7F00000100002A9F0000000000000000"
@@ -49,6 +51,7 @@ STORE: dict[str, Verb] = {
     "put": lambda it: it.put(Message("t", b"x")),
     "put_many": lambda it: it.put_many([]),
     "query": lambda it: it.query("t", "k"),
+    "read": lambda it: it.read(QueueRange("t", 0, 0, 0), ReadSpec(("body",), EVERYTHING)),
     "scan": lambda it: it.scan("t", 0, 0, 0),
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
     "tags_codes": lambda it: it.tags_codes("t", 0, 0, 0),

@@ -14,6 +14,10 @@ from store.format.java_hash import java_hash, java_hash_code
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+def tagged(*tags: str | None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(tags, pa.string())], ["tags"])
+
+
 def naive_hash(text: str) -> int:
     """Java's definition, one UTF-16 unit after the other."""
     value = 0
@@ -60,9 +64,10 @@ def test_hashes_of_more_units_than_powers_are_kept() -> None:
 def test_everything(expression: str | None) -> None:
     accept = TagFilter.parse(expression)
     assert accept.tags is None
-    assert accept.match(None)
+    assert accept.match(None, {})
+    assert (accept.columns, accept.tags_codes) == ((), None)
     assert accept.match_codes(np.array([0, 5])).all()
-    assert accept.match_tags(pa.array(["a", None])).to_pylist() == [True, True]
+    assert accept.match_batch(tagged("a", None)).to_pylist() == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -111,14 +116,15 @@ def test_tags_that_look_a_little_like_a_mistake(tag: str) -> None:
 
 
 def test_a_filter_of_any_tag_can_be_made() -> None:
-    assert TagFilter(("a,b",)).match("a,b")
+    assert TagFilter(("a,b",)).match("a,b", {})
 
 
 def test_equal_hashes_pass_the_codes_but_not_the_tags() -> None:
     assert java_hash_code("Aa") == java_hash_code("BB")
     accept = TagFilter.parse("Aa")
+    assert (accept.columns, accept.tags_codes) == (("tags",), {java_hash_code("BB")})
     assert accept.match_codes(np.array([java_hash_code("BB"), 0])).tolist() == [True, False]
-    assert accept.match_tags(pa.array(["Aa", "BB", None])).to_pylist() == [True, False, False]
-    assert accept.match("Aa")
-    assert not accept.match("BB")
-    assert not accept.match(None)
+    assert accept.match_batch(tagged("Aa", "BB", None)).to_pylist() == [True, False, False]
+    assert accept.match("Aa", {})
+    assert not accept.match("BB", {})
+    assert not accept.match(None, {})

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.any_log import Boundary
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.read.query import Boundary, message_at, messages_with_key, offset_of_id
+from store.read.query import message_at, messages_with_key, offset_of_id
 from tests import seen
 from tests.filled import Filled
 

@@ -1,0 +1,169 @@
+"""A store's directory as a log of any kind, see `any_log`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from store import MessageStore, OffsetLost, StoreClosed, UnknownTopic
+from store.any_log import (
+    Boundary,
+    Bounds,
+    Fingerprint,
+    Fingerprints,
+    Int64s,
+    MessageFilter,
+    Positions,
+    Queue,
+    QueueRange,
+    ReadSpec,
+)
+from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+
+
+@dataclass(frozen=True)
+class LocalAddress:
+    """The store in directory `path`, local to every host that opens it."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def directory(self) -> str:
+        return self.path
+
+    def open(self) -> LocalLog:
+        """Raises as `MessageStore.open` with read_only=True."""
+        return LocalLog(MessageStore.open(self.path, create=False, read_only=True))
+
+
+class LocalLog:
+    """A `Log`. The store is this one's from now on."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        counts = self._store.topics()
+        return {topic: tuple(Queue(topic, queue_id) for queue_id in range(count)) for topic, count in counts.items()}
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        found = {queue: self._bounds(queue) for queue in queues}
+        return {queue: bounds for queue, bounds in found.items() if bounds is not None}
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        there = self.bounds(queues)
+        return {queue: self._store.offset_by_time(*queue, timestamp, boundary) for queue in there}
+
+    def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
+        offsets = {queue: self._store.consumer_offset(group, *queue) for queue in queues}
+        return {queue: offset for queue, offset in offsets.items() if offset is not None}
+
+    def sizes(self, wanted: QueueRange) -> Int64s:
+        while True:
+            first = min(max(wanted.start, self._store.min_offset(*wanted.queue)), wanted.end)
+            try:
+                there = self._store.sizes(*wanted._replace(start=first))
+                return np.append(np.zeros(first - wanted.start, np.int64), there)
+            except OffsetLost:
+                if self._store.min_offset(*wanted.queue) <= first:  # not by retention
+                    raise
+
+    def fingerprints(self, positions: Positions) -> Fingerprints:
+        before = {queue: position - 1 for queue, position in positions.items() if position > 0}
+        found = {queue: self._store.fingerprint(*queue, offset) for queue, offset in before.items()}
+        return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
+
+    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        return [queue for queue, was in last.items() if self._is_strange(queue, positions.get(queue, 0), was)]
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        return self._store.read(wanted, spec)
+
+    def wait(self, seen: Positions, timeout: float) -> None:
+        confirm_offset = self._store.confirm_offset  # before the look, so that no arrival is missed
+        now = self.bounds(seen)
+        if all(bounds.max_offset == seen[queue] for queue, bounds in now.items()):
+            self._store.wait(confirm_offset, timeout)
+
+    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> LocalHeld:
+        return LocalHeld(self._store, begin, deadline, message_filter, idle)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> LocalLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _bounds(self, queue: Queue) -> Bounds | None:
+        try:
+            return Bounds(*self._store.offsets(*queue))
+        except UnknownTopic:
+            return None
+
+    def _is_strange(self, queue: Queue, position: int, was: Fingerprint) -> bool:
+        return position > 0 and not self._store.can_have(*queue, position - 1, was)
+
+
+class LocalHeld:
+    """A `Held`: a hold service that is asked for one queue after the other, as they are woken."""
+
+    def __init__(
+        self, store: MessageStore, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float
+    ) -> None:
+        self._store = store
+        self._deadline = deadline
+        self._filter = message_filter
+        self._idle = idle
+        self._service = PullRequestHoldService(store)
+        self._woken: SimpleQueue[tuple[HeldRequest, Wake]] = SimpleQueue()
+        self._held = 0
+        for queue, position in begin.items():
+            self._hold(queue, position)
+
+    def again(self, queue: Queue, position: int) -> None:
+        if time.monotonic() < self._deadline:
+            self._hold(queue, position)
+
+    def __iter__(self) -> LocalHeld:
+        return self
+
+    def __next__(self) -> QueueRange | None:
+        while self._held:
+            try:
+                request, why = self._woken.get(timeout=self._idle)
+            except Empty:
+                return None
+            self._held -= 1
+            if why is Wake.STOPPED:
+                raise StoreClosed(f"{self._store.path}: closed while messages were waited for, or waiting failed")
+            if why is not Wake.TIMEOUT:
+                end = self._store.max_offset(*request.queue)
+                return QueueRange(*request.queue, request.offset, max(request.offset, end))
+        raise StopIteration
+
+    def _hold(self, queue: Queue, position: int) -> None:
+        self._held += 1
+        left = max(0.0, self._deadline - time.monotonic())
+        self._service.hold(*queue, position, left, lambda *event: self._woken.put(event), self._filter)
+
+    def __enter__(self) -> LocalHeld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.stop()
