@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from store.errors import CorruptRecord
 from store.format.arrays import texts
@@ -189,12 +189,11 @@ def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
     return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
 
 
-def offset_msg_ids(ip: bytes, port: int, physical_offsets: npt.NDArray[np.int64]) -> list[str]:
-    """`offset_msg_id` of n physical offsets, shape (n,)."""
-    host = np.frombuffer(ip + struct.pack(">i", port), np.uint8)
-    offsets = physical_offsets.astype(">i8")[:, None].view(np.uint8)
-    ids = np.hstack([np.broadcast_to(host, (len(offsets), len(host))), offsets])
-    return ids.tobytes().hex(" ", ids.shape[1]).upper().split()
+def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> list[str]:
+    """`offset_msg_id` of many physical offsets."""
+    host = (ip + struct.pack(">i", port)).hex().upper()
+    offsets = struct.pack(f">{len(physical_offsets)}q", *physical_offsets)
+    return [host + offset for offset in offsets.hex(" ", struct.calcsize(">q")).upper().split()]
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Index:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._writable = writable
+        self._newest = ""  # the name of the file in which keys were filed last
         # Without a reference to this object (see `Segments`).
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
@@ -95,15 +97,25 @@ class Index:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         if not len(hashes) or not self.is_enabled:
             return
-        names = self.names() or [self._create("")]
         done = 0
         while True:
-            file = self.file(names[-1])
+            file = self._newest_file()
             done += file.append(hashes[done:], physical_offsets[done:], timestamps[done:])
             if done == len(hashes):
                 return
-            file.flush()
-            names.append(self._create(names[-1]))
+            names, self._newest = self.names(), ""
+            if names[-1:] == [file.path.name]:
+                file.flush()
+                self._create(names[-1])
+
+    def _newest_file(self) -> IndexFile:
+        """The file for the next key; made where there is none. The one used last is it until it is full, or gone."""
+        with suppress(FileNotFoundError):
+            if self._newest:
+                return self.file(self._newest)
+        names = self.names()
+        self._newest = names[-1] if names else self._create("")
+        return self.file(self._newest)
 
     def candidates(self, topic: str, key: str, begin: int = 0, end: int = END_OF_TIME) -> Iterator[int]:
         """Commit log offsets of records that may have `key`, newest first; store time in [begin, end] (ms), give or

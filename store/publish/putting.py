@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, repeat
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -108,13 +108,15 @@ class Putting:
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
         """What to answer for messages that were appended."""
+        queue_ids, queue_offsets = placed.queue_ids.tolist(), placed.queue_offsets.tolist()
+        physical_offsets = placed.physical_offsets.tolist()
         # As readers will see them: a producer's own, else the place in the log.
-        ids = offset_msg_ids(*self._config.store_host, placed.physical_offsets)
+        ids = offset_msg_ids(*self._config.store_host, physical_offsets)
         for row, message in enumerate(messages):
             if message.properties:
                 ids[row] = message.properties.get(PROPERTY_UNIQ_KEY) or ids[row]
-        places = (placed.queue_ids.tolist(), placed.queue_offsets.tolist(), placed.physical_offsets.tolist())
-        return list(map(PutResult._make, zip(repeat(PutStatus.PUT_OK), *places, ids)))
+        status = [PutStatus.PUT_OK] * len(ids)
+        return list(map(PutResult._make, zip(status, queue_ids, queue_offsets, physical_offsets, ids, strict=True)))
 
     def _choose_for_each(self, messages: Sequence[Message]) -> list[int]:
         queues = {topic: self._queues(topic) for topic in {_text("topic", message.topic) for message in messages}}

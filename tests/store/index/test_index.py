@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,14 +100,17 @@ def test_finds_every_key_in_rocketmqs_files(name: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 60), max_size=5))
-def test_pieces_make_the_same_files_as_one_append(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
+@given(st.lists(st.integers(0, 60), max_size=8), st.integers(1, 3))
+def test_pieces_make_the_same_files_as_one_append(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], processes: int
+) -> None:
+    """Whichever process files them: the others may have filled the file that one used last."""
     whole, pieces = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("pieces")
     records = made_records(60)
     append(Index(whole, 13, 40, writable=True), records)
-    index = Index(pieces, 13, 40, writable=True)
-    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True):
-        append(index, records[start:end])
+    indexes = [Index(pieces, 13, 40, writable=True) for _ in range(processes)]
+    for turn, (start, end) in enumerate(itertools.pairwise([0, *sorted(cuts), 60])):
+        append(indexes[turn % processes], records[start:end])
     assert files(pieces) == files(whole)
 
 
@@ -267,6 +271,19 @@ def test_expires_files_without_records(tmp_path: Path) -> None:
     assert list(index.candidates("orders", "u50")) == [5000]
     index.expire(10**9)
     assert index.names() == names[-1:], "the last file stays"
+
+
+def test_goes_on_where_another_process_dropped_the_newest_files(tmp_path: Path) -> None:
+    ours, others = (Index(tmp_path, SLOTS, 30, writable=True) for _ in range(2))
+    append(ours, made_records(60))
+    others.truncate(1000)
+    append(ours, made_records(10, begin=10))
+    append(others, made_records(10, begin=20))
+    for index in (ours, others):
+        assert [next(index.candidates("orders", f"u{n}"), None) for n in range(30)] == [n * 100 for n in range(30)]
+    others.keep([])
+    append(ours, made_records(10))
+    assert len(ours.names()) == 1
 
 
 def test_a_file_that_another_process_made_anew_under_its_name(tmp_path: Path) -> None:
