@@ -158,5 +158,6 @@ def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
         data = os.pread(fd, CQ_ENTRY.itemsize, position - start)
     finally:
         os.close(fd)
-    offset, size = (int.from_bytes(data[first:last], "big", signed=True) for first, last in (_OFFSET, _SIZE))
-    return size == CQ_PRE_BLANK_SIZE or (size > 0 and 0 <= offset <= end - size)
+    # Without their signs: what is negative is behind every end then.
+    offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
+    return size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)

@@ -18,7 +18,10 @@ import pytest
 
 from store import CorruptRecord, CorruptStore, Message, MessageStore, StoreConfig
 from store.format.layout import CQ_ENTRY, segment_name
+from store.index.index import Index
+from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW
+from store.log.queue_ends import QueueEnds
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
 
@@ -189,6 +192,54 @@ def test_what_the_errors_say_helps(path: Path, damage: Damage) -> None:
         assert bodies(store) == before
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
     assert verify(path).findings == []
+
+
+def hold(path: Path, end: int | None = None, **changes: object) -> bool:
+    """Whether the kept ends, with `changes`, are those of the directory with a log up to `end`, its own by default."""
+    found = QueueEnds.read(path)
+    assert found is not None
+    ends = replace(found, **changes)  # type: ignore[arg-type]
+    log, files = CommitLog(path, SMALL.mappedFileSizeCommitLog, writable=False), Index.of(path, SMALL, writable=False)
+    return ends.hold(path, log, files, SMALL.mappedFileSizeConsumeQueue, {"t"}, found.at if end is None else end)
+
+
+def test_ends_of_another_log_do_not_hold(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        end, last = store.confirm_offset, store.get_message("g", "t", 2, 24).messages[0].physical_offset
+    assert hold(path)
+    assert hold(path, at=last, of={("t", 2): 24}), "what was appended since is read from the log"
+    assert not hold(path, end=last), "the log ends before"
+    assert not hold(path, end=last, of={}), "it does, whatever the queues say"
+    assert not hold(path, end=last, at=last), "an entry of a record that is not there"
+    assert not hold(path, of={("t", 2): 26})
+    log = path / "commitlog" / segment_name(last // 4096 * 4096)
+    content = bytearray(log.read_bytes())
+    content[last % 4096 + 4] ^= 1  # of its magic
+    log.write_bytes(content)
+    assert not hold(path, at=last), f"{last} to {end} is no record"
+
+
+def test_an_index_file_may_be_missing_when_its_records_are(path: Path) -> None:
+    (path / "commitlog" / segment_name(0)).unlink()
+    first_byte = CommitLog(path, 4096, writable=False).min_offset()
+    assert hold(path, index={"20260101000000000": first_byte - 1})
+    assert not hold(path, index={"20260101000000000": first_byte})
+
+
+def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> None:
+    index, far = Index.of(path, SMALL, writable=False), 1 << 40
+    QueueEnds(far, {("t", 0): 25}).write(path, index)
+    ends = QueueEnds.read(path)
+    assert ends is not None
+    assert not ends.is_due
+    ends.follow(far, far + (64 << 20) - 1, {})
+    assert not ends.is_due
+    ends.follow(ends.at, ends.at + 1, {})
+    assert ends.is_due
+    ends.write(path / "nowhere", index)
+    assert ends.is_due
+    ends.write(path, index)
+    assert not ends.is_due
 
 
 def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
