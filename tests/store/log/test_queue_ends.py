@@ -226,6 +226,32 @@ def test_an_index_file_may_be_missing_when_its_records_are(path: Path) -> None:
     assert not hold(path, index={"20260101000000000": first_byte})
 
 
+def test_what_others_flushed_is_read_from_the_log(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        end, middle = reader.confirm_offset, reader.get_message("g", "t", 0, 10).messages[0].physical_offset
+    log, ours = CommitLog(path, 4096, writable=False), {("t", 0): (10, 25), ("t", 1): (10, 25)}
+    for _ in range(2):
+        ends = QueueEnds(0, {})
+        ends.follow(middle, end, ours)
+        assert ends.complete(log, None)
+        assert ends.of == {("t", 0): 25, ("t", 1): 25, ("t", 2): 10}
+        assert ends.complete(log, None), "nothing is missing any more"
+    ends = QueueEnds(0, {})
+    ends.follow(middle, end, ours)
+    assert ends.complete(log, QueueEnds(middle, {("t", 2): 9})), "what another one wrote is not read again"
+    assert ends.of == {("t", 0): 25, ("t", 1): 25, ("t", 2): 9}
+
+
+def test_what_cannot_be_read_is_not_asked_for_with_each_flush(path: Path) -> None:
+    log = path / "commitlog" / segment_name(0)
+    log.write_bytes(bytes(4096))
+    ends = QueueEnds(0, {})
+    ends.follow(4096, 64 << 20, {})
+    assert ends.is_due
+    assert not ends.complete(CommitLog(path, 4096, writable=False), None)
+    assert not ends.is_due
+
+
 def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> None:
     index, far = Index.of(path, SMALL, writable=False), 1 << 40
     QueueEnds(far, {("t", 0): 25}).write(path, index)
