@@ -158,7 +158,8 @@ class Segments:
         for start, file in self._files(begin, end):
             position, stop = file.next_data(max(0, begin - start)), min(end - start, self.size)
             while position < stop:
-                data = file.read(position, min(_ZERO_BLOCK, stop - position))
+                # By pages: one that reached into a hole would fill it.
+                data = file.read(position, min(_ZERO_BLOCK - position % _ZERO_BLOCK, stop - position))
                 file.write(position, memoryview(data))
                 position = file.next_data(position + len(data))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_an_empty_last_file_is_passed_over(tmp_path: Path) -> None:
     log.write(0, b"x")
     (tmp_path / "log" / segment_name(100)).touch()
     assert log.check() == [0]
+    assert not log.exists(100)
     log.write(100, b"y")  # and is replaced when its turn comes
     assert log.check() == [0, 100]
     assert log.read(100, 1) == b"y"
@@ -123,6 +125,35 @@ def test_zeroing_keeps_holes(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes(1 << 20)
 
 
+def test_what_a_range_has_is_written_again_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, pwrite, written = 1 << 20, os.pwrite, dict[int, list[tuple[int, int]]]()
+    log = segments(tmp_path, size)
+    log.write(5000, b"before")
+    log.write(40_000, b"in the first" * 2000)
+    log.write(size + 100, b"in the second" * 10)
+    paths = sorted((tmp_path / "log").iterdir())
+    before = [(path.read_bytes(), path.stat().st_blocks) for path in paths]
+
+    def record(fd: int, data: memoryview, position: int) -> int:
+        written.setdefault(os.fstat(fd).st_ino, []).append((position, position + len(data)))
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", record)
+    log.write_again(45_000, size + 150)
+    ranges = [written.pop(path.stat().st_ino) for path in paths]
+    assert not written
+    assert all(end == begin for first in ranges for (_, end), (begin, _) in itertools.pairwise(first))
+    (begin, end), second = (ranges[0][0][0], ranges[0][-1][1]), ranges[1]
+    assert begin == 45_000
+    assert 64_000 <= end <= 65_536, "the rest is a hole"
+    assert second == [(0, 150)]
+    assert [(path.read_bytes(), path.stat().st_blocks) for path in paths] == before
+
+
+def test_names_of_a_folder_that_is_not_there_are_flushed(tmp_path: Path) -> None:
+    segments(tmp_path).flush_names()
+
+
 def test_flush_of_ranges_with_and_without_files(tmp_path: Path) -> None:
     log = segments(tmp_path)
     log.write(100, b"x")
@@ -149,7 +180,7 @@ def test_a_deleted_segment_is_read_to_the_end_by_who_has_it_and_lost_to_others(t
     log.write(100, b"b" * 100)
     assert reader.starts() == [0, 100]
     view = reader.view(0, 100)
-    assert log.delete(0) > 0
+    assert 100 <= log.delete(0) <= 4096
     assert view.tobytes() == reader.read(0, 100) == b"a" * 100
     assert reader.starts() == log.starts() == [100]
     for each in (log, reader):
