@@ -13,7 +13,7 @@ from store import Message, MessageStore, StoreConfig
 from store.format.java_hash import java_hash_code
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.log.commit_log import CommitLog
-from store.log.dispatch import queue_entries, walk
+from store.log.dispatch import SECTOR_BYTES, queue_entries, walk
 from tests.store.read.test_golden import GOLDEN, NAMES
 
 SIZE = 4096
@@ -44,6 +44,34 @@ def test_every_record_is_walked(path: Path) -> None:
         assert chunks[-1].end == store.confirm_offset
     assert list(walk(log_of(path), chunks[-1].end)) == []
     assert sum(len(chunk.records) for chunk in walk(log_of(path), starts(path)[5])) == 7
+
+
+def test_a_walk_ends_where_it_is_told(path: Path) -> None:
+    for count, until in enumerate(starts(path)):
+        chunks = list(walk(log_of(path), 0, until=until))
+        assert sum(len(chunk.records) for chunk in chunks) == count
+        assert all(chunk.end <= until for chunk in chunks)
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, lost: int) -> None:
+    """No checksum covers them, and only behind what was flushed may one be lost."""
+    with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
+        store.create_topic("t", 1)
+        value = "v" * (3 * SECTOR_BYTES + 100)
+        for properties in ({}, {"long": value}, {}):
+            store.put(Message("t", b"body", properties=properties))
+    (_, second, third), file = starts(tmp_path), tmp_path / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    sector = (-(-content.index(value.encode()) // SECTOR_BYTES) + lost) * SECTOR_BYTES
+    length = min(SECTOR_BYTES, third - sector)  # a record ends with its properties
+    content[sector : sector + length] = bytes(length)
+    file.write_bytes(content)
+
+    def found(torn_from: int | None) -> int:
+        return sum(len(chunk.records) for chunk in walk(log_of(tmp_path), 0, torn_from=torn_from))
+
+    assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [3, 3, 1, 1]
 
 
 def test_nothing_is_walked_without_a_log(tmp_path: Path) -> None:
