@@ -35,8 +35,8 @@ mutation: $(VENV)/.with-mutation
 	cp -r store pyspark_mq tests conf README.md LICENSE setup.cfg pyproject.toml $(MUTATION)
 	printf '%s\n' 'only_mutate = store/$(MODULE).py' 'pytest_add_cli_args_test_selection =' $(TESTS:%='    %') \
 	>> $(MUTATION)/setup.cfg
-	cd $(MUTATION) && export PYTHONPATH=$$PWD/mutants && $(CURDIR)/$(BIN)/python -m mutmut run && \
-	$(CURDIR)/$(BIN)/python -m mutmut results
+	cd $(MUTATION) && export PYTHONPATH=$$PWD/mutants PATH="$(CURDIR)/$(BIN):$$PATH" && python -m mutmut run && \
+	python -m mutmut results
 
 # LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
 test-rocketmq: $(VENV)/.with-test
