@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import CorruptSegment, OffsetLost, ReadOnlyStore
+from store import CorruptSegment, OffsetLost, ReadOnlyStore, StoreFull
 from store.files.segments import Segments
 from store.format.layout import PREALLOCATE_FILE, segment_name
 
@@ -39,6 +40,56 @@ def test_what_another_writer_created_is_found(tmp_path: Path) -> None:
     assert reader.read(0, 2) == reader.view(0, 2).tobytes() == b"xy"
 
 
+def test_a_reader_takes_the_size_that_the_files_have(tmp_path: Path) -> None:
+    reader, writer = Segments(tmp_path, "log", None, writable=False), segments(tmp_path)
+    assert (reader.starts(), reader.size, reader.exists(150)) == ([], 0, False)
+    with pytest.raises(OffsetLost):
+        reader.read(150, 1)
+    for start in (100, 200, 300):
+        writer.write(start, b"%d" % start)
+    assert reader.read(200, 3) == b"200"
+    assert (reader.starts(), reader.size) == ([100, 200, 300], 100)
+
+
+def test_a_file_that_was_deleted_and_made_anew_is_read_where_it_has_to_be_the_current_one(tmp_path: Path) -> None:
+    reader, writer = segments(tmp_path, writable=False), segments(tmp_path)
+    writer.write(0, b"old")
+    writer.write(100, b"next")
+    assert reader.read(0, 3) == b"old"
+    writer.delete(0)
+    writer.write(0, b"new")
+    assert reader.read(0, 3) == b"old"
+    assert reader.read(0, 3, current=True) == b"new"
+    assert reader.read(100, 4, current=True) == b"next"
+
+
+def test_what_a_dead_creator_left_is_no_part_of_a_new_segment(tmp_path: Path) -> None:
+    (tmp_path / PREALLOCATE_FILE).write_bytes(b"x" * 150)
+    log = segments(tmp_path)
+    log.write(10, b"y")
+    assert log.read(0, 100) == b"y".rjust(11, b"\0").ljust(100, b"\0")
+
+
+def test_a_disk_that_has_no_room_for_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_source: object, _target: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(StoreFull, match=segment_name(100)):
+        segments(tmp_path).write(150, b"x")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of descriptors are looked up in /proc")
+def test_the_names_of_a_new_segment_and_its_folders_are_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, flushed = tmp_path / "mq", list[str]()
+    root.mkdir()
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
+    Segments(root, "consumequeue/t/0", 100, writable=True).write(0, b"x")
+    assert flushed == [str(root / folder) for folder in ("consumequeue/t/0", "consumequeue/t", "consumequeue", "")]
+
+
 def test_a_reader_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(ReadOnlyStore, match="read_only=True"):
         segments(tmp_path, writable=False).write(0, b"x")
@@ -50,7 +101,7 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
         segments(tmp_path).read(150, 1)
 
 
-@pytest.mark.parametrize("name", ["0", segment_name(150), "copy", segment_name(100) + ".bak", "٣" * 20])
+@pytest.mark.parametrize("name", ["0", segment_name(150), "copy", segment_name(100) + ".bak", "\u0660" * 20, "x" * 20])
 def test_a_wrong_name(tmp_path: Path, name: str) -> None:
     log = segments(tmp_path)
     log.write(0, b"x")
@@ -102,12 +153,12 @@ def test_a_missing_one_in_the_middle(tmp_path: Path) -> None:
 def test_zero_makes_zero_and_nothing_else(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     size = 3 * 4096 + 40
     log = segments(tmp_path_factory.mktemp("zero"), size)
-    content = bytearray(2 * size)
+    content, filler = bytearray(2 * size), data.draw(st.sampled_from((b"\7", b" ", b"X")))
     for _ in range(data.draw(st.integers(0, 4))):
         at, length = data.draw(st.integers(0, 2 * size - 1)), data.draw(st.integers(1, 5000))
         length = min(length, size - at % size)
-        log.write(at, b"\7" * length)
-        content[at : at + length] = b"\7" * length
+        log.write(at, filler * length)
+        content[at : at + length] = filler * length
     begin, end = sorted(data.draw(st.tuples(st.integers(0, 2 * size), st.integers(0, 2 * size))))
     log.zero(begin, end)
     content[begin:end] = bytes(end - begin)
