@@ -180,6 +180,86 @@ def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
     assert it.tail(500) == 5
 
 
+def test_the_log_offset_behind_the_last_entry(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    assert it.dispatched(700) == 0
+    it.begin_at(12, 1)
+    assert it.dispatched(1 << 40) == 0, "pre-blank entries are of no record"
+    it.write(12, entries(12, 15))
+    assert [it.dispatched(confirm_offset) for confirm_offset in (1499, 1500, 1 << 40)] == [1400, 1500, 1500]
+    it.write(15, entries(15, 21))
+    it.expire(2000)
+    assert it.dispatched(2100) == 2100, "the only entry of its file"
+
+
+def test_entries_whose_file_is_gone_are_left_out(tmp_path: Path) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 35))
+    it.expire(2200)
+    left = queue(tmp_path).entries_left(5, 33)
+    assert left[:15].tobytes() == bytes(15 * CQ_ENTRY.itemsize)
+    assert left[15:].tobytes() == entries(20, 33).tobytes()
+
+
+@pytest.mark.parametrize(("start", "first"), [(25, 20), (30, 20), (31, 30)])
+def test_a_queue_without_entries_says_where_it_goes_on(tmp_path: Path, start: int, first: int) -> None:
+    it = queue(tmp_path)
+    it.write(0, entries(0, 35))
+    it.begin_empty(start)
+    assert files(tmp_path) == [first]
+    assert (it.tail(1 << 40), it.head(0, start)) == (start, start)
+    assert (it.entries(first, start)["size"] == CQ_PRE_BLANK_SIZE).all()
+    it.write(start, entries(start, 40))
+    assert it.tail(4000) == 40
+
+
+def known(root: Path, least_tail: int) -> ConsumeQueue:
+    return ConsumeQueue(root, "t", 0, PER_FILE * CQ_ENTRY.itemsize, writable=True, least_tail=least_tail)
+
+
+def test_a_queue_that_is_known_to_have_had_more(tmp_path: Path) -> None:
+    """Damaged entries in it are no end; the last one that is known is."""
+    queue(tmp_path).write(0, entries(0, 35))
+    queue(tmp_path).write(5, np.zeros(10, CQ_ENTRY))
+    assert known(tmp_path, 20).tail(3500) == 35
+    queue(tmp_path).write(19, np.zeros(1, CQ_ENTRY))
+    with pytest.raises(CorruptSegment, match="t/0: entry 19, which it had, is gone; close the store everywhere"):
+        known(tmp_path, 20).tail(3500)
+
+
+def test_entries_count_whose_records_say_so(tmp_path: Path) -> None:
+    queue(tmp_path).write(0, entries(0, 35))
+    asked: list[tuple[object, ...]] = []
+
+    def is_message(*entry: object) -> bool:
+        asked.append(entry)
+        return entry[2] in range(20)
+
+    it = ConsumeQueue(tmp_path, "t", 0, None, writable=False, is_message=is_message)
+    assert it.tail(3500) == 20
+    assert {(topic, queue_id, size) for topic, queue_id, _, _, size in asked} == {("t", 0, 100)}
+    assert all(offset == 100 * index for _, _, index, offset, _ in asked)
+
+
+@pytest.mark.parametrize("tail", [0, 7, 20, 34])
+def test_entries_behind_the_tail_are_stale(tmp_path: Path, tail: int) -> None:
+    it = queue(tmp_path)
+    assert it.stale(0) is None
+    it.write(0, entries(0, 35))
+    assert (it.stale(tail), it.stale(35)) == (tail, None)
+    it.truncate(tail)
+    assert it.stale(tail) is None
+
+
+def test_a_file_that_another_made_anew_is_looked_at_where_an_entry_is_empty(tmp_path: Path) -> None:
+    it, other = queue(tmp_path), queue(tmp_path)
+    it.write(0, entries(0, 12))
+    assert other.tail(1200) == 12
+    it.truncate(10)
+    it.write(10, entries(10, 15))
+    assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes()
+
+
 _PATIENCE = 60.0  # seconds, for what has to happen
 _STRADDLING = [index for index in range(300_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]
 """Indices of entries whose physical offset stands on one page and whose size on the next."""
