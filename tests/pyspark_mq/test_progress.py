@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pyspark_mq.progress import Lag, LagListener, lags, positions, total
+from store import Message, MessageStore
+from store.any_log import Queue
+from store.local import LocalAddress
+from tests.filled import Filled
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def source(reached: dict[str, Any], ends: dict[str, Any]) -> dict[str, str]:
+    return {"endOffset": json.dumps(reached), "latestOffset": json.dumps(ends)}
+
+
+def test_the_lag_of_each_queue() -> None:
+    progress = source(
+        {"orders": {"0": 5, "1": 7}, "$start": {"orders": {"0": 0}}}, {"orders": {"0": 9, "1": 7, "2": 4}}
+    )
+    assert lags(progress) == {
+        Queue("orders", 0): Lag(4),
+        Queue("orders", 1): Lag(0, 0, 0.0),
+        Queue("orders", 2): Lag(4),
+    }
+    assert total(lags(progress)) == Lag(8, None, 0.0)
+
+
+def test_a_real_time_batch_is_as_far_as_where_it_began() -> None:
+    epoch = {"$epoch": 3, "$reader": "0" * 32, "$from": [{"orders": {"0": 5}}, {"orders": {"1": 6}}]}
+    assert positions(source(epoch, {"orders": {"0": 9, "1": 6}})) == (
+        {Queue("orders", 0): 5, Queue("orders", 1): 6},
+        {Queue("orders", 0): 9, Queue("orders", 1): 6},
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"endOffset": "None", "latestOffset": "None"},
+        {"endOffset": None, "latestOffset": None},
+        source({"orders": {"0": 5}}, {"orders": [1, 2]}),
+        {"endOffset": "17", "latestOffset": "20"},
+        {"endOffset": '{"logOffset": 3}', "latestOffset": "null"},
+    ],
+)
+def test_sources_of_other_kinds_have_none(other: dict[str, Any]) -> None:
+    assert lags(other) == {}
+
+
+def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
+    with LocalAddress(str(filled.store.path)).open() as log:
+        by_queue = lags(source({"orders": {"0": 1, "1": 5}}, {"orders": {"0": 3, "1": 5}}), log)
+        assert by_queue[Queue("orders", 0)].bytes == filled.store.sizes("orders", 0, 1, 3).sum()
+        assert 0 < (by_queue[Queue("orders", 0)].seconds or 0) < 600
+        assert by_queue[Queue("orders", 1)] == Lag(0, 0, 0.0)
+        gone = lags(source({"orders": {"0": 1}}, {"orders": {"0": 99}}), log)
+        assert gone == {Queue("orders", 0): Lag(98)}
+
+
+def test_a_query_that_falls_behind_is_seen(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "mq")
+    with MessageStore.open(path) as store:
+        store.create_topic("orders", 2)
+        store.put_many([Message("orders", b"%d" % number, queue_id=number % 2) for number in range(100)])
+    registry = CollectorRegistry()
+    listener = LagListener(LocalAddress(path), every=0.0, registry=registry)
+    spark.streams.addListener(listener)
+    try:
+        rows = spark.readStream.format("mq").option("path", path).option("subscribe", "orders")
+        limited = rows.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 10).load()
+        with caplog.at_level(logging.INFO, "pyspark_mq"):
+            query = limited.writeStream.format("noop").queryName("slow").trigger(availableNow=True).start()
+            query.awaitTermination()
+            until(lambda: "Query slow is behind by 0 messages" in caplog.text)
+    finally:
+        spark.streams.removeListener(listener)
+    assert "Query slow is behind by 90 messages" in caplog.text
+    assert "(orders/0 45, orders/1 45)" in caplog.text
+    for name in ("mq_lag_messages", "mq_lag_bytes", "mq_lag_seconds"):
+        assert registry.get_sample_value(name, {"query": "slow", "topic": "orders", "queue": "1"}) == 0
