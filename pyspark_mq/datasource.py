@@ -1,4 +1,4 @@
-"""`DefaultSource`: what Spark finds under `format("mq")`, and which reader it gets.
+"""`DefaultSource`: what Spark finds under `format("mq")`, and which reader or writer it gets.
 
 Everything else is imported when it is needed, so that Spark's look-up of data sources stays cheap.
 """
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from pyspark_mq.batch_reader import MqBatchReader
     from pyspark_mq.realtime_reader import RealTimeStreamReader
+    from pyspark_mq.writers import MqBatchWriter, MqStreamWriter
 
 
 class DefaultSource(DataSource):
-    """The Spark source `mq`; see `pyspark_mq.options` for its options."""
+    """The Spark source and sink `mq`; see `pyspark_mq.options` and `pyspark_mq.write_options` for its options."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -31,12 +32,17 @@ class DefaultSource(DataSource):
         return "mq"
 
     def schema(self) -> StructType:
-        """The default columns; Spark asks only where the user gave no `.schema(...)`."""
+        """The default columns; Spark asks only where the user gave no `.schema(...)`. Those to INSERT INTO for a view
+        that has only options of writes."""
         require_pyspark()
         require_own_store()
         from pyspark_mq.options import SourceOptions
         from pyspark_mq.schema import default_schema
+        from pyspark_mq.sink_schema import sink_schema
+        from pyspark_mq.write_options import WriteOptions, is_for_writing
 
+        if is_for_writing(self.options):
+            return sink_schema(with_topic=WriteOptions.parse(self.options).topic is None)
         return default_schema(SourceOptions.parse(self.options).include_properties)
 
     def reader(self, schema: StructType) -> MqBatchReader:
@@ -57,3 +63,19 @@ class DefaultSource(DataSource):
         from pyspark_mq.realtime_reader import RealTimeStreamReader
 
         return RealTimeStreamReader(SourceOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> MqBatchWriter:
+        require_pyspark()
+        require_own_store()
+        from pyspark_mq.write_options import WriteOptions
+        from pyspark_mq.writers import MqBatchWriter
+
+        return MqBatchWriter(WriteOptions.parse(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MqStreamWriter:
+        require_pyspark()
+        require_own_store()
+        from pyspark_mq.write_options import WriteOptions
+        from pyspark_mq.writers import MqStreamWriter
+
+        return MqStreamWriter(WriteOptions.parse(self.options), schema, overwrite)

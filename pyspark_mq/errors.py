@@ -3,9 +3,12 @@
     store.errors.StoreError
     └── MqSourceError            also a ValueError
         ├── OptionError          an option of `format("mq")`: unknown, missing, or with a wrong value
-        ├── SchemaError          a `.schema(...)` that names other columns or other types
+        ├── SchemaError          a `.schema(...)`, or what is written, with other columns or other types
+        ├── RowError             rows to be written that are no messages
         ├── CheckpointError      an offset in a checkpoint that this version cannot read
         ├── LedgerError          the record of what real-time tasks read: missing, unreadable or not writable
+        ├── StagingError         rows of a write that is under way: not writable, or gone
+        ├── CommitError          what a query wrote so far cannot be known, or not be kept
         ├── SubscriptionError    a topic or queue that is named and does not exist
         ├── DataLossError        messages that the query counts on are gone
         └── DemoFailed           the demo could not be run to its end
@@ -26,7 +29,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class MqSourceError(StoreError, ValueError):
-    """Root of what the Spark source raises on purpose."""
+    """Root of what the Spark source and sink raise on purpose."""
 
 
 class OptionError(MqSourceError):
@@ -34,7 +37,11 @@ class OptionError(MqSourceError):
 
 
 class SchemaError(MqSourceError):
-    """A `.schema(...)` that is no projection of the source's columns."""
+    """A `.schema(...)` that is no projection of the source's columns; or columns that make no messages."""
+
+
+class RowError(MqSourceError):
+    """Rows to be written that are no messages: without a body, or without a topic."""
 
 
 class CheckpointError(MqSourceError):
@@ -43,6 +50,14 @@ class CheckpointError(MqSourceError):
 
 class LedgerError(MqSourceError):
     """The ledger of a real-time query cannot be read or written, or lacks what a committed batch needs."""
+
+
+class StagingError(MqSourceError):
+    """Where tasks keep the rows of an exactly-once write cannot be written, or is gone before they were appended."""
+
+
+class CommitError(MqSourceError):
+    """Which batch a query wrote last cannot be known, or cannot be kept."""
 
 
 class SubscriptionError(MqSourceError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar, cast, get_args
@@ -43,7 +43,6 @@ OPTION_NAMES = (
     "ledgerPath",
 )
 LEDGER_DIR = "ledger"
-_BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
@@ -89,7 +88,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
-        given = _known(options)
+        given = known_options(options, OPTION_NAMES)
 
         def value(name: str, parse: Callable[[str, str], T], default: T) -> T:
             return parse(name, given[name]) if name in given else default
@@ -113,7 +112,7 @@ class SourceOptions:
             real_time=value("realTime", _boolean, False),
             batch_duration_seconds=value("batchDuration", _duration, 60.0),
             real_time_partitions=value("realTimePartitions", _positive, None),
-            ledger_path=value("ledgerPath", _directory, None),
+            ledger_path=value("ledgerPath", shared_directory, None),
         )
 
     def stream_start(self) -> int | Positions:
@@ -171,9 +170,10 @@ class SourceOptions:
         return start, end
 
 
-def _known(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their documented names; raises `OptionError` for any other."""
+def known_options(options: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """The options by their documented `names`; raises `OptionError` for any other."""
     given = {name.lower(): value for name, value in options.items()}
+    by_lower_name = {name.lower(): name for name in names}
     if "paths" in given:  # DataFrameReader.load of a list
         raise OptionError(f"One query reads one store, got the paths {given['paths']}")
     if "provider" in given:  # what a catalog adds
@@ -182,11 +182,11 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
             "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
         )
     for name in given:
-        if name not in _BY_LOWER_NAME:
-            near = get_close_matches(name, _BY_LOWER_NAME, n=1)
-            known = f"did you mean {_BY_LOWER_NAME[near[0]]}?" if near else f"known are {', '.join(OPTION_NAMES)}"
+        if name not in by_lower_name:
+            near = get_close_matches(name, by_lower_name, n=1)
+            known = f"did you mean {by_lower_name[near[0]]}?" if near else f"known are {', '.join(names)}"
             raise OptionError(f"Unknown option {name!r}: {known}")
-    return {_BY_LOWER_NAME[name]: value for name, value in given.items()}
+    return {by_lower_name[name]: value for name, value in given.items()}
 
 
 def _message_filter(name: str, text: str) -> MessageFilter:
@@ -226,7 +226,8 @@ def _duration(name: str, text: str) -> float:
     return seconds
 
 
-def _directory(name: str, text: str) -> str:
+def shared_directory(name: str, text: str) -> str:
+    """A directory, absolute."""
     local = text.removeprefix("file://").removeprefix("file:")
     if not local or "://" in local:
         raise OptionError(f"{name} takes a directory that the driver and all executors see, got {text!r}")

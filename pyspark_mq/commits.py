@@ -1,0 +1,145 @@
+"""Which batch a query wrote last: so that one which Spark runs again is not written again.
+
+Each batch is appended together with a record of it, a message to `COMMITS_TOPIC` with the query as its key: both are
+there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
+
+    <store>/commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7}
+
+It is on the device, with the batch as begun, before that is appended; and again, with it as written, afterwards. So a
+later batch than the file's was never appended, an earlier one was; for the file's own, if it is not written for all
+that the file knows, a record counts, which stands at offset `since` of the topic or behind. The folder is locked
+meanwhile: a driver that was killed may leave a commit behind which goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from pyspark_mq.errors import CommitError
+from store import Message, MessageStore
+from store.errors import CorruptStore
+from store.files.atomic import make_directory, read_file, write_file
+from store.format.arrays import constant
+from store.format.topic_names import COMMITS_TOPIC
+
+COMMITS_FOLDER = "commits"  # in the store
+_MAX_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the file of a query says. since: queue offset."""
+
+    batch: int
+    written: bool
+    since: int
+
+
+class Commits:
+    """The batches of one query in one store, which is open to be written."""
+
+    def __init__(self, store: MessageStore, query: str) -> None:
+        self._store = store
+        self._query = query
+        self._folder = Path(store.path, COMMITS_FOLDER, query)
+        self._path = self._folder / "mark.json"
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One process at a time commits for a query; whoever is killed meanwhile lets go. Raises `CommitError`."""
+        try:
+            if not self._folder.is_dir():
+                make_directory(self._folder.parent)
+                make_directory(self._folder)
+            fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def has(self, batch: int) -> bool:
+        """Whether a batch was written. Raises `CommitError` where nothing can tell any more."""
+        mark = self._read()
+        if mark is not None and mark.batch != batch:
+            return mark.batch > batch
+        if mark is not None and mark.written:
+            return True
+        if self._is_recorded(batch, 0 if mark is None else mark.since):
+            return True
+        if mark is not None and self._bounds()[0] > mark.since:
+            raise CommitError(
+                f"{self._path}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
+                'tells whether it was written. If you find its rows in what was read since, write "written": true '
+                "into this file; otherwise delete the file, and the batch is written"
+            )
+        return False
+
+    def begin(self, batch: int) -> None:
+        """Note that a batch is about to be written. On the device when this returns. Raises `CommitError`."""
+        if COMMITS_TOPIC not in self._store.topics():
+            self._store.create_topic(COMMITS_TOPIC, 1)
+        mark, since = self._read(), self._bounds()[1]
+        if mark is not None and mark.batch == batch:
+            since = min(since, mark.since)  # the machine may have crashed: the end was further once
+        self._write(Mark(batch, False, since))
+
+    def record(self, batch: int, rows: int) -> Message:
+        """What is to be appended together with the rows of a batch."""
+        body = json.dumps({"query": self._query, "batch": batch, "rows": rows})
+        return Message(COMMITS_TOPIC, body.encode(), keys=(self._query,))
+
+    def end(self, batch: int) -> None:
+        """Note that a batch was written, and flushed. Raises `CommitError`."""
+        self._write(Mark(batch, True, self._bounds()[1]))
+
+    def _is_recorded(self, batch: int, since: int) -> bool:
+        first, end = self._bounds()
+        start = max(first, min(since, end))
+        if start == end:
+            return False
+        for records in self._store.scan(COMMITS_TOPIC, 0, start, end, ("keys", "body")):
+            for body in records.filter(pc.equal(records["keys"], constant(self._query)))["body"]:
+                if json.loads(body.as_py())["batch"] == batch:
+                    return True
+        return False
+
+    def _bounds(self) -> tuple[int, int]:
+        """Of the topic: the offset of its first record, and the one behind its last."""
+        return self._store.offsets(COMMITS_TOPIC, 0) if COMMITS_TOPIC in self._store.topics() else (0, 0)
+
+    def _read(self) -> Mark | None:
+        try:
+            mark = Mark(**json.loads(read_file(self._path, _MAX_BYTES)))
+            if type(mark.batch) is not int or type(mark.written) is not bool or type(mark.since) is not int:
+                raise ValueError("values of other kinds")
+            return mark
+        except FileNotFoundError:
+            return None
+        except (OSError, CorruptStore, ValueError, TypeError, RecursionError) as error:
+            raise CommitError(
+                f"{self._path}: not a note of which batch was written last ({error}); restore it from a copy, or "
+                "delete it: then the records that the store still has tell"
+            ) from error
+
+    def _write(self, mark: Mark) -> None:
+        try:
+            write_file(self._path, json.dumps(asdict(mark)).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> CommitError:
+        return CommitError(
+            f"{self._folder}: cannot note which batch is written ({error}); give the driver the right to write there, "
+            "or set delivery to at-least-once"
+        )

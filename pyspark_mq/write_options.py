@@ -1,0 +1,120 @@
+"""The options of a write with `format("mq")`; those of a query are in `options`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pyspark_mq.addresses import address_of
+from pyspark_mq.errors import OptionError
+from pyspark_mq.options import OPTION_NAMES as READ_OPTION_NAMES
+from pyspark_mq.options import known_options, shared_directory
+from store.any_log import LogAddress
+from store.errors import InvalidGroup, InvalidTopic
+from store.files.consumer_offsets import check_group_name
+from store.format.topic_names import check_topic_name
+
+WRITE_OPTION_NAMES = ("path", "topic", "delivery", "stagingPath", "producerGroup")
+STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
+_SPARKS_OWN = ("checkpointLocation", "queryName")  # which Spark hands on to a streaming sink
+
+
+class Guarantee(Enum):
+    """The option `delivery`: what is promised about the rows of a write; see `docs/sink.md`."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What the user asked for, parsed and checked.
+
+    address, path: the store, which is a directory. topic: of all rows; None where a column names each row's.
+    staging_path: absolute; where tasks keep their rows until the driver appends them. producer_group: names a write in
+    `foreachBatch`, so that a batch which Spark runs again is not written again; None where each is one by itself.
+    """
+
+    address: LogAddress
+    path: str
+    topic: str | None
+    guarantee: Guarantee
+    staging_path: str
+    producer_group: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """From Spark's options (names in any case). Raises `OptionError`."""
+        for name in options:
+            _refuse_options_of_queries(name)
+        given = known_options(options, (*WRITE_OPTION_NAMES, *_SPARKS_OWN))
+        address = address_of(given)
+        path = address.directory
+        if path is None:
+            raise OptionError(f"{address} can only be read; write to a store's directory")
+        staging = given.get("stagingPath")
+        producer_group = given.get("producerGroup")
+        guarantee = _guarantee(given.get("delivery", Guarantee.EXACTLY_ONCE.value))
+        if guarantee is Guarantee.AT_LEAST_ONCE:
+            for name in ("stagingPath", "producerGroup"):
+                if name in given:
+                    raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
+        return cls(
+            address=address,
+            path=path,
+            topic=_topic(given["topic"]) if "topic" in given else None,
+            guarantee=guarantee,
+            staging_path=str(Path(path, STAGING_FOLDER))
+            if staging is None
+            else shared_directory("stagingPath", staging),
+            producer_group=None if producer_group is None else _producer_group(producer_group),
+        )
+
+    def for_stream(self) -> WriteOptions:
+        """Raises `OptionError` for an option of batch writes."""
+        if self.producer_group is not None:
+            raise OptionError(
+                "producerGroup is for df.write in foreachBatch; writeStream.format('mq') knows its query by the "
+                "checkpoint, so leave it out"
+            )
+        return self
+
+
+def is_for_writing(options: Mapping[str, str]) -> bool:
+    """Whether a view with these options is one to INSERT INTO: it subscribes to nothing and has an option of writes."""
+    names = {name.lower() for name in options}
+    own = {name.lower() for name in WRITE_OPTION_NAMES[1:]}
+    return bool(names & own) and not names & {"subscribe", "subscribepattern", "assign"}
+
+
+def _refuse_options_of_queries(name: str) -> None:
+    reading = {other.lower(): other for other in READ_OPTION_NAMES if other not in WRITE_OPTION_NAMES}
+    if name.lower() in reading:
+        hint = "name the topic with topic" if name.lower().startswith(("subscribe", "assign")) else "leave it out"
+        known = ", ".join(WRITE_OPTION_NAMES)
+        raise OptionError(f"{reading[name.lower()]} is for reading; {hint}. A write has the options {known}")
+
+
+def _guarantee(text: str) -> Guarantee:
+    for guarantee in Guarantee:
+        if text.strip().lower() == guarantee.value:
+            return guarantee
+    raise OptionError(f"delivery takes {' or '.join(each.value for each in Guarantee)}, got {text!r:.40}")
+
+
+def _topic(text: str) -> str:
+    try:
+        check_topic_name(text)
+    except InvalidTopic as error:
+        raise OptionError(f"The option topic: {error}; several topics go into a column topic") from error
+    return text
+
+
+def _producer_group(text: str) -> str:
+    try:
+        check_group_name(text)
+    except InvalidGroup as error:
+        raise OptionError(f"producerGroup: {error}") from error
+    return text

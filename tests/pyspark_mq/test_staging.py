@@ -1,0 +1,82 @@
+"""Rows on their way: what a task kept is what the driver reads, and what is deleted when."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_mq.errors import StagingError
+from pyspark_mq.staging import RETENTION_SECONDS, Staging
+
+
+def batch(*bodies: str) -> pa.RecordBatch:
+    return pa.record_batch({"body": list(bodies)})
+
+
+def bodies(tables: dict[str, pa.Table]) -> dict[str, list[str]]:
+    return {topic: table["body"].to_pylist() for topic, table in tables.items()}
+
+
+def test_rows_of_tasks_by_topic_in_the_order_of_the_files(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path / "staging"))
+    first, rows = staging.write("q", "run", "0-0", [("a", batch("1", "2")), ("b", batch("3")), ("a", batch("4"))])
+    second, _ = staging.write("q", "run", "1-1", [("b", batch("5").slice(0, 1)), ("a", batch("6", "7").slice(1))])
+    assert rows == 4
+    assert bodies(staging.tables([first, second])) == {"a": ["1", "2", "4", "7"], "b": ["3", "5"]}
+    assert bodies(staging.tables([second, first])) == {"b": ["5", "3"], "a": ["7", "1", "2", "4"]}
+
+
+def test_a_task_without_rows_makes_no_file(tmp_path: Path) -> None:
+    assert Staging(str(tmp_path)).write("q", "run", "0-0", []) == ("", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_query_has_one_live_run_and_batches_have_many(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path))
+    for owner, run in (("q", "1"), ("q", "2"), ("q-group", "3"), ("other", "4"), ("batch", "5"), ("batch", "6")):
+        staging.write(owner, run, "0-0", [("a", batch("1"))])
+    staging.forget("q", "9")  # the commit of a stream does not know which run its tasks were
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["batch.5", "batch.6", "other.4", "q-group.3"]
+    staging.forget("batch", "5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["batch.6", "other.4", "q-group.3"]
+
+
+def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path))
+    paths = [Path(staging.write("batch", run, "0-0", [("a", batch("1"))])[0]) for run in "12"]
+    old = time.time() - RETENTION_SECONDS - 60
+    for path in (paths[0], paths[0].parent, paths[1].parent):  # the second has a file that is young
+        os.utime(path, (old, old))
+    staging.forget("q", "3")
+    assert [path.exists() for path in paths] == [False, True]
+
+
+def test_a_failing_task_leaves_a_whole_file_and_raises_its_own_error(tmp_path: Path) -> None:
+    def failing():
+        yield "a", batch("1")
+        raise RuntimeError("upstream")
+
+    with pytest.raises(RuntimeError, match="upstream"):
+        Staging(str(tmp_path)).write("q", "run", "0-0", failing())
+
+
+def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
+    staging = Staging(str(tmp_path))
+    file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
+    content = Path(file).read_bytes()
+    Path(file).write_bytes(content[:3000])
+    with pytest.raises(StagingError, match=r"0-0.arrow: the rows of a task are gone, or not whole .*stagingPath"):
+        staging.tables([file])
+    Path(file).unlink()
+    with pytest.raises(StagingError, match="nothing was appended, run the write again"):
+        staging.tables([file])
+
+
+def test_where_nobody_may_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StagingError, match="set the option stagingPath to a directory that the driver and every"):
+        Staging(str(tmp_path / "file" / "staging")).prepare()

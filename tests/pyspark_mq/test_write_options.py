@@ -1,0 +1,71 @@
+"""Options of writes: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.write_options import Guarantee, WriteOptions, is_for_writing
+from store.local import LocalAddress
+
+BASE = {"path": "/data/mq", "topic": "orders"}
+
+
+def test_defaults() -> None:
+    assert WriteOptions.parse(BASE) == WriteOptions(
+        address=LocalAddress("/data/mq"),
+        path="/data/mq",
+        topic="orders",
+        guarantee=Guarantee.EXACTLY_ONCE,
+        staging_path="/data/mq/staging",
+        producer_group=None,
+    )
+
+
+def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
+    given = {"path": "/data/mq", "STAGINGPATH": "file:///fast", "Delivery": "Exactly-Once"}
+    options = WriteOptions.parse({**given, "checkpointlocation": "/c", "queryname": "q"})
+    assert options.topic is None
+    assert options.staging_path == "/fast"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tpoic": "orders"}, "Unknown option 'tpoic': did you mean topic?"),
+        ({"subscribe": "orders"}, "subscribe is for reading; name the topic with topic. A write has the options path"),
+        ({"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
+        ({"delivery": "twice"}, "delivery takes exactly-once or at-least-once, got 'twice'"),
+        ({"topic": "a,b"}, "only letters, digits, '%', '|', '_' and '-' are allowed; several topics go into a column"),
+        ({"stagingPath": "s3://bucket/x"}, "stagingPath takes a directory that the driver and all executors see"),
+        ({"producerGroup": "a b"}, "producerGroup: group 'a b': only letters"),
+        ({"producerGroup": "a", "delivery": "at-least-once"}, "producerGroup is for delivery=exactly-once"),
+        ({"stagingPath": "/a", "delivery": "at-least-once"}, "stagingPath is for delivery=exactly-once"),
+        ({"path": ""}, "The option path is missing"),
+    ],
+)
+def test_what_is_refused_says_what_to_write(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        WriteOptions.parse({**BASE, **given})
+
+
+def test_a_stream_is_known_by_its_checkpoint() -> None:
+    assert WriteOptions.parse(BASE).for_stream() == WriteOptions.parse(BASE)
+    with pytest.raises(OptionError, match=r"producerGroup is for df\.write in foreachBatch"):
+        WriteOptions.parse({**BASE, "producerGroup": "copier"}).for_stream()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"path": "/m", "topic": "t"}, True),
+        ({"path": "/m", "DELIVERY": "exactly-once"}, True),
+        ({"path": "/m", "subscribe": "t"}, False),
+        ({"path": "/m", "subscribe": "t", "topic": "t"}, False),
+        ({"path": "/m"}, False),
+    ],
+)
+def test_which_views_are_to_insert_into(options: dict[str, str], expected: bool) -> None:
+    assert is_for_writing(options) is expected
