@@ -53,6 +53,7 @@ from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
 from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.read.scan import scan_queue
+from store.read.whole_topic import ranges, to_arrow
 from store.system_errors import explained_verbs
 from store.upkeep.directory import Directory
 from store.upkeep.retention import Cleaned, Retention
@@ -306,6 +307,24 @@ class MessageStore(Opened):
         check_columns(spec.columns)
         queue = self._checked_range(*wanted)
         return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
+
+    def to_arrow(
+        self,
+        topic: str,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        *,
+        queues: Iterable[int] | Mapping[int, tuple[int, int]] | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+        tags: str | None = None,
+    ) -> pa.RecordBatchReader:
+        """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
+
+        queues: some queue ids, or the range [start, end) of each; default: all there is. begin, end: only what was
+        stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
+        begins.
+        """
+        return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
         """Which message stands at `offset`, below the queue's end; None where it is deleted.

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from store.errors import StoreFull, StoreUnavailable
@@ -71,7 +71,8 @@ def explained(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
         except OSError as error:
             _raise_explained(where, error)
             raise
-        explained_result: Any = _explaining_each(where, result) if hasattr(result, "__next__") else result
+        # Other iterators, such as Arrow's readers, have verbs of their own, and are made of these.
+        explained_result: Any = _explaining_each(where, result) if isinstance(result, GeneratorType) else result
         return cast(_Result, explained_result)
 
     return explaining

@@ -7,11 +7,15 @@ whatever else went wrong, 130 for Ctrl-C, which says what was done.
 import click
 
 from pyspark_mq.cli.commands import Commands
+from pyspark_mq.cli.completion import completion
 from pyspark_mq.cli.demo import demo
+from pyspark_mq.cli.export import export
+from pyspark_mq.cli.groups import groups
 from pyspark_mq.cli.query import query
 from pyspark_mq.cli.send import send
 from pyspark_mq.cli.stats import stats
 from pyspark_mq.cli.tail import tail
+from pyspark_mq.cli.top import top
 from pyspark_mq.cli.topics import topic
 from pyspark_mq.cli.upkeep import clean, verify
 
@@ -25,5 +29,5 @@ def main() -> None:
     """
 
 
-for command in (demo, topic, send, tail, query, stats, clean, verify):
+for command in (demo, topic, send, tail, query, export, groups, stats, top, clean, verify, completion):
     main.add_command(command)

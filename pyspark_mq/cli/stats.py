@@ -1,70 +1,74 @@
-"""`pyspark-mq stats`: what a store has."""
+"""`pyspark-mq stats`: what a store has, once or again and again."""
 
-from collections.abc import Iterator
-from pathlib import Path
+import json
+import time
+from itertools import count
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from store import MessageStore, OffsetLost
-from store.files.segments import BLOCK_BYTES, list_files
-from store.format.layout import COMMIT_LOG_DIR
+from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.measures import Extent, LogFiles, extents, log_files
+from pyspark_mq.cli.tables import Cells, aligned, number
+from store import MessageStore
 
-SIZES_AT_ONCE = 1_000_000
+Extents = dict[tuple[str, int], Extent]
 
 
 @click.command()
 @STORE
-def stats(store: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead, in one line.")
+@click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Look again every so many seconds.")
+@click.option("--count", "looks", type=click.IntRange(1), help="With --watch: end after so many looks.")
+def stats(store: str, as_json: bool, watch: float | None, looks: int | None) -> None:
     """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk.
 
     The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet.
     """
-    with MessageStore.open(store, read_only=True) as opened:
-        rows: list[tuple[str, ...]] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
-        for name, queues in sorted(opened.topics().items()):
-            for queue_id in range(queues):
-                first, end, size = extent(opened, name, queue_id)
-                rows.append((name, str(queue_id), *(f"{number:,}" for number in (first, end, end - first, size))))
-        click.echo(aligned(rows))
-        confirm = opened.confirm_offset
-        lag = max(0, confirm - opened.dispatched_offset)
-        click.echo(f"\nlog: {confirm:,} bytes published, {log_files(store)}, dispatch lag {lag:,} bytes")
+    if looks is not None and watch is None:
+        raise click.UsageError("--count goes with --watch")
+    seen: Extents = {}
+    done = 0
+    with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
+        for done in count(1):
+            seen = extents(opened, seen)
+            click.echo((as_object if as_json else as_table)(seen, log_files(opened)))
+            if watch is None or done == looks:
+                return
+            click.echo("", nl=not as_json)
+            time.sleep(watch)
 
 
-def extent(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int, int]:
-    """First offset and end of a queue, and the bytes that its records take in the log."""
-    while True:
-        first, end = store.offsets(topic, queue_id)
-        try:
-            return first, end, sum(record_bytes(store, topic, queue_id, first, end))
-        except OffsetLost:
-            if store.min_offset(topic, queue_id) <= first:  # not by retention
-                raise
-
-
-def record_bytes(store: MessageStore, topic: str, queue_id: int, first: int, end: int) -> Iterator[int]:
-    """Sums of the record sizes of [first, end), a million messages at a time."""
-    for start in range(first, end, SIZES_AT_ONCE):
-        yield int(store.sizes(topic, queue_id, start, min(start + SIZES_AT_ONCE, end)).sum())
-
-
-def log_files(store: str) -> str:
-    """How many segment files the log has, and what they take on disk (they are sparse)."""
-    files = [status for _, status in list_files(Path(store, COMMIT_LOG_DIR))]
-    taken = sum(file.st_blocks * BLOCK_BYTES for file in files)
-    return f"{len(files)} segments of {sum(file.st_size for file in files):,} bytes taking {taken:,} on disk"
-
-
-def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Rows as columns: the first to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
+def as_table(found: Extents, log: LogFiles) -> str:
+    """A line for each queue, and one for the log."""
+    rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
+    for each in found.values():
+        numbers = each.first, each.end, each.messages, each.size
+        rows.append((each.topic, str(each.queue), *map(number, numbers)))
+    return (
+        f"{aligned(rows)}\n\nlog: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
+        f"taking {log.taken:,} on disk, dispatch lag {log.dispatch_lag:,} bytes"
     )
+
+
+def as_object(found: Extents, log: LogFiles) -> str:
+    """One line of JSON."""
+    queues = [
+        {
+            "topic": each.topic,
+            "queueId": each.queue,
+            "minOffset": each.first,
+            "maxOffset": each.end,
+            "messages": each.messages,
+            "bytes": each.size,
+        }
+        for each in found.values()
+    ]
+    taken = {
+        "publishedBytes": log.published,
+        "segments": log.segments,
+        "fileBytes": log.length,
+        "bytesOnDisk": log.taken,
+        "dispatchLagBytes": log.dispatch_lag,
+    }
+    return json.dumps({"timestamp": round(time.time() * 1000), "queues": queues, "log": taken})

@@ -1,0 +1,178 @@
+"""`pyspark-mq export`: a topic, or a part of it, as a file that other programs read."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+import pyarrow as pa
+from tqdm import tqdm
+
+from pyspark_mq.cli.arguments import QUEUE, STORE, TAGS, TOPIC
+from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.json_lines import JSON
+from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
+from store import COLUMNS, MessageStore
+
+ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
+STANDARD_OUTPUT = "-"
+Batches = Iterable[pa.RecordBatch]
+EXPORTED = (*tuple(COLUMNS)[:10], "flag")
+
+
+def json_lines(batches: Batches, out: BinaryIO, _schema: pa.Schema) -> None:
+    """What `tail --json` prints."""
+    for batch in batches:
+        out.writelines(JSON.line(row) + b"\n" for row in batch.to_pylist())
+
+
+def arrow(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
+    """Arrow's IPC file; its stream where the output cannot be sought."""
+    with (pa.ipc.new_file if out.seekable() else pa.ipc.new_stream)(out, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def parquet(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
+    """Parquet, in row groups of about `ROW_GROUP_BYTES`."""
+    from pyarrow.parquet import ParquetWriter
+
+    with ParquetWriter(out, schema, compression="zstd") as writer:
+        group: list[pa.RecordBatch] = []
+        for batch in batches:
+            group.append(batch)
+            if sum(each.nbytes for each in group) >= ROW_GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(group))
+                group = []
+        if group:
+            writer.write_table(pa.Table.from_batches(group))
+
+
+WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
+    "parquet": parquet,
+    "arrow": arrow,
+    "jsonl": json_lines,
+}
+
+
+class Progress:
+    """Batches on their way into a file, with a bar. rows: how many went."""
+
+    def __init__(self, reader: pa.RecordBatchReader, total: int | None) -> None:
+        self.rows = 0
+        self._reader = reader
+        self._total = total
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        bar = tqdm(total=self._total, unit=" messages", unit_scale=True, desc="exported", delay=0.5, disable=None)
+        with bar:
+            for batch in self._reader:
+                yield batch
+                self.rows += batch.num_rows
+                bar.update(batch.num_rows)
+
+
+def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Names separated by commas."""
+    names = None if value is None else tuple(name.strip() for name in value.split(","))
+    for name in names or ():
+        if name not in COLUMNS:
+            raise click.BadParameter(f"no column {name!r}; there are {', '.join(COLUMNS)}")
+    return names
+
+
+@click.command()
+@STORE
+@TOPIC
+@click.option("--to", "kind", type=click.Choice(list(WRITERS)), required=True, help="What kind of file.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="The file; - for standard output. Default: TOPIC with the kind as its suffix.",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option(
+    "--from",
+    "begin",
+    metavar="PLACE",
+    default="earliest",
+    show_default=True,
+    callback=place,
+    shell_complete=words,
+    help=f"Begin here: {FORMS}.",
+)
+@click.option(
+    "--until",
+    "end",
+    metavar="PLACE",
+    default="latest",
+    show_default=True,
+    callback=place,
+    shell_complete=words,
+    help="End before this place.",
+)
+@QUEUE
+@TAGS
+@click.option("--columns", callback=columns_of, metavar="NAME,...", help="Only these columns, in this order.")
+def export(
+    store: str,
+    topic: str,
+    kind: str,
+    output: str | None,
+    force: bool,
+    begin: Place,
+    end: Place,
+    queue: int | None,
+    tags: str | None,
+    columns: tuple[str, ...] | None,
+) -> None:
+    """Write the messages of TOPIC, queue after queue, to a Parquet or Arrow file, or as lines of JSON.
+
+    The file is there when it is whole. Lines of JSON are those of 'tail --json', which 'send --json' takes.
+    """
+    if columns is not None and kind == "jsonl":
+        raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
+    target = Path(f"{topic}.{kind}" if output is None else output)
+    if target.exists() and not force and output != STANDARD_OUTPUT:
+        raise click.ClickException(f"{target}: is there already; name another file, or --force to replace it")
+    names = JSON.columns if kind == "jsonl" else columns or EXPORTED
+    with (
+        interruptible(lambda: f"nothing was written to {target}"),
+        MessageStore.open(store, read_only=True) as opened,
+    ):
+        queues = queues_of(opened, topic, queue)
+        starts, stops = offsets_at(opened, topic, queues, begin), offsets_at(opened, topic, queues, end)
+        parts = {each: part(*opened.offsets(topic, each), starts[each], stops[each]) for each in queues}
+        reader = opened.to_arrow(topic, names, queues=parts, tags=tags)
+        total = None if tags else sum(last - first for first, last in parts.values())
+        batches = Progress(reader, total)
+        with file(output, target) as out:
+            WRITERS[kind](batches, out, reader.schema)
+    click.echo(f"{batches.rows:,} messages of {topic} in {target}", err=output == STANDARD_OUTPUT)
+
+
+def part(first: int, last: int, start: int, stop: int) -> tuple[int, int]:
+    """Of [start, stop), queue offsets, what [first, last) has."""
+    begin = min(max(start, first), last)
+    return begin, max(min(stop, last), begin)
+
+
+@contextmanager
+def file(output: str | None, target: Path) -> Iterator[BinaryIO]:
+    """Where to write: standard output, or a file that takes its name when it is whole."""
+    if output == STANDARD_OUTPUT:
+        yield sys.stdout.buffer
+        sys.stdout.flush()
+        return
+    begun = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with begun.open("wb") as out:
+            yield out
+        begun.replace(target)
+    finally:
+        with suppress(FileNotFoundError):
+            begun.unlink()

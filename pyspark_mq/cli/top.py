@@ -1,0 +1,121 @@
+"""`pyspark-mq top`: what goes on in a store, on one screen: rates, sizes, and who is behind."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.lag import lags
+from pyspark_mq.cli.measures import Extent, LogFiles, extents, log_files
+from pyspark_mq.cli.tables import number
+from store import MessageStore
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Column
+
+
+class Look(NamedTuple):
+    """A store at one moment. at: `time.monotonic()`. lags: messages, by group and topic."""
+
+    at: float
+    queues: dict[tuple[str, int], Extent]
+    log: LogFiles
+    lags: Counter[tuple[str, str]]
+
+
+class TopicLine(NamedTuple):
+    """A topic between two looks. rate: messages a second; byte_rate: bytes of records a second; None at first."""
+
+    topic: str
+    queues: int
+    messages: int
+    size: int
+    rate: float | None
+    byte_rate: float | None
+
+
+@click.command()
+@STORE
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--count", "looks", type=click.IntRange(1), help="End after so many looks.")
+def top(store: str, interval: float, looks: int | None) -> None:
+    """Show what goes on in STORE, until Ctrl-C: messages and bytes a second, sizes, and the lag of each group."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console, done = Console(), 0
+    with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
+        before, now = None, look(opened, None)
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            for done in count(1):
+                live.update(screen(store, before, now), refresh=True)
+                if done == looks:
+                    return
+                time.sleep(interval)
+                before, now = now, look(opened, now)
+
+
+def look(store: MessageStore, before: Look | None) -> Look:
+    """A store as it stands; of queues that were seen before only the change is read."""
+    behind: Counter[tuple[str, str]] = Counter()
+    for each in lags(store):
+        behind[each.group, each.topic] += each.messages or 0
+    return Look(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
+
+
+def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
+    """A line for each topic, the busiest first."""
+    lines = []
+    for topic in dict.fromkeys(topic for topic, _ in now.queues):
+        queues = [each for each in now.queues.values() if each.topic == topic]
+        messages, size = sum(each.messages for each in queues), sum(each.size for each in queues)
+        rate = byte_rate = None
+        if before is not None:
+            earlier = [before.queues.get((topic, each.queue), each._replace(end=each.first, size=0)) for each in queues]
+            both, seconds = list(zip(earlier, queues, strict=True)), now.at - before.at
+            rate = sum(max(0, new.end - old.end) for old, new in both) / seconds
+            byte_rate = sum(max(0, new.size - old.size) for old, new in both) / seconds
+        lines.append(TopicLine(topic, len(queues), messages, size, rate, byte_rate))
+    return sorted(lines, key=lambda line: -(line.rate or 0))
+
+
+def screen(store: str, before: Look | None, now: Look) -> Group:
+    """What one look shows."""
+    from rich.console import Group
+    from rich.table import Table
+
+    log = now.log
+    head = f"{store}  log {log.published:,} bytes, {log.taken:,} on disk in {log.segments} segments"
+    if before is not None:
+        head += f", {(log.published - before.log.published) / (now.at - before.at):,.0f} bytes/s"
+    topics = Table("topic", *(_right(name) for name in ("queues", "messages", "bytes", "messages/s", "bytes/s")))
+    for line in topic_lines(before, now):
+        topics.add_row(line.topic, *map(number, line[1:]))
+    if not now.lags:
+        return Group(head, topics)
+    groups = Table("group", "topic", *(_right(name) for name in ("lag", "read/s")))
+    for (group, topic), behind in now.lags.most_common():
+        groups.add_row(group, topic, number(behind), number(_read_rate(before, now, group, topic)))
+    return Group(head, topics, groups)
+
+
+def _right(name: str) -> Column:
+    from rich.table import Column
+
+    return Column(name, justify="right")
+
+
+def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
+    """Messages a second that a group got through: what came, and what its lag fell by."""
+    if before is None or (group, topic) not in before.lags:
+        return None
+    rates = {line.topic: line.rate or 0.0 for line in topic_lines(before, now)}
+    fell = before.lags[group, topic] - now.lags[group, topic]
+    return max(0.0, rates.get(topic, 0.0) + fell / (now.at - before.at))

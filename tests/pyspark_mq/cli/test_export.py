@@ -1,0 +1,100 @@
+"""`pyspark-mq export`."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from store import Message, MessageStore
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
+from tests.waiting import until
+
+
+@pytest.fixture
+def filled_path(path: Path) -> Path:
+    with MessageStore.open(path) as store:
+        store.put_many(
+            [Message("orders", b"%d" % n, tags="AB"[n % 2], queue_id=n % 2, properties={"n": f"{n}"}) for n in range(9)]
+        )
+    return path
+
+
+def read(file: Path) -> pa.Table:
+    return pq.read_table(file) if file.suffix == ".parquet" else pa.ipc.open_file(file).read_all()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_all_of_a_topic(filled_path: Path, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"all.{kind}"
+    assert succeed("export", filled_path, "orders", "--to", kind, "-o", file) == f"9 messages of orders in {file}\n"
+    table = read(file)
+    assert [int(body) for body in table["body"].to_pylist()] == [0, 2, 4, 6, 8, 1, 3, 5, 7]
+    assert dict(table["properties"][1].as_py())["n"] == "2"
+    with MessageStore.open(filled_path, read_only=True) as store:
+        assert table.equals(store.to_arrow("orders", table.column_names).read_all())
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_a_part_of_it(filled_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "part.parquet"
+    where = ("--from", 1, "--until", 4, "--tags", "A", "--columns", "queueOffset,body")
+    succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, *where)
+    assert read(file).to_pylist() == [{"queueOffset": n, "body": b"%d" % (2 * n)} for n in (1, 2, 3)]
+    succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, "--force", "--from", "2100-01-01")
+    assert read(file).num_rows == 0
+
+
+def test_lines_of_json_are_those_of_tail(filled_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    succeed("export", filled_path, "orders", "--to", "jsonl", "-o", file)
+    tailed = succeed("tail", filled_path, "orders", "--until-end", "--json")
+    assert sorted(file.read_text().splitlines()) == sorted(tailed.splitlines())
+
+
+def test_arrow_through_a_pipe(filled_path: Path) -> None:
+    done = subprocess.run(
+        [SCRIPT, "export", filled_path, "orders", "--to", "arrow", "-o", "-"],
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+    )
+    assert pa.ipc.open_stream(done.stdout).read_all().num_rows == 9
+    assert done.stderr == b"9 messages of orders in -\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["orders", "--to", "parquet", "-o", "{there}"], 1, "is there already; name another file, or --force"),
+        (["nowhere", "--to", "parquet", "-o", "{new}"], 1, "no topic 'nowhere'"),
+        (["orders", "--to", "csv"], 2, "'csv' is not one of"),
+        (["orders", "--to", "jsonl", "--columns", "body"], 2, "--columns goes with parquet and arrow"),
+        (["orders", "--to", "arrow", "--columns", "value"], 2, "no column 'value'; there are topic, queueId"),
+        (["orders", "--to", "parquet", "-o", "{missing}/x"], 1, "No such file or directory"),
+    ],
+)
+def test_what_cannot_be(filled_path: Path, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    (tmp_path / "there").write_text("mine")
+    names = {name: str(tmp_path / name) for name in ("there", "new", "missing")}
+    done = run("export", filled_path, *(argument.format(**names) for argument in arguments))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert words in done.stderr
+    assert (tmp_path / "there").read_text() == "mine"
+    assert not (tmp_path / "new").exists()
+
+
+def test_ctrl_c_leaves_no_part_of_a_file(path: Path, tmp_path: Path) -> None:
+    with MessageStore.open(path) as store:
+        store.append_table("orders", pa.table({"body": ["x"] * 400_000}))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with subprocess.Popen(
+        [SCRIPT, "export", path, "orders", "--to", "jsonl", "-o", folder / "all.jsonl"], stderr=subprocess.PIPE
+    ) as export:
+        until(lambda: any(file.stat().st_size for file in folder.iterdir()))
+        export.send_signal(signal.SIGINT)
+        _, err = export.communicate(timeout=TIMEOUT_SECONDS)
+    assert (export.returncode, err.decode()) == (130, f"Interrupted: nothing was written to {folder / 'all.jsonl'}\n")
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,82 @@
+"""`pyspark-mq groups`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore
+from tests.pyspark_mq.cli.process import run, succeed
+
+
+@pytest.fixture
+def read(path: Path) -> Path:
+    """Queue 0 has 4 messages, queue 1 has 2; group "billing" read 1 and none, "idle" has never read."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("orders", b"x", queue_id=queue) for queue in (0, 0, 0, 0, 1, 1)])
+        store.commit_offsets("billing", "orders", {0: 1})
+        store._groups.create("idle")
+    return path
+
+
+def offsets(path: Path) -> list[int | None]:
+    with MessageStore.open(path, read_only=True) as store:
+        return [store.consumer_offset("billing", "orders", queue) for queue in range(2)]
+
+
+def test_groups_and_their_lag(read: Path) -> None:
+    assert [line.split() for line in succeed("groups", "list", read).splitlines()] == [
+        ["group", "topic", "lag"],
+        ["billing", "orders", "3"],
+        ["idle", "-", "-"],
+    ]
+    lines = [json.loads(line) for line in succeed("groups", "list", read, "--json").splitlines()]
+    assert lines[0] == {"group": "billing", "topic": "orders", "lag": 3}
+    assert [line.split() for line in succeed("groups", "show", read, "billing").splitlines()] == [
+        ["topic", "queue", "offset", "end", "lag"],
+        ["orders", "0", "1", "4", "3"],
+        ["orders", "1", "-", "2", "-"],
+        [],
+        ["3", "messages", "behind"],
+    ]
+    first = json.loads(succeed("groups", "show", read, "billing", "orders", "--json").splitlines()[0])
+    assert first == {"group": "billing", "topic": "orders", "queue": 0, "offset": 1, "end": 4, "messages": 3}
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("earliest", [0, 0]), ("latest", [4, 2]), ("3", [3, 2]), ("10m", [0, 0]), ("2100-01-01", [4, 2])],
+)
+def test_a_reset_is_said_first_and_then_done(read: Path, place: str, expected: list[int]) -> None:
+    command = "groups", "reset", read, "billing", "orders", "--to", place
+    said = succeed(*command, "--dry-run").splitlines()
+    assert offsets(read) == [1, None]
+    assert said[-1] == "would move billing in orders"
+    done = succeed(*command).splitlines()
+    assert offsets(read) == expected
+    assert (done[:-1], done[-1]) == (said[:-1], "moved billing in orders")
+    assert [line.split()[1:3] for line in said[1:3]] == [["1", str(expected[0])], ["-", str(expected[1])]]
+
+
+def test_of_one_queue(read: Path) -> None:
+    succeed("groups", "reset", read, "billing", "orders", "--to", "latest", "--queue", 1)
+    assert offsets(read) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["show", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
+        (["show", "idle"], 1, "group 'idle' has no offsets yet; 'groups reset' gives it some"),
+        (["reset", "billing", "nowhere", "--to", "latest"], 1, "no topic 'nowhere'"),
+        (["reset", "a group", "orders", "--to", "latest"], 1, "group 'a group': only letters"),
+        (["reset", "billing", "orders", "--to", "soon"], 2, "'soon' is none of: earliest"),
+        (["reset", "billing", "orders"], 2, "--to"),
+    ],
+)
+def test_what_cannot_be(read: Path, arguments: list[str], code: int, words: str) -> None:
+    verb, *others = arguments
+    done = run("groups", verb, read, *others)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert words in done.stderr
+    assert offsets(read) == [1, None]

@@ -1,0 +1,42 @@
+"""`pyspark-mq top`, and what it makes of two looks."""
+
+from pathlib import Path
+
+from pyspark_mq.cli.top import look, topic_lines
+from store import Message, MessageStore
+from tests.filled import Filled
+from tests.pyspark_mq.cli.process import succeed
+
+
+def test_rates_sizes_and_lag(filled: Filled) -> None:
+    store = filled.store
+    store.commit_offsets("billing", "orders", {0: 1, 1: 5})
+    before = look(store, None)
+    assert [line.rate for line in topic_lines(None, before)] == [None]
+    filled.put("orders", 0, 10)
+    now = look(store, before)._replace(at=before.at + 2)
+    (line,) = topic_lines(before, now)
+    grown = store.confirm_offset - before.log.published
+    assert line == ("orders", 2, 18, store.confirm_offset, 5.0, grown / 2)
+    assert (before.lags, now.lags) == ({("billing", "orders"): 2}, {("billing", "orders"): 12})
+
+
+def test_sizes_where_retention_took_the_beginning(tmp_path: Path) -> None:
+    filled = Filled(tmp_path / "mq", {"t": 1})
+    with filled.store as store:
+        filled.put("t", 0, 200, size=1000)
+        before = look(store, None)
+        store.clean(forced=True)
+        now = look(store, before)
+        assert now.queues["t", 0] == look(store, None).queues["t", 0]
+        assert 0 < now.queues["t", 0].size < before.queues["t", 0].size
+
+
+def test_a_screen(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        store.put_many([Message("orders", b"x") for _ in range(1234)])
+        store.commit_offsets("billing", "orders", {0: 0})
+        size = f"{store.confirm_offset:,}"
+    shown = succeed("top", path, "--count", 2, "--interval", 0.1)
+    assert [word.strip() for word in shown.split("│")][1:6] == ["orders", "2", "1,234", size, "0"]
+    assert "billing" in shown
