@@ -51,15 +51,15 @@ class CommitLog:
         `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for one that fits no segment.
         """
         size = self.segments.size
-        if len(sizes) and (total := int(sizes.sum())) <= size - begin % size - END_FILE_MIN_BLANK_BYTES:  # as a rule
-            return Placement(begin + np.cumsum(sizes) - sizes, begin + total, [(0, len(sizes))], [])
+        ends = np.cumsum(sizes)
+        if len(sizes) and (total := int(ends[-1])) <= size - begin % size - END_FILE_MIN_BLANK_BYTES:  # as a rule
+            return Placement(begin + ends - sizes, begin + total, [(0, len(sizes))], [])
         if len(sizes) and int(sizes.max()) + END_FILE_MIN_BLANK_BYTES > size:
             raise MessageRefused(
                 PutStatus.MESSAGE_ILLEGAL,
                 f"a record of {int(sizes.max())} bytes fits no commit log segment of {size} bytes; "
                 "create the store with a larger mappedFileSizeCommitLog",
             )
-        ends = np.cumsum(sizes)
         physical_offsets = np.empty(len(sizes), np.int64)
         runs: list[tuple[int, int]] = []
         blanks: list[int] = []

@@ -49,6 +49,8 @@ class AppendResult:
     @staticmethod
     def concatenate(results: list[AppendResult]) -> AppendResult:
         """Several appends as one result."""
+        if len(results) == 1:
+            return results[0]
         return AppendResult(
             np.concatenate([np.empty(0, np.int32), *(result.queue_ids for result in results)]),
             np.concatenate([np.empty(0, np.int64), *(result.queue_offsets for result in results)]),
@@ -229,6 +231,8 @@ def _store_time(last: int) -> int:
 
 def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
     """Each destination with the rows that go there, ascending."""
+    if len(records.destinations) == 1:
+        return [(records.destinations[0], np.arange(len(records)))]
     queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # small ones are sorted faster
     order = np.argsort(queues, kind="stable")
     bounds = np.searchsorted(queues[order], np.arange(len(records.destinations) + 1))
