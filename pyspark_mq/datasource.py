@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_mq.batch_reader import MqBatchReader
+    from pyspark_mq.options import SourceOptions
     from pyspark_mq.realtime_reader import RealTimeStreamReader
     from pyspark_mq.writers import MqBatchWriter, MqStreamWriter
 
@@ -31,38 +32,44 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return "mq"
 
+    def source_options(self) -> SourceOptions:
+        """The options, parsed. A source of a kind of log that `addresses` does not know gives it its address here.
+
+        Raises `OptionError`, and `ImportError` for what this package cannot work beside.
+        """
+        require_pyspark()
+        require_own_store()
+        from pyspark_mq.options import SourceOptions
+
+        return SourceOptions.parse(self.options)
+
     def schema(self) -> StructType:
         """The default columns; Spark asks only where the user gave no `.schema(...)`. Those to INSERT INTO for a view
         that has only options of writes."""
         require_pyspark()
         require_own_store()
-        from pyspark_mq.options import SourceOptions
         from pyspark_mq.schema import default_schema
         from pyspark_mq.sink_schema import sink_schema
         from pyspark_mq.write_options import WriteOptions, is_for_writing
 
         if is_for_writing(self.options):
             return sink_schema(with_topic=WriteOptions.parse(self.options).topic is None)
-        return default_schema(SourceOptions.parse(self.options).include_properties)
+        return default_schema(self.source_options().include_properties)
 
     def reader(self, schema: StructType) -> MqBatchReader:
-        require_pyspark()
-        require_own_store()
+        options = self.source_options()
         from pyspark_mq.batch_reader import FilteringBatchReader, MqBatchReader
-        from pyspark_mq.options import SourceOptions
         from pyspark_mq.pushdown import pushdown_is_on
 
         spare_what_is_loaded()  # here this object came out of a pickle, without __init__
         kind = FilteringBatchReader if pushdown_is_on() else MqBatchReader
-        return kind(SourceOptions.parse(self.options), schema)
+        return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> RealTimeStreamReader:
-        require_pyspark()
-        require_own_store()
-        from pyspark_mq.options import SourceOptions
+        options = self.source_options()
         from pyspark_mq.realtime_reader import RealTimeStreamReader
 
-        return RealTimeStreamReader(SourceOptions.parse(self.options), schema)
+        return RealTimeStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> MqBatchWriter:
         require_pyspark()
