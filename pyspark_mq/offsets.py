@@ -27,13 +27,12 @@ What a checkpoint holds may be damaged: all of it is checked (see `positions`), 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pyspark_mq.errors import CheckpointError, OptionError
+from pyspark_mq.errors import CheckpointError
 from pyspark_mq.positions import (
     OffsetJson,
     fingerprints_from_json,
@@ -46,9 +45,6 @@ from pyspark_mq.positions import (
 )
 from store.any_log import Bounds, Fingerprints, Positions, Queue, QueueRange
 
-LATEST = -1
-EARLIEST = -2
-_NAMES = {"latest": LATEST, "earliest": EARLIEST}
 _START = "$start"
 _LAST = "$last"
 _EPOCH = "$epoch"
@@ -232,40 +228,6 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
     return ranges
 
 
-def parse_limit(option: str, text: str) -> int | Positions:
-    """`startingOffsets`, `endingOffsets`: EARLIEST, LATEST, or positions that may hold those two.
-
-    Raises `OptionError` that says where the text is wrong.
-    """
-    named = _NAMES.get(text.strip().lower())
-    if named is not None:
-        return named
-    example = '{"orders": {"0": 23, "1": -1}}'
-    expected = f"{option} takes earliest, latest, or JSON such as {example} (-2 earliest, -1 latest)"
-    try:
-        json_ = json.loads(text)
-        return positions_from_json(_bare(json_) if isinstance(json_, dict) else json_, lowest=EARLIEST)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise OptionError(f"{expected}; at {where} of {text!r}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{expected}: {error}") from error
-
-
-def resolve(option: str, limit: int | Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
-    """The limit as one offset for each subscribed queue; `bounds` has exactly those.
-
-    As Spark's Kafka source does, JSON has to name every queue: raises `OptionError` for one it leaves out,
-    and for one that is not subscribed.
-    """
-    if isinstance(limit, int):
-        return {queue: _resolve_one(limit, bound) for queue, bound in bounds.items()}
-    strange, left_out = limit.keys() - bounds.keys(), bounds.keys() - limit.keys()
-    _refuse(option, "names queues that do not exist or are not subscribed", strange, bounds)
-    _refuse(option, "has to name every subscribed queue and leaves out", left_out, bounds)
-    return {queue: _resolve_one(limit[queue], bound) for queue, bound in bounds.items()}
-
-
 def _last_json(last: Fingerprints) -> OffsetJson:
     return {_LAST: fingerprints_to_json(last)} if last else {}
 
@@ -273,20 +235,6 @@ def _last_json(last: Fingerprints) -> OffsetJson:
 def _bare(json_: dict[str, Any]) -> dict[str, Any]:
     """The next offsets alone: users take them out of a checkpoint, too."""
     return {topic: by_queue for topic, by_queue in json_.items() if topic not in (_START, _LAST)}
-
-
-def _resolve_one(offset: int, bound: Bounds) -> int:
-    return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(offset, offset)
-
-
-def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iterable[Queue]) -> None:
-    names = ", ".join(map(str, sorted(queues)))
-    if names:
-        all_names = ", ".join(map(str, sorted(subscribed))) or "none"
-        raise OptionError(
-            f"{option} {problem}: {names}. Subscribed queues are {all_names}; "
-            "use -2 for the earliest and -1 for the latest offset of a queue"
-        )
 
 
 def _tasks(json_: Any) -> tuple[Positions, ...]:

@@ -11,10 +11,11 @@ from typing import TypeVar, cast, get_args
 
 from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets import EARLIEST, LATEST, parse_limit
+from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
 from pyspark_mq.subscription import Subscription
-from store import FilterError, TagFilter
-from store.any_log import LogAddress, MessageFilter, Oversized, Positions
+from store import FilterError, InvalidGroup, TagFilter
+from store.any_log import LogAddress, MessageFilter, Oversized
+from store.files.consumer_offsets import check_group_name
 from store.read.filters import EVERYTHING
 
 T = TypeVar("T")
@@ -25,7 +26,13 @@ OPTION_NAMES = (
     "subscribePattern",
     "assign",
     "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "consumerGroup",
     "subExpression",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
@@ -57,8 +64,8 @@ _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 class SourceOptions:
     """What the user asked for, parsed and checked.
 
-    address: where the log is. starting_offsets, ending_offsets: LATEST, EARLIEST or positions; None for the default,
-    which differs between streaming and batch. message_filter: which messages to read.
+    address: where the log is. start, end: None for the default, which differs between streaming and batch.
+    consumer_group: to which the progress of a stream is told. message_filter: which messages to read.
     max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. oversized:
     what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
     tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
@@ -67,8 +74,9 @@ class SourceOptions:
 
     address: LogAddress
     subscription: Subscription
-    starting_offsets: int | Positions | None
-    ending_offsets: int | Positions | None
+    start: Limit | None
+    end: Limit | None
+    consumer_group: str | None
     message_filter: MessageFilter
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
@@ -96,8 +104,9 @@ class SourceOptions:
         return cls(
             address=address_of(given),
             subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),
-            starting_offsets=value("startingOffsets", parse_limit, None),
-            ending_offsets=value("endingOffsets", parse_limit, None),
+            start=start_of(given),
+            end=end_of(given),
+            consumer_group=value("consumerGroup", _group, None),
             message_filter=value("subExpression", _message_filter, EVERYTHING),
             max_offsets_per_trigger=value("maxOffsetsPerTrigger", _positive, None),
             max_bytes_per_trigger=value("maxBytesPerTrigger", _bytes, None),
@@ -115,14 +124,17 @@ class SourceOptions:
             ledger_path=value("ledgerPath", shared_directory, None),
         )
 
-    def stream_start(self) -> int | Positions:
+    def stream_start(self) -> Limit:
         """Where a new streaming query starts. Raises `OptionError` for an option of batch queries."""
-        if self.ending_offsets is not None:
-            raise OptionError("endingOffsets is for batch queries (spark.read); a streaming query has no end")
+        if self.end is not None:
+            raise OptionError(
+                "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read); a "
+                "streaming query has no end"
+            )
         if self.real_time:
             self._refuse_limits()
             self.ledger_directory()
-        return LATEST if self.starting_offsets is None else self.starting_offsets
+        return self.start or Named(LATEST)
 
     def ledger_directory(self) -> str:
         """Where real-time batches note what they read: beside the log, if nothing else is said.
@@ -152,10 +164,9 @@ class SourceOptions:
                     "realTimePartitions, or leave realTime out"
                 )
 
-    def batch_limits(self) -> tuple[int | Positions, int | Positions]:
+    def batch_limits(self) -> tuple[Limit, Limit]:
         """Where a batch query starts and ends. Raises `OptionError` for an option of streaming queries."""
-        start = EARLIEST if self.starting_offsets is None else self.starting_offsets
-        end = LATEST if self.ending_offsets is None else self.ending_offsets
+        start, end = self.start or Named(EARLIEST), self.end or Named(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")
         limits = {
@@ -194,6 +205,14 @@ def _message_filter(name: str, text: str) -> MessageFilter:
         return TagFilter.parse(text)
     except FilterError as error:
         raise OptionError(f"{name}: {error}") from error
+
+
+def _group(name: str, text: str) -> str:
+    try:
+        check_group_name(text)
+    except InvalidGroup as error:
+        raise OptionError(f"{name}: {error}") from error
+    return text
 
 
 def _milliseconds(name: str, text: str) -> int:
@@ -252,8 +271,7 @@ def _oversized(name: str, text: str) -> Oversized:
     raise OptionError(f"{name} takes {' or '.join(get_args(Oversized))}, got {text!r}")
 
 
-def _refuse(name: str, limit: int | Positions, offset: int, why: str) -> None:
-    queues = [q for q, o in limit.items() if o == offset] if isinstance(limit, dict) else []
-    if limit == offset or queues:
-        where = f" for {queues[0]}" if queues else ""
+def _refuse(name: str, limit: Limit, offset: int, why: str) -> None:
+    where = says(limit, offset)
+    if where is not None:
         raise OptionError(f"{name} cannot be {why}{where}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping
 
-from pyspark_mq.errors import data_loss
-from pyspark_mq.offsets import BatchStart, resolve
+from pyspark_mq.errors import OptionError, data_loss
+from pyspark_mq.limits import Limit
+from pyspark_mq.offsets import BatchStart
 from pyspark_mq.options import SourceOptions
 from store.any_log import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
 
+_logger = logging.getLogger("pyspark_mq")
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 
 
@@ -40,20 +43,27 @@ class Queues:
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
-    def resolve(self, option: str, limit: int | Positions, bounds: dict[Queue, Bounds]) -> Positions:
+    def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
 
-        Raises what `offsets.resolve` does; an offset outside of its queue is data loss.
+        Raises `OptionError`, also for an offset that its queue has not yet; a deleted one is data loss.
         """
-        positions = resolve(option, limit, bounds)
+        positions = limit.resolve(self._log, bounds)
         for queue, offset in positions.items():
             first, end = bounds[queue]
             positions[queue] = min(max(offset, first), end)
-            if offset != positions[queue]:
+            if offset > end:
+                self._not_yet(f"{option} says {offset} for {queue}, and its next message will be {end}")
+            elif offset < first:
+                lost = QueueRange(*queue, offset, first)
                 why = f"{option} says {offset}, and the queue has only [{first}, {end})"
-                lost = QueueRange(*queue, *sorted((offset, positions[queue])))
                 data_loss(self._options.fail_on_data_loss, f"{lost} is lost: {why}")
         return positions
+
+    def _not_yet(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise OptionError(f"{what}. Was the topic created anew? Give -1 for what comes next, or -2 for the first")
+        _logger.warning("%s; going on from there, because failOnDataLoss is false", what)
 
     def hold(self, seconds: float, seen: Positions, known: Collection[Queue] = ()) -> dict[Queue, Bounds]:
         """`bounds` as soon as the queues end elsewhere than `seen` says, after `seconds` at the latest."""

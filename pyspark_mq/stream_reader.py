@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError, data_loss
+from pyspark_mq.group_progress import GroupProgress
 from pyspark_mq.offsets import ANOTHER, BatchStart, Loss, StreamOffset, batch_ranges, begin_batch
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import limit_ranges, split
@@ -62,6 +63,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`.
         """
         offset = StreamOffset.from_json(start)
+        self._tell(offset.next)
         once = isinstance(limit, ReadAllAvailable)
         hold = 0.0 if once or self._target is not None else self._options.hold_timeout_seconds
         self._bounds = self._queues.hold(hold, offset.next, offset.next)
@@ -97,8 +99,20 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._range_reader.read(partition)
 
     def stop(self) -> None:
+        if "_group" in self.__dict__ and self._group is not None:
+            self._group.tell()
         if "_log" in self.__dict__:
             self._log.close()
+
+    def _tell(self, reached: Positions) -> None:
+        """Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come."""
+        if self._group is not None:
+            self._group.reached(reached)
+
+    @cached_property
+    def _group(self) -> GroupProgress | None:
+        group = self._options.consumer_group
+        return None if group is None else GroupProgress(self._log, group)
 
     @cached_property
     def _log(self) -> Log:

@@ -164,6 +164,9 @@ class Log(Protocol):
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         """The offset that a consumer group has to read next, of those of `queues` where it has committed one."""
 
+    def commit(self, group: str, positions: Positions) -> None:
+        """Set what a consumer group has to read next. Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
+
     def sizes(self, wanted: QueueRange) -> Int64s | None:
         """Record sizes (bytes), shape (wanted.length,), 0 for what is deleted; None where this log cannot tell."""
 

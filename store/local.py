@@ -67,6 +67,13 @@ class LocalLog:
         offsets = {queue: self._store.consumer_offset(group, *queue) for queue in queues}
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
+    def commit(self, group: str, positions: Positions) -> None:
+        by_topic: dict[str, dict[int, int]] = {}
+        for queue, offset in positions.items():
+            by_topic.setdefault(queue.topic, {})[queue.queue_id] = offset
+        for topic, offsets in by_topic.items():
+            self._store.commit_offsets(group, topic, offsets)
+
     def sizes(self, wanted: QueueRange) -> Int64s:
         while True:
             first = min(max(wanted.start, self._store.min_offset(*wanted.queue)), wanted.end)

@@ -65,6 +65,13 @@ def run(
 EARLIEST = {"startingOffsets": "earliest"}
 
 
+def test_a_group_has_no_lag_when_a_query_has_read_all(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    sink = Sink()
+    run(spark, filled, sink, checkpoint, consumerGroup="readers", startingOffsets="-2", maxOffsetsPerTrigger="1")
+    assert [queue[2] for queue in sink.rows] == [1, 2, 3, 4]  # the last two of both queues
+    assert [filled.store.consumer_offset("readers", "orders", queue) for queue in (0, 1)] == [3, 5]
+
+
 def test_a_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     sink = Sink()
     progress = run(spark, filled, sink, checkpoint, **EARLIEST)

@@ -11,17 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.errors import CheckpointError, OptionError
+from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets import (
-    EARLIEST,
-    LATEST,
     READER_ID,
     EpochOffset,
     StreamOffset,
     batch_ranges,
     begin_batch,
-    parse_limit,
-    resolve,
 )
 from pyspark_mq.positions import to_json
 from store.any_log import Bounds, Fingerprint, Queue, QueueRange
@@ -145,65 +141,6 @@ def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"),
-    [
-        ("earliest", EARLIEST),
-        (" Latest ", LATEST),
-        ('{"a": {"0": -2, "1": 5}, "b": {"0": -1}}', {A0: EARLIEST, A1: 5, B0: LATEST}),
-    ],
-)
-def test_limits(text: str, limit: Any) -> None:
-    assert parse_limit("startingOffsets", text) == limit
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("newest", "line 1 column 1"),
-        ('{"a": {"0": 1,}}', "line 1 column 15"),
-        ("3", "the top level is 3"),
-        ('{"a": 3}', "'a' is 3 where an object belongs"),
-        ('{"a": {"0": -3}}', "a/0 has -3 where an offset belongs"),
-        ('{"a": {"0": 1.5}}', "a/0 has 1.5 where an offset belongs"),
-        ('{"a": {"-1": 1}}', "'a' has '-1' where a queue number belongs"),
-        ("[" * 100_000, "recursion"),
-    ],
-)
-def test_a_wrong_limit_says_where(text: str, message: str) -> None:
-    with pytest.raises(OptionError, match="startingOffsets takes earliest, latest, or JSON") as caught:
-        parse_limit("startingOffsets", text)
-    assert message in str(caught.value)
-
-
-BOUNDS = {A0: Bounds(10, 20), A1: Bounds(0, 0)}
-
-
-@pytest.mark.parametrize(
-    ("limit", "offsets"),
-    [
-        (EARLIEST, {A0: 10, A1: 0}),
-        (LATEST, {A0: 20, A1: 0}),
-        ({A0: LATEST, A1: EARLIEST}, {A0: 20, A1: 0}),
-        ({A0: 13, A1: 99}, {A0: 13, A1: 99}),
-    ],
-)
-def test_limits_resolve(limit: Any, offsets: dict[Queue, int]) -> None:
-    assert resolve("startingOffsets", limit, BOUNDS) == offsets
-
-
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [
-        ({A0: 1}, "has to name every subscribed queue and leaves out: a/1"),
-        ({A0: 1, A1: 1, B0: 1}, "do not exist or are not subscribed: b/0"),
-    ],
-)
-def test_limits_name_exactly_the_subscribed_queues(limit: Any, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        resolve("startingOffsets", limit, BOUNDS)
-
-
-@pytest.mark.parametrize(
     ("what", "start", "bounds", "begin", "starts", "losses"),
     [
         ("a batch follows the one before", {A0: 15}, {A0: (10, 20)}, {A0: 15}, {}, []),
@@ -244,12 +181,6 @@ def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
     assert batch.last == {A1: Fingerprint(100, 1)}
     assert str(batch.losses[0]).startswith("a/0 from 15 on is lost: another message stands before it")
     assert "begins at 10" in str(batch.losses[0])
-
-
-@pytest.mark.parametrize("name", ["v1-pinned.json", "v2-last.json"])
-def test_what_is_copied_from_a_checkpoint_is_a_limit(name: str) -> None:
-    limit = parse_limit("startingOffsets", (RESOURCES / name).read_text())
-    assert limit == StreamOffset.from_json(load(name)).next
 
 
 def test_the_first_batch_is_pinned_until_it_is_read() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets import EARLIEST, LATEST
+from pyspark_mq.limits import EARLIEST, LATEST, Named, OffsetsByQueue
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.subscription import Subscription
 from store import TagFilter
@@ -23,8 +23,9 @@ def test_defaults() -> None:
     assert options == SourceOptions(
         address=LocalAddress("/data/mq"),
         subscription=Subscription(topics=("orders",)),
-        starting_offsets=None,
-        ending_offsets=None,
+        start=None,
+        end=None,
+        consumer_group=None,
         message_filter=TagFilter(None),
         max_offsets_per_trigger=None,
         max_bytes_per_trigger=None,
@@ -41,15 +42,16 @@ def test_defaults() -> None:
         real_time_partitions=None,
         ledger_path=None,
     )
-    assert options.stream_start() == LATEST
-    assert options.batch_limits() == (EARLIEST, LATEST)
+    assert options.stream_start() == Named(LATEST)
+    assert options.batch_limits() == (Named(EARLIEST), Named(LATEST))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "field", "value"),
     [
-        ("startingOffsets", "earliest", "starting_offsets", EARLIEST),
-        ("endingOffsets", '{"orders": {"0": 3}}', "ending_offsets", {Queue("orders", 0): 3}),
+        ("startingOffsets", "earliest", "start", Named(EARLIEST)),
+        ("endingOffsets", '{"orders": {"0": 3}}', "end", OffsetsByQueue("endingOffsets", {Queue("orders", 0): 3})),
+        ("consumerGroup", "readers", "consumer_group", "readers"),
         ("subExpression", "paid || shipped", "message_filter", TagFilter(("paid", "shipped"))),
         ("maxOffsetsPerTrigger", "1000", "max_offsets_per_trigger", 1000),
         ("maxBytesPerTrigger", "1000", "max_bytes_per_trigger", 1000),
@@ -109,7 +111,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ("holdTimeoutMs", "-1", "holdTimeoutMs takes a whole number, 0 or more"),
         ("failOnDataLoss", "yes", "failOnDataLoss takes true or false, got 'yes'"),
         ("subExpression", "||", "subExpression"),
-        ("startingOffsets", "{", "startingOffsets takes earliest, latest, or JSON"),
+        ("startingOffsets", "{", "startingOffsets takes earliest, latest, group, -1000"),
         ("paths", '["/a", "/b"]', "One query reads one store"),
         ("provider", "mq", "CREATE TEMPORARY VIEW"),
         ("subscribePattern", "o.*", "subscribe and subscribePattern exclude each other"),
@@ -153,9 +155,13 @@ def test_a_batch_query_is_not_real_time() -> None:
         SourceOptions.parse({**BASE, "realTime": "true"}).batch_limits()
 
 
-def test_a_stream_has_no_end() -> None:
-    with pytest.raises(OptionError, match="endingOffsets is for batch queries"):
-        SourceOptions.parse({**BASE, "endingOffsets": "latest"}).stream_start()
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", '{"orders": {"0": 5}}')],
+)
+def test_a_stream_has_no_end(option: str, text: str) -> None:
+    with pytest.raises(OptionError, match=r"endingOffsets, .* are for batch queries"):
+        SourceOptions.parse({**BASE, option: text}).stream_start()
 
 
 @pytest.mark.parametrize(
