@@ -48,7 +48,7 @@ class AppendResult:
 
     @staticmethod
     def concatenate(results: list[AppendResult]) -> AppendResult:
-        """Several appends as one result."""
+        """The results of the pieces of an append."""
         if len(results) == 1:
             return results[0]
         return AppendResult(

@@ -11,10 +11,12 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreError
 from store.format.layout import WATERMARK, WATERMARK_FILE, field_offset
+from store.publish.watermark import Watermark
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
 from tests.device.life import Life, small
@@ -126,6 +128,40 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(memory: Path, monke
         with MessageStore.open(memory / "crash" / STORE) as store:
             assert store.max_offset("t", 0) >= 3
         shutil.rmtree(memory / "crash")
+
+
+def test_an_append_is_undone_as_a_whole(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was on the device, and its last step did not come: at any moment all of it is there, or nothing."""
+    recorder, new = Recorder(memory / "live"), [bytes([number]) * 2500 for number in range(8)]
+
+    def die(watermark: Watermark, confirm_offset: int) -> None:
+        raise KeyboardInterrupt(watermark, confirm_offset)
+
+    with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"old"))
+        store.flush()
+        append = store.begin()
+        append.add_messages([Message("t", body) for body in new[:3]])
+        append.add("t", pa.table({"body": new[3:]}))
+        with monkeypatch.context() as patched:
+            patched.setattr(Watermark, "publish", die)
+            with pytest.raises(KeyboardInterrupt):
+                append.publish(flush=True)
+        begun = recorder.look()
+        store.put(Message("t", b"next"))
+        ended, changes = recorder.look(), recorder.changes[: recorder.look()]
+    found = set()
+    for cut in range(begun, ended + 1):
+        for number in range(3):
+            chance = random.Random(f"{cut}/{number}")
+            restore(up_again(Disk({}, changes[:cut], chance).after_power_loss(chance)), memory / "crash")
+            with MessageStore.open(memory / "crash" / STORE) as store:
+                bodies = [message.body for message in store.get_message("g", "t", 0, 0).messages]
+                found.add(len(bodies))
+                assert bodies in ([b"old"], [b"old", *new], [b"old", b"next"]), f"at change {cut} of {len(changes)}"
+            shutil.rmtree(memory / "crash")
+    assert {1, 9} <= found
 
 
 def test_what_a_recovery_cleared_away_does_not_come_back(memory: Path) -> None:

@@ -30,6 +30,27 @@ MUTANTS = [
         (SYNCED,),
     ),
     Mutant(
+        "an append of which a part is on the device before the rest",
+        "store/publish/appender.py",
+        "hidden=hidden and end == begin",
+        "hidden=False",
+        (SYNCED,),
+    ),
+    Mutant(
+        "the last bytes of an append not flushed",
+        "store/log/commit_log.py",
+        "        self.segments.flush(offset, offset + _HEAD_BYTES)\n",
+        "",
+        (SYNCED,),
+    ),
+    Mutant(
+        "an append undone from anywhere",
+        "store/log/commit_log.py",
+        "        for stop in (min(begin + _HEAD_BYTES, end), end):",
+        "        for stop in (end,):",
+        (f"{CRASHES}::test_an_append_is_undone_as_a_whole",),
+    ),
+    Mutant(
         "queues never flushed",
         "store/publish/flusher.py",
         "self._queue(*name).flush(*entries)",
