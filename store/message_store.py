@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import lru_cache, partial
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from weakref import finalize
@@ -27,12 +27,11 @@ from store.any_log import (
     ReadSpec,
 )
 from store.append import Append
-from store.errors import FilterError, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
+from store.errors import FilterError, OffsetLost, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.kinds import warn_of_topics
 from store.files.opened import Opened, Place
-from store.files.segment_file import OpenFiles
 from store.files.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
 from store.format.message import Message
@@ -40,7 +39,7 @@ from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME, Index
 from store.integers import integer, one_of, seconds, text
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
+from store.log.consume_queues import ConsumeQueues
 from store.publish.appender import AppendResult
 from store.publish.locks import OFFSETS_BYTE, StoreLock
 from store.publish.log_end import LogEnd
@@ -51,6 +50,7 @@ from store.read.arrivals import Arrival, arrivals
 from store.read.filters import EVERYTHING, TagFilter
 from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
+from store.read.published import PublishedQueues
 from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.read.scan import scan_queue
 from store.read.whole_topic import ranges, to_arrow
@@ -59,11 +59,19 @@ from store.upkeep.directory import Directory
 from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
 
-_MAX_QUEUES = 1 << 16  # of which the ends are remembered; their files are opened as needed
-
-
 # What is gone when a store is closed.
-_ROOMS = ("_topics", "_groups", "_log", "_index", "_queue", "_putting", "_writer", "_watermark", "_watches")
+_ROOMS = (
+    "_topics",
+    "_groups",
+    "_log",
+    "_index",
+    "_queues",
+    "_published",
+    "_putting",
+    "_writer",
+    "_watermark",
+    "_watches",
+)
 
 
 @explained_verbs
@@ -89,22 +97,20 @@ class MessageStore(Opened):
         log_file_size = None if learns else config.mappedFileSizeCommitLog
         self._log = CommitLog(directory.root, log_file_size, writable=not read_only)
         self._index = Index.of(directory.root, config, writable=not read_only)
-        files = OpenFiles(OPEN_QUEUE_FILES)
-        queue = partial(ConsumeQueue, directory.root, file_size=queue_file_size, files=files)
         self._writer: Writer | None = None
         # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
             self._watermark: Watermark | LogEnd = LogEnd(directory.root, self._log)
-            made = partial(queue, writable=False, is_message=self._watermark.is_message)
-            self._queue = lru_cache(maxsize=_MAX_QUEUES)(made)
+            is_message = self._watermark.is_message
+            queues = ConsumeQueues(directory.root, queue_file_size, writable=False, is_message=is_message)
         else:
-            ends: dict[tuple[str, int], int] = {}
-            self._queue = lru_cache(maxsize=_MAX_QUEUES)(partial(_queue_with_end, partial(queue, writable=True), ends))
-            existing = self._topics.queues_on_disk
-            self._writer = Writer(directory, config, self._log, self._index, self._queue, existing, ends)
+            queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
+            self._writer = Writer(directory, config, self._log, self._index, queues)
             self._watermark = self._writer.watermark
         self._place = Place(directory.root) if self._writer is None else self._writer.place
-        self._putting = Putting(self._topics, config, partial(_ever_put, self._topics, self._queue, self._watermark))
+        self._queues = queues
+        self._published = PublishedQueues(self._topics, self._log, queues, self._watermark)
+        self._putting = Putting(self._topics, config, self._published.ever_put)
         self._watches = Watches(self._watermark)
         self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
         self._dropped.atexit = not read_only
@@ -202,10 +208,7 @@ class MessageStore(Opened):
     @property
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below `confirm_offset` where a broker is behind."""
-        confirm_offset = self.confirm_offset
-        if not (isinstance(self._watermark, LogEnd) and self._watermark.by_log):
-            return confirm_offset  # both are published at once
-        return max((self._queue(*name).dispatched(confirm_offset) for name in self._topics.queues_on_disk()), default=0)
+        return self._published.dispatched_offset()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
@@ -213,16 +216,11 @@ class MessageStore(Opened):
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`."""
-        return self._checked_queue(topic, queue_id).tail(self.confirm_offset)
+        return self._published.max_offset(topic, queue_id)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """`min_offset` and `max_offset` at one moment."""
-        queue = self._checked_queue(topic, queue_id)
-        while True:
-            tail = queue.tail(self.confirm_offset)
-            head = queue.head(self._log.min_offset(), tail)
-            if head <= tail:  # or else retention was faster than this
-                return head, tail
+        return self._published.offsets(topic, queue_id)
 
     def get_message(
         self,
@@ -246,12 +244,12 @@ class MessageStore(Opened):
             minimum, maximum = self.offsets(topic, queue_id)
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        queue, accept = self._queue(topic, int(queue_id)), message_filter or EVERYTHING
+        queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
         return get_message(self._log, queue, offset, minimum, maximum, max_messages, accept, self.config)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
-        queue = self._checked_range(topic, queue_id, start, end)
+        queue = self._published.holding(QueueRange(topic, queue_id, start, end))
         return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
@@ -260,7 +258,7 @@ class MessageStore(Opened):
         The range must be published. Raises `OffsetLost` where retention took the queue's files.
         """
         start, end = integer("start", start, 0), integer("end", end, 0)
-        return self._checked_queue(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
+        return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
         self,
@@ -305,7 +303,7 @@ class MessageStore(Opened):
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`."""
         check_columns(spec.columns)
-        queue = self._checked_range(*wanted)
+        queue = self._published.holding(wanted)
         return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
 
     def to_arrow(
@@ -331,7 +329,7 @@ class MessageStore(Opened):
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
-        queue, offset = self._checked_queue(topic, queue_id), integer("offset", offset, 0)
+        queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
         try:
             return fingerprint(self._log, queue, offset)
         except OffsetLost:
@@ -342,7 +340,7 @@ class MessageStore(Opened):
 
         If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
         """
-        return can_have(self._log, self._checked_queue(topic, queue_id), offset, was)
+        return can_have(self._log, self._published.of(topic, queue_id), offset, was)
 
     # --- finding ---------------------------------------------------------------------------------------
 
@@ -359,7 +357,7 @@ class MessageStore(Opened):
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
-        has = partial(is_queued, self._log, self._topics.known, self._checked_queue)
+        has = partial(is_queued, self._log, self._topics.known, self._published.of)
         found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
         return [self._inflated(message) for message in found]
 
@@ -370,7 +368,7 @@ class MessageStore(Opened):
         Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
         """
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
-        is_queued(self._log, self._topics.known, self._checked_queue, message)
+        is_queued(self._log, self._topics.known, self._published.of, message)
         return self._inflated(message)
 
     def _inflated(self, message: StoredMessage) -> StoredMessage:
@@ -383,7 +381,7 @@ class MessageStore(Opened):
 
         Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` where a file is missing.
         """
-        queue, timestamp = self._checked_queue(topic, queue_id), integer("timestamp", timestamp)
+        queue, timestamp = self._published.of(topic, queue_id), integer("timestamp", timestamp)
         one_of("boundary", boundary, tuple(Boundary))
         return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
@@ -449,7 +447,7 @@ class MessageStore(Opened):
         say what would go. config: whose settings count instead of the store's own. Raises `ReadOnlyStore`.
         """
         settings, now = config or self.config, now if now is None else seconds("now", now)
-        retention = Retention(self.path, settings, self._log, self._index, self._queue, self._topics.queues_on_disk)
+        retention = Retention(self.path, settings, self._log, self._index, self._queues)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
         writer = self._writing()
@@ -508,31 +506,6 @@ class MessageStore(Opened):
         if self._writer is None:
             raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
         return self._writer
-
-    def _checked_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        return self._queue(topic, self._topics.check_queue(topic, queue_id))
-
-    def _checked_range(self, topic: str, queue_id: int, start: int, end: int) -> ConsumeQueue:
-        start, end = integer("start", start), integer("end", end)
-        minimum, maximum = self.offsets(topic, queue_id)
-        where = f"{self.path}: topic {topic!r}, queue {queue_id}"
-        if start < minimum and start < end:
-            raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
-        if end > maximum:
-            raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
-        return self._queue(topic, queue_id)
-
-
-def _ever_put(topics: Topics, queue: Callable[[str, int], ConsumeQueue], end: Watermark | LogEnd, topic: str) -> int:
-    """How many messages a topic ever had, those that are gone included."""
-    confirm_offset = end.confirm_offset
-    return sum(queue(topic, queue_id).tail(confirm_offset) for queue_id in range(topics.known(topic)))
-
-
-def _queue_with_end(
-    queue: Callable[..., ConsumeQueue], ends: Mapping[tuple[str, int], int], topic: str, queue_id: int
-) -> ConsumeQueue:
-    return queue(topic, queue_id, least_tail=ends.get((topic, queue_id), 0))
 
 
 def _drop(path: str, writer: Writer | None, watches: Watches) -> None:

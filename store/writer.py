@@ -14,9 +14,9 @@ from store.files.config import StoreConfig
 from store.format.records import Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
-from store.log.unflushed import QueueName, Ranges, Unflushed
+from store.log.unflushed import Ranges, Unflushed
 from store.publish.appender import Appender, AppendResult, Condition
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
@@ -35,11 +35,9 @@ class Writer:
         config: StoreConfig,
         log: CommitLog,
         index: Index,
-        queue: Callable[[str, int], ConsumeQueue],
-        existing_queues: Callable[[], list[QueueName]],
-        ends: dict[QueueName, int],
+        queues: ConsumeQueues,
     ) -> None:
-        """Join, recover what needs it. ends: to be told how many entries each queue has at least.
+        """Join, recover what needs it; `queues` learn how many entries each has at least.
 
         Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
         """
@@ -47,8 +45,7 @@ class Writer:
         self._config = config
         self._log = log
         self._index = index
-        self._existing_queues = existing_queues
-        self._least_ends = ends
+        self._queues = queues
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         self.place = lock.place
         try:
@@ -56,19 +53,15 @@ class Writer:
         except BaseException:
             lock.close()
             raise
-        unflushed = Unflushed(log, existing_queues)
-        self._appender = Appender(
-            lock, self.watermark, log, index, queue, existing_queues, unflushed, sync_flush=config.sync_flush
-        )
+        unflushed = Unflushed(log, queues)
+        self._appender = Appender(lock, self.watermark, log, index, queues, unflushed, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
-        self._flusher = Flusher(
-            self.watermark, log, queue, existing_queues, unflushed, self._note_ends, interval, lock.place
-        )
+        self._flusher = Flusher(self.watermark, log, queues, unflushed, self._note_ends, interval, lock.place)
 
     def _join(self) -> Watermark:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
         self._directory.check_sizes(self._config)
-        recovery = Recovery(root, self._log, self._index, size, self._existing_queues())
+        recovery = Recovery(root, self._log, self._index, size)
         alone = self._lock.join()
         decision = self._decide(recovery, alone=alone)
         self._directory.mark_open()
@@ -76,9 +69,9 @@ class Writer:
             recovery.carry_out(decision)
         self._directory.save_configuration(self._config)
         ends = QueueEnds.read(root)
-        if alone and ends is not None and ends.forget_all_but(self._existing_queues()):
+        if alone and ends is not None and ends.forget_all_but(self._queues.existing()):
             ends.write(root, self._index)  # for who joins later, when the topic may be there again
-        self._least_ends.update({} if ends is None else ends.of)
+        self._queues.expect({} if ends is None else ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)
         return Watermark(root, writable=True)

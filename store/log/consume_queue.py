@@ -21,7 +21,6 @@ from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
-OPEN_QUEUE_FILES = 256  # of all queues of a store
 MAKE_ANEW = (
     "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
     "from the log"

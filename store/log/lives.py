@@ -7,7 +7,7 @@ queue's own entries must not say otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,9 +16,8 @@ import numpy as np
 from store.errors import OffsetLost
 from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.format.record_view import Ints
-from store.log.consume_queue import ConsumeQueue, Entries, IsMessage
-
-QueueName = tuple[str, int]  # topic, queue id
+from store.log.consume_queue import Entries, IsMessage
+from store.log.consume_queues import ConsumeQueues, QueueName
 
 _MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # a queue's file must have a place for it
 
@@ -71,16 +70,16 @@ class QueueInLog:
 class QueuesInLog:
     """All queues of one walk."""
 
-    def __init__(self, queue: Callable[[str, int], ConsumeQueue], is_message: IsMessage, first_byte: int) -> None:
+    def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
         """is_message: whether a queue's entry is what its record says. first_byte: of the log that there is."""
         self.found: dict[QueueName, QueueInLog] = {}
-        self._queue = queue
+        self._queues = queues
         self._is_message = is_message
         self._is_cut = first_byte > 0
 
     def begin(self, name: QueueName, tail: int) -> QueueInLog:
         """A queue that has `tail` entries before the walk's first record."""
-        queue = QueueInLog(tail, self._is_cut and tail == self._queue(*name).first())
+        queue = QueueInLog(tail, self._is_cut and tail == self._queues.of(*name).first())
         self.found[name] = queue
         return queue
 
@@ -124,7 +123,7 @@ class QueuesInLog:
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
         """Log offset and size in an entry of the queue, (-1, 0) without one."""
         try:
-            offset, size, _ = self._queue(*name).entries(index, index + 1)[0].item()
+            offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:
             return -1, 0
         return offset, size

@@ -27,7 +27,8 @@ from store.format.layout import (
 )
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.unflushed import QueueName, Ranges, ranges_of
+from store.log.consume_queues import QueueName
+from store.log.unflushed import Ranges, ranges_of
 
 _VERSION = 1
 _MAX_BYTES = 256 << 20  # ten thousand queues take half a megabyte

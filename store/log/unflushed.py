@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from store.format.arrays import numbers
 from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, walk
 
-QueueName = tuple[str, int]
 Ranges = dict[QueueName, tuple[int, int]]  # queue offsets [start, end) of each queue
 
 _ID_BITS = 32
@@ -36,9 +36,9 @@ class Unflushed:
     may call.
     """
 
-    def __init__(self, log: CommitLog, existing_queues: Callable[[], list[QueueName]]) -> None:
+    def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
         self._log = log
-        self._existing_queues = existing_queues
+        self._queues = queues
         self._notes: deque[_Note] = deque(maxlen=_NOTES)
 
     def note(self, begin: int, end: int, ranges: Ranges) -> None:
@@ -52,7 +52,7 @@ class Unflushed:
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
-        if unknown > _MUCH and unknown > _QUEUE_COSTS * len(self._existing_queues()):
+        if unknown > _MUCH and unknown > _QUEUE_COSTS * len(self._queues.existing()):
             return None
         found: Ranges = {}
         at = begin

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from store.format.records import Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog, Placement
-from store.log.consume_queue import ConsumeQueue, Entries
-from store.log.unflushed import QueueName, Ranges, Unflushed, ranges_of
+from store.log.consume_queue import Entries
+from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
 from store.publish.watermark import Watermark
 
@@ -88,8 +89,7 @@ class Appender:
         watermark: Watermark,
         log: CommitLog,
         index: Index,
-        queue: Callable[[str, int], ConsumeQueue],
-        existing_queues: Callable[[], list[tuple[str, int]]],
+        queues: ConsumeQueues,
         unflushed: Unflushed,
         *,
         sync_flush: bool,
@@ -98,8 +98,7 @@ class Appender:
         self._watermark = watermark
         self._log = log
         self._index = index
-        self._queue = queue
-        self._existing_queues = existing_queues
+        self._queues = queues
         self._unflushed = unflushed
         self._sync_flush = sync_flush
         self._tails = Tails(-1, {})
@@ -150,7 +149,7 @@ class Appender:
         ranges: Ranges = {}
         for piece in written:
             for name, (start, entries) in piece.entries.items():
-                self._queue(*name).write(start, entries)
+                self._queues.of(*name).write(start, entries)
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries)
             key_offsets = piece.key_offsets
             self._index.append(piece.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
@@ -168,7 +167,7 @@ class Appender:
         entries = {}
         for name, rows in _by_queue(records):
             if name not in tails:
-                tails[name] = self._queue(*name).tail(confirm_offset)
+                tails[name] = self._queues.of(*name).tail(confirm_offset)
             queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
             entries[name] = tails[name], all_entries[rows]
             tails[name] += len(rows)
@@ -195,9 +194,9 @@ class Appender:
         if announced <= confirm:
             return
         # Entries follow the records: where a record is not whole there are none of this append.
-        names = ranges_of(self._log, confirm, announced) or self._existing_queues()
+        names = ranges_of(self._log, confirm, announced) or self._queues.existing()
         for name in names:
-            self._queue(*name).truncate(self._queue(*name).tail(confirm))
+            self._queues.of(*name).truncate(self._queues.of(*name).tail(confirm))
         self._index.truncate(confirm)
         with self._watermark.noting_failure():  # or it would come back behind what is appended next
             self._log.clear(confirm, announced)

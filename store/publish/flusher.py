@@ -10,8 +10,8 @@ from store.errors import FlushFailed, StoreReplaced
 from store.files.checkpoint import write_checkpoint
 from store.files.opened import Place
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.unflushed import QueueName, Ranges, Unflushed
+from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.unflushed import Ranges, Unflushed
 from store.publish.watermark import Watermark
 
 _logger = logging.getLogger("store")
@@ -31,8 +31,7 @@ class Flusher:
         self,
         watermark: Watermark,
         log: CommitLog,
-        queue: Callable[[str, int], ConsumeQueue],
-        existing_queues: Callable[[], list[QueueName]],
+        queues: ConsumeQueues,
         unflushed: Unflushed,
         note: Callable[[int, int, Ranges], None],
         interval: float,
@@ -41,8 +40,7 @@ class Flusher:
         """note: told what was flushed, as log offsets (bytes) and queue entries."""
         self._watermark = watermark
         self._log = log
-        self._queue = queue
-        self._existing_queues = existing_queues
+        self._queues = queues
         self._unflushed = unflushed
         self._tails: dict[QueueName, int] = {}
         self._note = note
@@ -84,7 +82,7 @@ class Flusher:
             self._log.segments.flush(begin, end)
             ranges = self._entries(begin, end)
             for name, entries in ranges.items():
-                self._queue(*name).flush(*entries)
+                self._queues.of(*name).flush(*entries)
             self._watermark.mark_flushed(end)
             self._tails.update({name: tail for name, (_, tail) in ranges.items()})
             self._watermark.flush()
@@ -96,8 +94,8 @@ class Flusher:
         ranges = self._unflushed.take(begin, end)
         if ranges is None:
             ranges = {}
-            for name in self._existing_queues():
-                queue = self._queue(*name)
+            for name in self._queues.existing():
+                queue = self._queues.of(*name)
                 ranges[name] = self._tails.get(name) or queue.first(), queue.tail(end)
         return ranges
 

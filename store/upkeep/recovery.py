@@ -8,24 +8,22 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from enum import Enum, auto
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from store.errors import CorruptRecord, CorruptSegment
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
-from store.files.segment_file import OpenFiles
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue
+from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import index_keys, queue_entries, walk, with_delivery_times
-from store.log.lives import QueueInLog, QueueName, QueuesInLog
+from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_message, last_segment
 from store.publish.watermark import Watermark
@@ -118,16 +116,14 @@ class Recovery:
         log: CommitLog,
         index: Index,
         queue_file_size: int,
-        existing_queues: Sequence[QueueName],
     ) -> None:
         self._root = root
         self._log = log
         self._index = index
-        self._existing_queues = existing_queues
         self._is_there = Topics(root).are_there()
         self._is_message = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
-        queue = partial(ConsumeQueue, root, file_size=queue_file_size, writable=True, is_message=self._is_message)
-        self._queue = cache(partial(queue, files=OpenFiles(OPEN_QUEUE_FILES)))
+        self._queues = ConsumeQueues(root, queue_file_size, writable=True, is_message=self._is_message)
+        self._existing_queues = self._queues.existing()
 
     def decide(self, plan: Plan) -> Decision:
         """Look at everything that the plan names, and change nothing.
@@ -139,10 +135,10 @@ class Recovery:
         first_byte = starts[0] if starts else 0
         begin, trusted = (self._offset(point) for point in plan[:2])
         must_reach(self._log, begin)
-        queues = QueuesInLog(self._queue, self._is_message, first_byte)
+        queues = QueuesInLog(self._queues, self._is_message, first_byte)
         for name in self._existing_queues:
-            self._queue(*name).check()
-            queues.begin(name, self._queue(*name).tail(begin))
+            self._queues.of(*name).check()
+            queues.begin(name, self._queues.of(*name).tail(begin))
         end, store_timestamp = begin, _last_timestamp(self._root)
         until = trusted if plan.trusted is Point.CONFIRMED else None
         torn_from = trusted if plan.trusted is Point.FLUSHED else None
@@ -200,9 +196,9 @@ class Recovery:
         files_end = max(segments.starts(), default=0) + segments.size
         for name, queue in queues.items():
             if queue.is_remembered:
-                self._queue(*name).begin_empty(queue.tail)
+                self._queues.of(*name).begin_empty(queue.tail)
             elif queue.is_cut and queue.lives:
-                self._queue(*name).begin_at(queue.begin, self._log.min_offset())
+                self._queues.of(*name).begin_at(queue.begin, self._log.min_offset())
         for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
@@ -213,15 +209,15 @@ class Recovery:
                     continue
                 rows = queues[name].counting(offsets, entries)
                 if rows.start < rows.stop:
-                    first, target = int(offsets[rows.start]), self._queue(*name)
+                    first, target = int(offsets[rows.start]), self._queues.of(*name)
                     found = target.entries_left(first, first + rows.stop - rows.start)
                     target.write(first, with_delivery_times(chunk, topic, entries[rows], found))
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
         segments.flush_names()
         for name, queue in queues.items():
-            self._queue(*name).truncate(queue.tail)
-            self._queue(*name).flush(queue.begin, queue.tail)
+            self._queues.of(*name).truncate(queue.tail)
+            self._queues.of(*name).flush(queue.begin, queue.tail)
         self._index.truncate(end)
         Watermark.create(self._root, end, decision.store_timestamp)
         ends = {name: queue.tail for name, queue in queues.items() if queue.tail}

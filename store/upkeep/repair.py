@@ -41,8 +41,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         Topics(root).queue_counts()  # raises for a damaged table, without which the store could not be opened
         shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
-        queues = Topics(root).queues_on_disk()
-        recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue, queues)
+        recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
         evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, alone=True)
         plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
         filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL

@@ -21,7 +21,7 @@ from store.files.atomic import sync_directory
 from store.files.config import StoreConfig
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queues import ConsumeQueues
 from store.publish.locks import Result
 
 _SECONDS_PER_HOUR = 3600
@@ -124,15 +124,13 @@ class Retention:
         config: StoreConfig,
         log: CommitLog,
         index: Index,
-        queue: Callable[[str, int], ConsumeQueue],
-        existing_queues: Callable[[], list[tuple[str, int]]],
+        queues: ConsumeQueues,
     ) -> None:
         self._root = root
         self._config = config
         self._log = log
         self._index = index
-        self._queue = queue
-        self._existing_queues = existing_queues
+        self._queues = queues
 
     def decide(self, confirm_offset: int, now: float | None, *, asked: bool, forced: bool) -> tuple[Decision, int]:
         """The decision for the files as they are, and how full the device is, in percent."""
@@ -169,7 +167,7 @@ class Retention:
 
     def _of_the_rest(self) -> tuple[int, Files, Files]:
         minimum = self._log.min_offset()
-        queue_files = [file for name in self._existing_queues() for file in self._queue(*name).expire(minimum)]
+        queue_files = [file for name in self._queues.existing() for file in self._queues.of(*name).expire(minimum)]
         return minimum, queue_files, self._index.expire(minimum)
 
     def _of_log(self, decision: Decision, take: Callable[[int], int]) -> tuple[list[str], int]:

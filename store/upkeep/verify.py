@@ -20,7 +20,6 @@ import numpy as np
 from store.errors import CorruptRecord, CorruptStore, OffsetLost
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
-from store.files.segment_file import OpenFiles
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import (
@@ -36,7 +35,8 @@ from store.format.record_view import Ints
 from store.format.stored_message import decode_record
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import OPEN_QUEUE_FILES, ConsumeQueue, Entries, IsMessage
+from store.log.consume_queue import ConsumeQueue, Entries
+from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, index_keys, queue_entries, walk, with_delivery_times
 from store.publish.log_end import LogEnd, life_begin
 from store.publish.watch import POLL_SECONDS
@@ -45,7 +45,6 @@ from store.upkeep.directory import Directory
 from store.upkeep.index_check import IndexCheck
 
 Progress = Callable[[int, int], None]  # bytes of log done, of all
-QueueName = tuple[str, int]
 
 MAX_FINDINGS = 200
 _NOT_COMPARED = -1
@@ -122,8 +121,6 @@ class _Verifier:
         self._progress = progress
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
-        self._is_message: IsMessage | None = None
-        self._files = OpenFiles(OPEN_QUEUE_FILES)
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._is_compared: Callable[[str], bool] = lambda topic: True  # not so deleted topics, and batch queues
         self._is_damaged = False  # the log is
@@ -144,7 +141,8 @@ class _Verifier:
         self._check_admin_files()
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
-            self._is_message = log_end.is_message
+            size = self._config.mappedFileSizeConsumeQueue
+            self._all_queues = ConsumeQueues(self._root, size, writable=False, is_message=log_end.is_message)
             self._open_queues()
             self._patience = _DISPATCH_SECONDS if log_end.by_log else 0.0
             index = Index.of(self._root, self._config, writable=False)
@@ -272,14 +270,10 @@ class _Verifier:
 
     # --- the queues ------------------------------------------------------------------------------------
 
-    def _open_queue(self, name: QueueName) -> ConsumeQueue:
-        size = self._config.mappedFileSizeConsumeQueue
-        return ConsumeQueue(self._root, *name, size, writable=False, is_message=self._is_message, files=self._files)
-
     def _open_queues(self) -> None:
         """Those whose files have wrong names or lengths, or holes, are a finding, and not compared."""
-        for name in Topics(self._root).queues_on_disk():
-            queue = self._open_queue(name)
+        for name in self._all_queues.existing():
+            queue = self._all_queues.of(*name)
             self.report.queues += 1
             try:
                 queue.check()
@@ -339,7 +333,7 @@ class _Verifier:
         Zeros where it has no file, what is expected where retention took it.
         """
         if name not in self._queues:  # there is none, or a broker made it meanwhile
-            self._queues[name] = self._open_queue(name)
+            self._queues[name] = self._all_queues.of(*name)
             self._last_at[name] = 0
         if name in self._last_at:
             self._last_at[name] = int(expected["physical_offset"][-1])

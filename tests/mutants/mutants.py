@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "queues never flushed",
         "store/publish/flusher.py",
-        "self._queue(*name).flush(*entries)",
-        "self._queue(*name)",
+        "self._queues.of(*name).flush(*entries)",
+        "self._queues.of(*name)",
         (CRASHES,),
     ),
     Mutant(

@@ -1,0 +1,54 @@
+"""`ConsumeQueues`: the queues of one directory, and the one place that opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+
+from store.files.segment_file import OpenFiles
+from store.files.topics import Topics
+from store.log.consume_queue import ConsumeQueue, IsMessage
+
+QueueName = tuple[str, int]  # topic, queue id
+
+_MAX_QUEUES = 1 << 16  # of which the ends are remembered
+_OPEN_FILES = 256  # of all queues together: they are opened as needed
+
+
+class ConsumeQueues:
+    """Every queue by its name. Who drops this closes them: nothing in here refers to it."""
+
+    def __init__(
+        self, root: Path, file_size: int | None, *, writable: bool, is_message: IsMessage | None = None
+    ) -> None:
+        """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it."""
+        self._topics = Topics(root)
+        self._least_tails: dict[QueueName, int] = {}
+        queue = partial(
+            ConsumeQueue,
+            root,
+            file_size=file_size,
+            writable=writable,
+            is_message=is_message,
+            files=OpenFiles(_OPEN_FILES),
+        )
+        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._least_tails))
+
+    def of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, whether it has files or not."""
+        return self._opened(topic, queue_id)
+
+    def existing(self) -> list[QueueName]:
+        """The queues that have a folder, as it stands now."""
+        return self._topics.queues_on_disk()
+
+    def expect(self, tails: Mapping[QueueName, int]) -> None:
+        """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
+        self._least_tails.update(tails)
+
+
+def _open(
+    queue: partial[ConsumeQueue], least_tails: Mapping[QueueName, int], topic: str, queue_id: int
+) -> ConsumeQueue:
+    return queue(topic, queue_id, least_tail=least_tails.get((topic, queue_id), 0))

@@ -1,0 +1,63 @@
+"""`PublishedQueues`: where the queues of a store begin and end for readers, and whether what is asked for is there."""
+
+from __future__ import annotations
+
+from store.any_log import QueueRange
+from store.errors import OffsetLost, OffsetNotYet
+from store.files.topics import Topics
+from store.integers import integer
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queues import ConsumeQueues
+from store.publish.log_end import LogEnd
+from store.publish.watermark import Watermark
+
+
+class PublishedQueues:
+    """The queues of all topics, each as far as it is published."""
+
+    def __init__(self, topics: Topics, log: CommitLog, queues: ConsumeQueues, end: Watermark | LogEnd) -> None:
+        self._topics = topics
+        self._log = log
+        self._queues = queues
+        self._end = end
+
+    def of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset after the newest message. Raises as `of`."""
+        return self.of(topic, queue_id).tail(self._end.confirm_offset)
+
+    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Queue offsets of the oldest message still there and after the newest, at one moment. Raises as `of`."""
+        queue = self.of(topic, queue_id)
+        while True:
+            tail = queue.tail(self._end.confirm_offset)
+            head = queue.head(self._log.min_offset(), tail)
+            if head <= tail:  # or else retention was faster than this
+                return head, tail
+
+    def holding(self, wanted: QueueRange) -> ConsumeQueue:
+        """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
+        start, end = integer("start", wanted.start), integer("end", wanted.end)
+        minimum, maximum = self.offsets(*wanted.queue)
+        where = f"{self._log.segments.directory.parent}: topic {wanted.topic!r}, queue {wanted.queue_id}"
+        if start < minimum and start < end:
+            raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
+        if end > maximum:
+            raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
+        return self._queues.of(*wanted.queue)
+
+    def dispatched_offset(self) -> int:
+        """Commit log offset (bytes) up to which the queues go; below the log's end where a broker is behind."""
+        confirm_offset = self._end.confirm_offset
+        if not (isinstance(self._end, LogEnd) and self._end.by_log):
+            return confirm_offset  # both are published at once
+        return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
+
+    def ever_put(self, topic: str) -> int:
+        """How many messages a topic ever had, those that are gone included. Raises `UnknownTopic`."""
+        confirm_offset = self._end.confirm_offset
+        return sum(self._queues.of(topic, number).tail(confirm_offset) for number in range(self._topics.known(topic)))

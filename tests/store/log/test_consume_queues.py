@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.errors import CorruptSegment
+from store.format.layout import CQ_ENTRY
+from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queues import ConsumeQueues
+
+SIZE = 10 * CQ_ENTRY.itemsize
+ENTRIES = np.array([(n * 100, 100, 0) for n in range(3)], CQ_ENTRY)
+
+
+def queues_of(root: Path) -> ConsumeQueues:
+    return ConsumeQueues(root, SIZE, writable=True)
+
+
+def descriptors(root: Path) -> int:
+    """How many files of `root` this process has open."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).startswith(f"{root}/") for link in links if os.path.islink(link))
+
+
+def test_one_queue_a_name(tmp_path: Path) -> None:
+    queues = queues_of(tmp_path)
+    assert queues.of("t", 0) is queues.of("t", 0)
+    assert queues.of("t", 0) is not queues.of("t", 1)
+    assert queues.existing() == []
+    queues.of("t", 1).write(0, ENTRIES)
+    queues.of("a", 0).write(0, ENTRIES)
+    assert queues.existing() == [("a", 0), ("t", 1)]
+    assert queues_of(tmp_path).of("t", 1).tail(300) == 3
+
+
+def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_path: Path) -> None:
+    queues = queues_of(tmp_path)
+    for number in range(300):
+        queues.of("t", number).write(0, ENTRIES)
+    assert descriptors(tmp_path) == 256
+    assert [queues.of("t", number).tail(200) for number in (0, 299, 0)] == [2, 2, 2]
+    assert descriptors(tmp_path) == 256
+    gc.disable()  # at once, not when somebody looks for circles
+    try:
+        del queues
+        assert descriptors(tmp_path) == 0
+    finally:
+        gc.enable()
+
+
+def test_a_queue_that_has_fewer_entries_than_it_had(tmp_path: Path) -> None:
+    queues = queues_of(tmp_path)
+    queues.of("t", 0).write(0, ENTRIES)
+    queues.of("u", 0).write(0, ENTRIES)
+    queues = queues_of(tmp_path)
+    queues.expect({("t", 0): 3, ("u", 0): 4})
+    assert queues.of("t", 0).tail(300) == 3
+    with pytest.raises(CorruptSegment, match="entry 3, which it had, is gone"):
+        queues.of("u", 0).tail(300)
+
+
+def test_what_counts_is_asked_of_each_queue(tmp_path: Path) -> None:
+    queues_of(tmp_path).of("t", 1).write(0, ENTRIES)
+    asked = []
+
+    def is_message(*what: object) -> bool:
+        asked.append(what)
+        return what[2] != 2
+
+    queue: ConsumeQueue = ConsumeQueues(tmp_path, None, writable=False, is_message=is_message).of("t", 1)
+    assert queue.tail(300) == 2
+    assert ("t", 1, 1, 100, 100) in asked

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
+from store.any_log import QueueRange
+from store.files.topics import Topics
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+from store.publish.watermark import Watermark
+from store.read.published import PublishedQueues
+
+LOG_SIZE, QUEUE_SIZE = 4096, 200
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> PublishedQueues:
+    """Of 40 messages of topic "t" in queue 1 of two those in the oldest segments are deleted."""
+    sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
+    with MessageStore.open(tmp_path, config=sizes) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes(1000), queue_id=1) for _ in range(40)])
+        store.clean(forced=True)
+    log, queues = CommitLog(tmp_path, LOG_SIZE, writable=False), ConsumeQueues(tmp_path, QUEUE_SIZE, writable=False)
+    return PublishedQueues(Topics(tmp_path), log, queues, Watermark(tmp_path, writable=False))
+
+
+def test_bounds(published: PublishedQueues) -> None:
+    minimum, maximum = published.offsets("t", 1)
+    assert 0 < minimum < maximum == published.max_offset("t", 1) == 40
+    assert published.offsets("t", 0) == (0, 0)
+    assert published.ever_put("t") == 40
+
+
+def test_what_is_there(published: PublishedQueues) -> None:
+    minimum, _ = published.offsets("t", 1)
+    for start, end in ((minimum, 40), (40, 40), (0, 0)):
+        assert published.holding(QueueRange("t", 1, start, end)) is published.of("t", 1)
+    with pytest.raises(OffsetLost, match=f"offsets 0 to {minimum} are gone, the oldest left is {minimum}"):
+        published.holding(QueueRange("t", 1, 0, 40))
+    with pytest.raises(OffsetNotYet, match="up to offset 41, but there are messages up to 40 only"):
+        published.holding(QueueRange("t", 1, minimum, 41))
+
+
+def test_what_is_not_there(published: PublishedQueues) -> None:
+    with pytest.raises(UnknownQueue):
+        published.of("t", 2)
+    with pytest.raises(UnknownTopic):
+        published.ever_put("u")
