@@ -55,6 +55,7 @@ STORE: dict[str, Verb] = {
     "scan": lambda it: it.scan("t", 0, 0, 0),
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
     "tags_codes": lambda it: it.tags_codes("t", 0, 0, 0),
+    "to_arrow": lambda it: it.to_arrow("t"),
     "topics": lambda it: it.topics(),
     "wait": lambda it: it.wait(0, 0.0),
     "watch": lambda it: it.watch(),
