@@ -174,10 +174,20 @@ def test_files_go_when_their_last_record_went_and_the_last_file_stays(
 
 def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
     it = queue(tmp_path)
-    it.write(0, entries(0, 25))
-    it.truncate(5)
+    it.write(0, entries(0, 5))
+    it.write(10, entries(10, 11))
     assert it.expire(1 << 40) == []
     assert it.tail(500) == 5
+
+
+def test_the_head_is_found_from_wherever_the_last_one_was(tmp_path: Path) -> None:
+    it = queue(tmp_path, 4)
+    it.write(0, entries(0, 9))
+    it.expire(400)
+    for known in range(10):
+        for head in range(10):
+            assert it.head(known * 100, 9) == max(known, 4)
+            assert it.head(head * 100, 9) == max(head, 4)
 
 
 def test_the_log_offset_behind_the_last_entry(tmp_path: Path) -> None:
@@ -251,13 +261,17 @@ def test_entries_behind_the_tail_are_stale(tmp_path: Path, tail: int) -> None:
     assert it.stale(tail) is None
 
 
-def test_a_file_that_another_made_anew_is_looked_at_where_an_entry_is_empty(tmp_path: Path) -> None:
+def test_a_file_that_another_made_anew_is_looked_at_where_it_matters(tmp_path: Path) -> None:
     it, other = queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 12))
     assert other.tail(1200) == 12
+    (tmp_path / "consumequeue/t/0" / segment_name(PER_FILE * CQ_ENTRY.itemsize)).unlink()
+    it.write(10, entries(30, 32))
+    assert other.entries(10, 12).tobytes() == entries(10, 12).tobytes()
+    assert other.entries(10, 12, current=True).tobytes() == entries(30, 32).tobytes()
     it.truncate(10)
     it.write(10, entries(10, 15))
-    assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes()
+    assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes(), "an empty one is looked for again"
 
 
 _PATIENCE = 60.0  # seconds, for what has to happen
