@@ -1,0 +1,57 @@
+"""One file of the index: what an append and its undoing leave in the header, one key or many at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.format.layout import INDEX_NO_ENTRY
+from store.index.index_file import IndexFile, file_bytes
+
+SLOTS, ENTRIES = 50, 400
+START = 1_700_000_000_000
+HASHES = np.random.default_rng(1).integers(0, 1 << 31, 60).astype(np.int32)
+OFFSETS = np.arange(60) * 100
+
+
+def made(path: Path, count: int, *, at_a_time: int = 100, ms_each: int = 300) -> IndexFile:
+    """A file with the first `count` keys."""
+    path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
+    file = IndexFile(path, SLOTS, ENTRIES, writable=True)
+    times = START + np.arange(60) * ms_each
+    for start in range(0, count, at_a_time):
+        rows = slice(start, min(start + at_a_time, count))
+        assert file.append(HASHES[rows], OFFSETS[rows], times[rows]) == rows.stop - rows.start
+    return file
+
+
+@pytest.mark.parametrize("kept", [1, 20, 59])
+def test_after_truncate_the_header_is_that_of_a_file_which_never_had_more(tmp_path: Path, kept: int) -> None:
+    never, cut = made(tmp_path / "never", kept), made(tmp_path / "cut", 60)
+    cut.truncate(int(OFFSETS[kept]))
+    expected, found = never.header(), cut.header()
+    assert 0 <= found.pop("end_timestamp") - expected.pop("end_timestamp") < 1000, "known to the second"
+    assert found == expected
+    assert found["slots_used"] == len(np.unique(HASHES[:kept] % SLOTS))
+    assert cut.slot_values(0, SLOTS).tolist() == never.slot_values(0, SLOTS).tolist()
+
+
+@pytest.mark.parametrize("ms_each", [-300, 0, 300])
+def test_one_key_at_a_time_makes_the_same_file(tmp_path: Path, ms_each: int) -> None:
+    """Also where the clock steps back: nothing is stored before a file's begin."""
+    one, many = made(tmp_path / "one", 40, at_a_time=1, ms_each=ms_each), made(tmp_path / "many", 40, ms_each=ms_each)
+    assert one.path.read_bytes() == many.path.read_bytes()
+    assert (many.entries(1, 41)["seconds"] >= 0).all()
+
+
+def test_entries_by_number(tmp_path: Path) -> None:
+    file = made(tmp_path / "file", 30)
+    assert file.entries(5, 9)["key_hash"].tolist() == HASHES[4:8].tolist()
+    assert [file.first_from(offset, 31) for offset in (0, 1, 2900, 2901)] == [1, 2, 30, 31]
+    rows = {number: int(HASHES[number - 1]) % SLOTS for number in range(1, 31)}
+    for number, slot in rows.items():
+        older = [other for other, same in rows.items() if same == slot and other < number]
+        assert file.previous(number) == max(older, default=INDEX_NO_ENTRY)
+    assert [file.previous(number) for number in (-1, 0, ENTRIES, 1 << 40)] == [INDEX_NO_ENTRY] * 4
