@@ -54,24 +54,28 @@ def test_a_walk_ends_where_it_is_told(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, lost: int) -> None:
+@pytest.mark.parametrize("value", [b"v", b"\0v", b"v\0"])
+def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, lost: int, value: bytes) -> None:
     """No checksum covers them, and only behind what was flushed may one be lost."""
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t", 1)
-        value = "v" * (3 * SECTOR_BYTES + 100)
-        for properties in ({}, {"long": value}, {}):
+        for properties in ({}, {"long": "long" * (3 * SECTOR_BYTES // 4 + 25)}):
             store.put(Message("t", b"body", properties=properties))
-    (_, second, third), file = starts(tmp_path), tmp_path / "commitlog" / segment_name(0)
+        end = store.confirm_offset
+    (_, second), file = starts(tmp_path), tmp_path / "commitlog" / segment_name(0)
     content = bytearray(file.read_bytes())
-    sector = (-(-content.index(value.encode()) // SECTOR_BYTES) + lost) * SECTOR_BYTES
-    length = min(SECTOR_BYTES, third - sector)  # a record ends with its properties
-    content[sector : sector + length] = bytes(length)
-    file.write_bytes(content)
+    begin, length = content.index(b"longlong") + 4, 3 * SECTOR_BYTES
+    content[begin : begin + length] = value * (length // len(value))
 
     def found(torn_from: int | None) -> int:
+        file.write_bytes(content)
         return sum(len(chunk.records) for chunk in walk(log_of(tmp_path), 0, torn_from=torn_from))
 
-    assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [3, 3, 1, 1]
+    assert found(0) == 2
+    sector = (-(-begin // SECTOR_BYTES) + lost) * SECTOR_BYTES
+    content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
+    content[end:] = bytes(SIZE - end)  # a record ends with its properties
+    assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [2, 2, 1, 1]
 
 
 def test_nothing_is_walked_without_a_log(tmp_path: Path) -> None:
@@ -111,6 +115,33 @@ def test_a_topic_that_is_no_name_ends_the_log(tmp_path: Path, topic: bytes) -> N
     file = tmp_path / "commitlog" / segment_name(0)
     file.write_bytes(file.read_bytes().replace(b"t" * len(topic), topic))
     assert starts(tmp_path) == []
+
+
+def one_queue(path: Path, count: int) -> tuple[Path, list[int]]:
+    """The log's file of a store of so many messages, and where each begins."""
+    with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"body") for _ in range(count)])
+    return path / "commitlog" / segment_name(0), starts(path)
+
+
+def test_records_before_one_whose_topic_is_no_text(tmp_path: Path) -> None:
+    file, (_, last) = one_queue(tmp_path, 2)
+    content = bytearray(file.read_bytes())
+    content[content.index(b"\1t", last) + 1] = 0xFF
+    file.write_bytes(content)
+    found = [piece for chunk in walk(log_of(tmp_path), 0) for piece in queue_entries(chunk)]
+    assert [(topic, queue_id, offsets.tolist()) for topic, queue_id, offsets, _ in found] == [("t", 0, [0])]
+
+
+def test_the_queue_offsets_of_a_piece_are_consecutive(tmp_path: Path) -> None:
+    file, records = one_queue(tmp_path, 6)
+    with file.open("r+b") as opened:
+        opened.seek(records[2] + field_offset(RECORD_HEADER, "queue_offset"))
+        opened.write(bytes(8))
+    found = [piece for chunk in walk(log_of(tmp_path), 0) for piece in queue_entries(chunk)]
+    assert [offsets.tolist() for _, _, offsets, _ in found] == [[0, 1], [0], [3, 4, 5]]
+    assert [entries["physical_offset"].tolist() for *_, entries in found] == [records[:2], records[2:3], records[3:]]
 
 
 def test_entries_are_those_that_the_append_wrote(path: Path) -> None:
