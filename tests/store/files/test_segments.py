@@ -166,6 +166,16 @@ def test_zero_makes_zero_and_nothing_else(data: st.DataObject, tmp_path_factory:
         assert log.read(start, size) == content[start : start + size]
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 200), (5, 195), (99, 101), (100, 200), (0, 1), (150, 150), (50, 400)])
+def test_zero_over_full_segments(tmp_path: Path, begin: int, end: int) -> None:
+    log = segments(tmp_path)
+    for start in (0, 100):
+        log.write(start, b"x" * 100)
+    log.zero(begin, end)
+    stop = min(end, 200)
+    assert log.read(0, 100) + log.read(100, 100) == b"x" * begin + bytes(stop - begin) + b"x" * (200 - stop)
+
+
 def test_zeroing_keeps_holes(tmp_path: Path) -> None:
     log = segments(tmp_path, 1 << 20)
     log.write(5000, b"x")
