@@ -36,6 +36,8 @@ OPTION_NAMES = (
     "subExpression",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -66,6 +68,7 @@ class SourceOptions:
 
     address: where the log is. start, end: None for the default, which differs between streaming and batch.
     consumer_group: to which the progress of a stream is told. message_filter: which messages to read.
+    min_offsets_per_trigger: how many messages make a batch, unless the last one is max_trigger_delay_seconds ago.
     max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. oversized:
     what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
     tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
@@ -80,6 +83,8 @@ class SourceOptions:
     message_filter: MessageFilter
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_seconds: float
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -110,6 +115,8 @@ class SourceOptions:
             message_filter=value("subExpression", _message_filter, EVERYTHING),
             max_offsets_per_trigger=value("maxOffsetsPerTrigger", _positive, None),
             max_bytes_per_trigger=value("maxBytesPerTrigger", _bytes, None),
+            min_offsets_per_trigger=value("minOffsetsPerTrigger", _positive, None),
+            max_trigger_delay_seconds=value("maxTriggerDelay", _duration, 900.0),
             min_partitions=value("minPartitions", _positive, None),
             max_records_per_partition=value("maxRecordsPerPartition", _positive, None),
             fail_on_data_loss=value("failOnDataLoss", _boolean, True),
@@ -134,6 +141,11 @@ class SourceOptions:
         if self.real_time:
             self._refuse_limits()
             self.ledger_directory()
+        least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
+        if least is not None and most is not None and least > most:
+            raise OptionError(
+                f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most}); no batch is both"
+            )
         return self.start or Named(LATEST)
 
     def ledger_directory(self) -> str:
@@ -154,6 +166,7 @@ class SourceOptions:
         limits = {
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
             "maxBytesPerTrigger": self.max_bytes_per_trigger,
+            "minOffsetsPerTrigger": self.min_offsets_per_trigger,
             "minPartitions": self.min_partitions,
             "maxRecordsPerPartition": self.max_records_per_partition,
         }
@@ -172,6 +185,7 @@ class SourceOptions:
         limits = {
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
             "maxBytesPerTrigger": self.max_bytes_per_trigger,
+            "minOffsetsPerTrigger": self.min_offsets_per_trigger,
         }
         if self.real_time:
             raise OptionError("realTime is for streaming queries (spark.readStream); a batch query reads what is there")

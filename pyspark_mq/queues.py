@@ -65,17 +65,27 @@ class Queues:
             raise OptionError(f"{what}. Was the topic created anew? Give -1 for what comes next, or -2 for the first")
         _logger.warning("%s; going on from there, because failOnDataLoss is false", what)
 
-    def hold(self, seconds: float, seen: Positions, known: Collection[Queue] = ()) -> dict[Queue, Bounds]:
-        """`bounds` as soon as the queues end elsewhere than `seen` says, after `seconds` at the latest."""
+    def hold(
+        self, seconds: float, seen: Positions, known: Collection[Queue] = (), least: int = 1
+    ) -> dict[Queue, Bounds]:
+        """`bounds` once there are `least` messages behind `seen`, or other queues; after `seconds` at the latest."""
         deadline = time.monotonic() + seconds
         pause = 0.0
         while True:
             bounds = self.bounds(known)
             left = deadline - time.monotonic()
-            if ends(bounds) != seen or left <= 0:
+            if left <= 0 or is_enough(seen, bounds, least):
                 return bounds
             # What woke us was for other topics: a steady stream there must not make this a spinning loop.
             if pause:  # even to sleep for no time is a wake-up
                 time.sleep(min(left, pause))
             pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
-            self._log.wait(seen, left)
+            self._log.wait(ends(bounds), left)
+
+
+def is_enough(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
+    """Whether there are `least` messages behind `seen`; or other queues than these, or less in one. Pure."""
+    now = ends(bounds)
+    if now.keys() != seen.keys() or any(now[queue] < offset for queue, offset in seen.items()):
+        return True
+    return sum(now.values()) - sum(seen.values()) >= least

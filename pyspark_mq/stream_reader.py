@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +23,7 @@ from pyspark_mq.offsets import ANOTHER, BatchStart, Loss, StreamOffset, batch_ra
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import limit_ranges, split
 from pyspark_mq.positions import to_json
-from pyspark_mq.queues import Queues, ends
+from pyspark_mq.queues import Queues, ends, is_enough
 from pyspark_mq.reading import RangeReader
 from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 from store.cached import cached_property
@@ -44,6 +46,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bounds: dict[Queue, Bounds] = {}  # as last seen
         self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
         self._turn = 0
+        self._triggered = -math.inf  # when the last batch was, time.monotonic(); the first one comes at once
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts. Spark may ask again: what counts is the pin in the first end offset."""
@@ -65,9 +68,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = StreamOffset.from_json(start)
         self._tell(offset.next)
         once = isinstance(limit, ReadAllAvailable)
-        hold = 0.0 if once or self._target is not None else self._options.hold_timeout_seconds
-        self._bounds = self._queues.hold(hold, offset.next, offset.next)
-        if ends(self._bounds) == offset.next and start == self._known:
+        waits = not once and self._target is None
+        hold, least = (self._options.hold_timeout_seconds, self._least()) if waits else (0.0, 1)
+        self._bounds = self._queues.hold(hold, offset.next, offset.next, least)
+        if not is_enough(offset.next, self._bounds, least) and start == self._known:
             return start
         batch = self._begin(offset)
         ranges = self._available(offset, batch)
@@ -77,6 +81,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not once:
             ranges = self._limit(ranges)
         following = {r.queue: r.end for r in ranges}
+        self._triggered = time.monotonic()
         self._known = StreamOffset(following, batch.starts, self._queues.last(following, batch)).to_json()
         return self._known
 
@@ -103,6 +108,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._group.tell()
         if "_log" in self.__dict__:
             self._log.close()
+
+    def _least(self) -> int:
+        """How many messages the next batch has at least."""
+        is_late = time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds
+        return 1 if is_late else self._options.min_offsets_per_trigger or 1
 
     def _tell(self, reached: Positions) -> None:
         """Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come."""

@@ -29,6 +29,8 @@ def test_defaults() -> None:
         message_filter=TagFilter(None),
         max_offsets_per_trigger=None,
         max_bytes_per_trigger=None,
+        min_offsets_per_trigger=None,
+        max_trigger_delay_seconds=900.0,
         min_partitions=None,
         max_records_per_partition=None,
         fail_on_data_loss=True,
@@ -58,6 +60,8 @@ def test_defaults() -> None:
         ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 << 20),
         ("maxBytesPerTrigger", "2 GB", "max_bytes_per_trigger", 2 << 30),
         ("maxBytesPerTrigger", "512k", "max_bytes_per_trigger", 512 << 10),
+        ("minOffsetsPerTrigger", "8", "min_offsets_per_trigger", 8),
+        ("maxTriggerDelay", "2m", "max_trigger_delay_seconds", 120.0),
         ("minPartitions", "8", "min_partitions", 8),
         ("maxRecordsPerPartition", "8", "max_records_per_partition", 8),
         ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
@@ -143,11 +147,18 @@ def test_a_subscription_is_required() -> None:
 
 
 @pytest.mark.parametrize(
-    "limit", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "maxRecordsPerPartition"]
+    "limit",
+    ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition"],
 )
 def test_limits_do_not_go_with_real_time(limit: str) -> None:
     with pytest.raises(OptionError, match=f"{limit} does not go with realTime"):
         SourceOptions.parse({**BASE, "realTime": "true", limit: "5"}).stream_start()
+
+
+def test_no_batch_is_larger_than_the_largest() -> None:
+    options = {**BASE, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}
+    with pytest.raises(OptionError, match=r"minOffsetsPerTrigger \(6\) is above maxOffsetsPerTrigger \(5\)"):
+        SourceOptions.parse(options).stream_start()
 
 
 def test_a_batch_query_is_not_real_time() -> None:
@@ -173,6 +184,7 @@ def test_a_stream_has_no_end(option: str, text: str) -> None:
         ("endingOffsets", '{"orders": {"0": -2}}', "read nothing for orders/0"),
         ("maxOffsetsPerTrigger", "5", "maxOffsetsPerTrigger is for streaming queries"),
         ("maxBytesPerTrigger", "5m", "maxBytesPerTrigger is for streaming queries"),
+        ("minOffsetsPerTrigger", "5", "minOffsetsPerTrigger is for streaming queries"),
     ],
 )
 def test_refused_in_batch_queries(name: str, text: str, message: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,47 @@ def rows(it: MqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list
         for batch in batches
         for row in batch.to_pylist()
     ]
+
+
+def test_a_batch_waits_until_it_is_large_enough(filled: Filled) -> None:
+    it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="1", **EARLIEST)
+    first = latest(it, it.initialOffset())
+    assert first["orders"] == {"0": 3, "1": 5}  # as in the Kafka source the first one comes at once
+    filled.put("orders", 0, 2)
+    filled.put("orders", 1, 1)
+    assert latest(it, first) == first
+    filled.put("orders", 1, 1)
+    assert latest(it, first)["orders"] == {"0": 5, "1": 7}
+
+
+def test_a_batch_that_is_waited_for_comes_when_it_is_large_enough(filled: Filled) -> None:
+    it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="60000", **EARLIEST)
+    first = latest(it, it.initialOffset())
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(latest, it, first)
+        for _ in range(4):
+            assert not asked.done()
+            filled.put("orders", 0, 1)
+        assert asked.result()["orders"] == {"0": 7, "1": 5}
+
+
+def test_a_small_batch_comes_after_the_longest_delay(filled: Filled) -> None:
+    it = reader(filled, minOffsetsPerTrigger="4", maxTriggerDelay="1s", holdTimeoutMs="10", **EARLIEST)
+    first, since = latest(it, it.initialOffset()), time.monotonic()
+    filled.put("orders", 0, 1)
+    while (end := latest(it, first)) == first:
+        pass
+    assert end["orders"] == {"0": 4, "1": 5}
+    assert time.monotonic() - since >= 0.9
+
+
+def test_what_is_there_is_read_however_little(filled: Filled) -> None:
+    it = reader(filled, minOffsetsPerTrigger="100", **EARLIEST)
+    it.prepareForTriggerAvailableNow()
+    first = latest(it, it.initialOffset())
+    filled.put("orders", 0, 1)
+    it.prepareForTriggerAvailableNow()
+    assert latest(it, first)["orders"] == {"0": 4, "1": 5}
 
 
 def group(filled: Filled) -> dict[int, int | None]:
