@@ -13,6 +13,7 @@ from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.reading import RangeReader
+from pyspark_mq.slots import task_slots
 from pyspark_mq.worker import task_log
 from store.any_log import Log, Positions, QueueRange
 from store.publish.watermark import current_boot_id
@@ -74,7 +75,8 @@ class HeldReader:
                 reached = dict(task.begin)
                 starved = task.late() and self._ledger.any_ended(task.name)
                 yield from self._held(log, reached, task.deadline())
-                record = self._ledger.record(task.name, TaskRecord(reached, starved, log.fingerprints(reached)))
+                mine = TaskRecord(reached, starved, log.fingerprints(reached), task_slots())
+                record = self._ledger.record(task.name, mine)
             else:
                 reached = task.begin
             yield from self._up_to(log, reached, record.next)

@@ -5,7 +5,7 @@ its iterator does: one file, which appears complete and is never replaced. The f
 any other attempt at the task reads exactly the recorded ranges.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
-                                              "last": {"orders": {"0": [104857, 1763772000123]}}}
+                                              "last": {"orders": {"0": [104857, 1763772000123]}}, "slots": 2}
     <ledger>/<reader>/passed                 empty; its time says when another reader went on from this one last
 
 A reader is one run of a query. While it runs it deletes its records of batches that are passed. Those of its last
@@ -29,7 +29,9 @@ from pyspark_mq.offsets import READER_ID
 from pyspark_mq.positions import (
     fingerprints_from_json,
     fingerprints_to_json,
+    is_long,
     positions_from_json,
+    shown,
     to_json,
 )
 from store.any_log import Fingerprints, Positions, Queue
@@ -40,6 +42,7 @@ RETENTION_SECONDS = 7 * 24 * 3600.0
 
 _NEXT = "next"
 _STARVED = "starved"
+_SLOTS = "slots"
 _LAST = "last"
 _PASSED = "passed"
 _MAX_BYTES = 256 << 20
@@ -62,11 +65,13 @@ class TaskRecord:
     """Where a task ended: `next` offset of each of its queues, and which message stood before (see `StreamOffset`).
 
     starved: it began only when its time was over and another task had ended: there are too few task slots.
+    slots: how many there are, if the task was told.
     """
 
     next: Positions
     starved: bool = False
     last: Fingerprints = field(default_factory=dict)
+    slots: int | None = None
 
 
 class Ledger:
@@ -96,8 +101,10 @@ class Ledger:
         path = self._path(name)
         try:
             json_ = json.loads(read_file(path, _MAX_BYTES))
-            last = fingerprints_from_json(json_.get(_LAST, {}))  # an earlier version's has none
-            record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]), last)
+            last, slots = fingerprints_from_json(json_.get(_LAST, {})), json_.get(_SLOTS)  # an earlier version has none
+            if slots is not None and not is_long(slots, 1):
+                raise ValueError(f"{_SLOTS} is {shown(slots)} where a number belongs")
+            record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]), last, slots)
             if record.next.keys() != set(queues):
                 raise ValueError(f"it has {_names(record.next)}, and the task {_names(queues)}")
             return record
@@ -116,7 +123,7 @@ class Ledger:
         """
         path = self._path(name)
         last = fingerprints_to_json(record.last)
-        content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last}
+        content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last, _SLOTS: record.slots}
         try:
             make_folder(path.parent)
             create_file(path, json.dumps(content).encode("ascii"))

@@ -41,6 +41,7 @@ class RealTimeStreamReader(MqStreamReader):
         super().__init__(options, schema)
         self._reader_id = uuid4().hex
         self._warned = False
+        self._slots: int | None = None  # of Spark's, as the last batch's tasks were told
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: of a real-time one at once, for arrivals are waited for in its tasks.
@@ -99,7 +100,7 @@ class RealTimeStreamReader(MqStreamReader):
         if before is None or before.reader != self._reader_id:
             self._ledger.prepare(self._reader_id)
         number = before.epoch + 1 if before is not None else 0
-        tasks = pack(batch.begin, self._options.real_time_partitions or os.cpu_count() or 1)
+        tasks = pack(batch.begin, self._options.real_time_partitions or self._slots or os.cpu_count() or 1)
         self._known = EpochOffset(number, self._reader_id, tasks, self._queues.last(batch.begin, batch)).to_json()
         return self._known
 
@@ -115,6 +116,7 @@ class RealTimeStreamReader(MqStreamReader):
             reached |= record.next
             last |= record.last
             starved += record.starved
+            self._slots = record.slots or self._slots
         if starved:
             self._warn_of_starvation(starved, len(epoch.tasks))
         return StreamOffset(reached, starts=reached, last=last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,9 @@ def age(ledger: Path, days: float) -> None:
 def test_what_is_recorded_is_found(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "new" / "ledger")
     assert ledger.find(TASK, QUEUES) is None
-    assert ledger.record(TASK, record(7, starved=True)) == record(7, starved=True)
-    assert Ledger(tmp_path / "new" / "ledger").find(TASK, QUEUES) == record(7, starved=True)
+    told = replace(record(7, starved=True), slots=3)
+    assert ledger.record(TASK, told) == told
+    assert Ledger(tmp_path / "new" / "ledger").find(TASK, QUEUES) == told
     assert [path.name for path in (tmp_path / "new" / "ledger" / A).iterdir()] == ["3-0.json"]
 
 
@@ -159,6 +161,7 @@ def test_an_id_that_is_none_names_no_folder(tmp_path: Path, reader: str) -> None
         b'{"next": {"orders": {"0": -1}}}',
         b'{"next": {"orders": {"0": 1}}, "starved": false}',
         b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "last": 1}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "slots": 0}',
         b'{"next": {"orders": {"0": 1, "1": 1, "2": 1}}, "starved": false}',
     ],
 )

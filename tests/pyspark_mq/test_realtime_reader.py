@@ -234,6 +234,20 @@ def test_queues_are_packed_into_tasks(filled: Filled) -> None:
     assert run(it, it.partitions(start, end)) == sorted(filled.rows)
 
 
+@pytest.mark.parametrize(("given", "told", "tasks"), [({}, 1, 1), ({}, 2, 2), ({"realTimePartitions": "2"}, 1, 2)])
+def test_as_many_tasks_as_the_last_batch_had_slots_unless_told(
+    filled: Filled, given: dict[str, str], told: int, tasks: int
+) -> None:
+    options = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "realTime": "true", **given}
+    it = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+    start = it.initialOffset()
+    end = latest(it, start)
+    for partition in it.partitions(start, end):
+        held: HeldTask = partition.value
+        Ledger(f"{filled.path}/ledger").record(held.name, TaskRecord(held.begin, slots=told))
+    assert len(latest(it, end)["$from"]) == tasks
+
+
 @pytest.mark.parametrize(
     ("queues", "tasks", "sizes"), [(5, 2, [3, 2]), (2, 5, [1, 1]), (1, 1, [1]), (0, 3, []), (7, 3, [3, 2, 2])]
 )
