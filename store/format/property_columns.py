@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -75,6 +77,14 @@ class PropertyColumns:
         names = _strings(self._data, self._starts[keep], self._splits[keep])
         values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
+
+    def dicts(self) -> list[dict[str, str]]:
+        """`maps` as Python has them."""
+        maps = self.maps()
+        names = maps.keys.dictionary_encode()  # a text that is there once is hashed once
+        named = map(names.dictionary.to_pylist().__getitem__, names.indices.to_pylist())
+        pairs = zip(named, maps.items.to_pylist(), strict=True)
+        return [dict(islice(pairs, count)) for count in np.diff(numbers(maps.offsets)).tolist()]
 
     @cached_property
     def _layout(self) -> list[bytes] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +14,15 @@ from store.any_log import MessageFilter
 from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.files.config import StoreConfig
 from store.format.entering import Entry
-from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES
+from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
 from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered
+from store.format.stored_messages import stored_messages
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.read.blocks import block_of
 
-_ENTRIES_AT_ONCE = 64
+_MANY = 128  # fewer are decoded in less time one by one
 
 
 class GetStatus(Enum):
@@ -86,15 +89,72 @@ def get_message(
     except OffsetLost:
         return answer(GetStatus.OFFSET_FOUND_NULL, file_end)
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
+    found = _together(log, queue, offset, entries, message_filter, count_limit, config)
+    if found is None:
+        found = _one_by_one(log, queue, offset, entries, message_filter, count_limit, config)
+    missing = GetStatus.MESSAGE_WAS_REMOVING if found.removed else GetStatus.NO_MATCHED_MESSAGE
+    status = GetStatus.FOUND if found.messages else missing
+    return GetResult(status, found.next_begin, minimum, maximum, found.messages)
+
+
+class _Found(NamedTuple):
+    """next_begin: the queue offset behind what was looked at. removed: whether a message among that was deleted."""
+
+    messages: list[StoredMessage]
+    next_begin: int
+    removed: bool = False
+
+
+def _together(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    offset: int,
+    entries: Entries,
+    message_filter: MessageFilter,
+    count_limit: int,
+    config: StoreConfig,
+) -> _Found | None:
+    """What `_one_by_one` would find, by columns; None where these are few, or anything is out of the ordinary."""
+    if min(count_limit, len(entries)) < _MANY:
+        return None
+    rows = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64)))
+    some = entries[rows[:count_limit]]
+    sizes = some["size"].astype(np.int64)
+    count = int(np.searchsorted(np.cumsum(sizes), config.maxTransferBytesOnMessageInMemory, side="right"))
+    if count < _MANY or sizes.min() < MIN_RECORD_BYTES:
+        return None
+    physical_offsets, codes = some["physical_offset"].astype(np.int64), some["tags_code"].astype(np.int64)
+    try:
+        block = block_of(log, queue, offset + rows[:count], physical_offsets[:count], sizes[:count])
+        block.check_crc()
+        block.check_tags_codes(codes[:count])
+    except (CorruptRecord, OffsetLost):
+        return None
+    if (block.sys_flags & SYS_COMPRESSED).any():
+        return None
+    messages = stored_messages(block)
+    if message_filter.columns and not all(message_filter.match(each.tags, each.properties) for each in messages):
+        return None
+    return _Found(messages, offset + (int(rows[count]) if count < len(rows) else len(entries)))
+
+
+def _one_by_one(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    offset: int,
+    entries: Entries,
+    message_filter: MessageFilter,
+    count_limit: int,
+    config: StoreConfig,
+) -> _Found:
+    """The messages of `entries`, the first of which is that of `offset`. Raises as `MessageStore.get_message`."""
     messages: list[StoredMessage] = []
-    taken_bytes, next_begin, removed = 0, end, False
-    left = config.maxDecompressedMessageSize
+    taken_bytes, left, removed = 0, config.maxDecompressedMessageSize, False
     segment = lru_cache(maxsize=1)(partial(log.segments.view, length=log.segments.size))  # looked at once a call
-    for entry in _candidates(queue, offset, entries, message_filter):
+    for entry in _candidates(queue, offset, entries, message_filter, max(1, count_limit)):
         too_large = taken_bytes + entry.size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
-            next_begin = entry.queue_offset
-            break
+            return _Found(messages, entry.queue_offset)
         try:
             message = decode_record(_record(segment, log.segments.size, entry), entry)
         except OffsetLost:
@@ -110,19 +170,19 @@ def get_message(
         except MessageTooLarge:
             if not messages:
                 raise
-            next_begin = entry.queue_offset  # for the next call to say, or to have room for
-            break
+            return _Found(messages, entry.queue_offset)  # for the next call to say, or to have room for
         messages.append(message)
         taken_bytes += entry.size
         left -= len(message.body)
-    missing = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
-    return GetResult(GetStatus.FOUND if messages else missing, next_begin, minimum, maximum, messages)
+    return _Found(messages, offset + len(entries), removed)
 
 
-def _candidates(queue: ConsumeQueue, offset: int, entries: Entries, message_filter: MessageFilter) -> Iterator[Entry]:
-    """The entries, from queue offset `offset` on, whose message may match."""
-    for first in range(0, len(entries), _ENTRIES_AT_ONCE):  # a call ends after a few, as a rule
-        some = entries[first : first + _ENTRIES_AT_ONCE]
+def _candidates(
+    queue: ConsumeQueue, offset: int, entries: Entries, message_filter: MessageFilter, at_once: int
+) -> Iterator[Entry]:
+    """The entries whose message may match; `at_once` of them are looked at before any is asked for."""
+    for first in range(0, len(entries), at_once):
+        some = entries[first : first + at_once]
         rows = np.flatnonzero(message_filter.match_codes(some["tags_code"].astype(np.int64)))
         for row, fields in zip(rows.tolist(), some[rows].tolist(), strict=True):
             yield Entry(queue.topic, queue.queue_id, offset + first + row, *fields)

@@ -9,14 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import Int64s, MessageFilter, ReadSpec
-from store.errors import CorruptRecord
 from store.format.arrays import numbers
-from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
+from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block
 from store.format.inflating import Bounds, inflated
-from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.log.consume_queue import ConsumeQueue, Entries
+from store.read.blocks import block_of
 
 _ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
 _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # where few pass a filter, batches shall not become small
@@ -33,11 +31,9 @@ def scan_queue(
     schema = pa.schema([(name, COLUMNS[name]) for name in spec.columns])
     message_filter, looked_at = spec.message_filter, spec.message_filter.columns
     bounds = Bounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
-    kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
     needs_properties = not PROPERTY_COLUMNS.isdisjoint((*spec.columns, *looked_at))
     with_bodies = spec.check_crc or "body" in spec.columns
-    with_tails = spec.check_crc or needs_properties or kind is LightBlock
-    block_of = partial(kind, queue.topic, queue.queue_id, with_bodies=with_bodies, with_tails=with_tails)
+    with_tails = spec.check_crc or needs_properties
     at_once = _FILTERED_ENTRIES_AT_ONCE if looked_at else _ENTRIES_AT_ONCE
     while start < end:
         stop = min(end, start + at_once)
@@ -45,7 +41,7 @@ def scan_queue(
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         for first, last in _batches(physical, sizes, log.segments.size, spec.max_rows, spec.max_bytes):
             rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
-            block = block_of(_view(log, queue, *rows), int(physical[first]), *rows)
+            block = block_of(log, queue, *rows, with_bodies=with_bodies, with_tails=with_tails)
             if spec.check_crc:
                 block.check_crc()
             if needs_properties:
@@ -76,18 +72,6 @@ def _entries(queue: ConsumeQueue, start: int, stop: int, message_filter: Message
         offsets.append(first + rows)
         kept.append(entries[rows])
     return np.concatenate(offsets), np.concatenate(kept)
-
-
-def _view(log: CommitLog, queue: ConsumeQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:
-    """The stretch of the log from the first to the last of these records."""
-    begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
-    ascending = (physical[1:] > physical[:-1]).all()
-    if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
-        raise CorruptRecord(
-            f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
-            f"entries are no records in ascending order; {MAKE_ANEW}"
-        )
-    return log.segments.view(begin, end - begin)
 
 
 def _batches(

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from store import CorruptRecord, GetStatus, Message, MessageStore, StoreConfig, TagFilter
-from store.format.layout import CQ_ENTRY, segment_name
+from store import CorruptRecord, GetStatus, Message, MessageStore, StoreConfig, StoredMessage, StoreError, TagFilter
+from store.errors import MessageTooLarge, OffsetLost
+from store.format.entering import Entry
+from store.format.java_hash import java_hash_code
+from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
+from store.format.stored_message import decode_record, inflated, must_be_entered
+from store.read import getting
 
 SMALL = StoreConfig(
     mappedFileSizeCommitLog=4096,
@@ -132,3 +142,154 @@ def test_a_body_that_changed(store: MessageStore) -> None:
     with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: its body does not match its CRC; restore"):
         list(store.scan("t", 0, 0, 10))
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, check_crc=False)) == 10
+
+
+# --- one by one, and many together -----------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN_NAMES = sorted(path.stem for path in GOLDEN.glob("*.jsonl"))
+Answer = tuple[str, int, list[StoredMessage]] | str
+
+
+def reference(
+    store: MessageStore, topic: str, queue_id: int, offset: int, count: int, tags: tuple[str, ...] | None
+) -> Answer:
+    """What RocketMQ's `getMessage` answers within a queue, or our error: one entry and one record after the other."""
+    queue, log, config = store._queues.of(topic, queue_id), store._log, store.config
+    limit = max(1, min(count, config.maxTransferCountOnMessageInMemory))
+    maximum, per_file = store.max_offset(topic, queue_id), queue.entries_per_file
+    end = min(maximum, offset + max(config.maxFilterMessageSize // 20, count), (offset // per_file + 1) * per_file)
+    messages: list[StoredMessage] = []
+    taken, left, status = 0, config.maxDecompressedMessageSize, "NO_MATCHED_MESSAGE"
+    for at, fields in enumerate(queue.entries(offset, end).tolist(), offset):
+        entry = Entry(topic, queue_id, at, *fields)
+        is_hash = -(1 << 31) <= entry.tags_code < 1 << 31
+        if tags is not None and is_hash and entry.tags_code not in map(java_hash_code, tags):
+            continue
+        if messages and (len(messages) == limit or taken + entry.size > config.maxTransferBytesOnMessageInMemory):
+            return "FOUND", at, messages
+        try:
+            if entry.physical_offset < 0 or not 91 <= entry.size <= log.segments.size:
+                raise CorruptRecord(str(entry))
+            message = decode_record(log.segments.read(entry.physical_offset, entry.size), entry)
+            must_be_entered(message, entry)
+            if tags is not None and message.tags not in tags:
+                continue
+            message = inflated(replace(message, queue_id=queue_id), entry, left)
+        except OffsetLost:
+            status = "MESSAGE_WAS_REMOVING"
+            continue
+        except MessageTooLarge:
+            if not messages:
+                return f"{entry}"
+            return "FOUND", at, messages
+        except CorruptRecord:
+            return f"{entry}"
+        messages.append(message)
+        taken, left = taken + entry.size, left - len(message.body)
+    return "FOUND" if messages else status, end, messages
+
+
+def answer(
+    store: MessageStore, topic: str, queue_id: int, offset: int, count: int, tags: tuple[str, ...] | None
+) -> Answer:
+    try:
+        got = store.get_message("g", topic, queue_id, offset, count, TagFilter(tags))
+    except (CorruptRecord, MessageTooLarge) as error:
+        return str(error)
+    return got.status.name, got.next_begin_offset, got.messages
+
+
+def same(ours: Answer, theirs: Answer) -> bool:
+    """Errors name the same place."""
+    if isinstance(ours, str) and isinstance(theirs, str):
+        return ours.startswith(theirs)
+    return ours == theirs
+
+
+@pytest.fixture(params=[1, 3])
+def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few are many here, and decoded together."""
+    monkeypatch.setattr(getting, "_MANY", request.param)
+
+
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_a_brokers_messages_are_the_same_together_and_one_by_one(name: str) -> None:
+    with MessageStore.open(GOLDEN / name, read_only=True) as store:
+        for topic, queues in store.topics().items():
+            for queue_id in range(queues):
+                minimum, maximum = store.offsets(topic, queue_id)
+                for offset, count, tags in [(minimum, 1000, None), (minimum, 2, None), (minimum, 1000, ("TagA",))]:
+                    if offset < maximum:
+                        wanted = topic, queue_id, offset, count, tags
+                        assert same(answer(store, *wanted), reference(store, *wanted))
+
+
+MANY = StoreConfig(
+    mappedFileSizeCommitLog=8192,
+    mappedFileSizeConsumeQueue=40 * 20,
+    maxTransferCountOnMessageInMemory=20,
+    maxTransferBytesOnMessageInMemory=3000,
+    maxFilterMessageSize=30 * 20,
+)
+TAGS = ("a", "Aa", "BB", None)  # two of them have the same hash
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Messages of every size in two queues, over several files and segments."""
+    path, chance = tmp_path_factory.mktemp("mixed") / "mq", random.Random(5)
+    with MessageStore.open(path, config=MANY) as store:
+        store.create_topic("t", 2)
+        for _ in range(30):
+            store.put_many(
+                Message(
+                    "t",
+                    chance.randbytes(chance.choice([0, 1, 30, 400])),
+                    chance.choice(TAGS),
+                    keys=["k"] * chance.randrange(3),
+                    properties={name: "x" for name in "pq" if chance.random() < 0.5},
+                    queue_id=chance.randrange(2),
+                )
+                for _ in range(5)
+            )
+    return path
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_damaged_or_whole_together_they_are_as_one_by_one(mixed: Path, data: st.DataObject) -> None:
+    path = mixed.with_name("damaged")
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(mixed, path)
+    files = sorted(file for folder in (COMMIT_LOG_DIR, "consumequeue") for file in (path / folder).rglob("0*[0-9]"))
+    for _ in range(data.draw(st.integers(0, 3))):
+        file = data.draw(st.sampled_from([file for file in files if file.is_file()]))
+        content = bytearray(file.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(content)
+    if data.draw(st.integers(0, 4)) == 0:
+        (path / COMMIT_LOG_DIR / segment_name(8192)).unlink()
+    with MessageStore.open(path, read_only=True, config=MANY) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(getting, "_MANY", data.draw(st.sampled_from([1, 4, 1000])))
+        for _ in range(10):
+            queue_id = data.draw(st.integers(0, 1))
+            try:
+                minimum, maximum = store.offsets("t", queue_id)
+            except StoreError:
+                continue
+            if minimum < maximum:
+                offset = data.draw(st.integers(minimum, maximum - 1))
+                count = data.draw(st.integers(1, 50))
+                tags = data.draw(st.sampled_from([None, ("a",), ("Aa",), ("BB", "a")]))
+                wanted = "t", queue_id, offset, count, tags
+                assert same(answer(store, *wanted), reference(store, *wanted))
+
+
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize("field", ["tags_code", "size", "physical_offset"])
+def test_a_wrong_entry_among_many_is_named(store: MessageStore, field: str) -> None:
+    change_entry(store, 5, field, 77)
+    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 \(commit log offset \d+\): "):
+        store.get_message("g", "t", 0, 0)

@@ -1,0 +1,43 @@
+"""Messages of one queue as a block: the stretch of the log that its entries name."""
+
+from __future__ import annotations
+
+from store.any_log import Int64s
+from store.errors import CorruptRecord
+from store.format.columns import Block, LightBlock
+from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
+from store.format.strings import Bytes
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+
+
+def block_of(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    queue_offsets: Int64s,
+    physical_offsets: Int64s,
+    sizes: Int64s,
+    *,
+    with_bodies: bool = True,
+    with_tails: bool = True,
+) -> Block:
+    """The messages at these offsets, all in one segment, n >= 1; with_bodies, with_tails: as `Block` takes them.
+
+    Raises `CorruptRecord`, `OffsetLost`.
+    """
+    kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
+    view, begin = _stretch(log, queue, queue_offsets, physical_offsets, sizes), int(physical_offsets[0])
+    where = queue.topic, queue.queue_id, view, begin, queue_offsets, physical_offsets, sizes
+    return kind(*where, with_bodies=with_bodies, with_tails=with_tails or kind is LightBlock)
+
+
+def _stretch(log: CommitLog, queue: ConsumeQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:
+    """The log from the first to the last of these records."""
+    begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
+    ascending = (physical[1:] > physical[:-1]).all()
+    if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
+        raise CorruptRecord(
+            f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
+            f"entries are no records in ascending order; {MAKE_ANEW}"
+        )
+    return log.segments.view(begin, end - begin)
