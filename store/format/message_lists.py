@@ -65,10 +65,9 @@ def _bodies(bodies: list[Any]) -> pa.BinaryArray:
 
 def _texts(values: list[Any]) -> pa.StringArray | None:
     """Texts, each of which may be None, which counts as an empty one."""
-    if _are({type(None)}, values):
-        return None
-    _need(_are({str, type(None)}, values))
-    return texts([value or "" for value in values])
+    kinds = set(map(type, values))
+    _need(kinds <= {str, type(None)})
+    return texts(values if type(None) not in kinds else [value or "" for value in values]) if str in kinds else None
 
 
 def _keys(keys: list[Any]) -> pa.StringArray | None:
