@@ -103,6 +103,8 @@ class MessageStore(Opened):
             self._watermark: Watermark | LogEnd = LogEnd(directory.root, self._log)
             is_message = self._watermark.is_message
             queues = ConsumeQueues(directory.root, queue_file_size, writable=False, is_message=is_message)
+            # A topic may have been deleted and created again: what was seen of its queues means nothing then.
+            self._topics = Topics(directory.root, changed=queues.forget)
         else:
             queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
             self._writer = Writer(directory, config, self._log, self._index, queues)

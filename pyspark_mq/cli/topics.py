@@ -1,14 +1,17 @@
-"""`pyspark-mq topic`: make and list topics."""
+"""`pyspark-mq topic`: make, list and delete topics."""
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.arguments import topics as complete_topics
+from pyspark_mq.cli.places import queues_of
 from store import MessageStore
+from store.upkeep.deletion import delete_topic
 
 
 @click.group()
 def topic() -> None:
-    """Make and list topics."""
+    """Make, list and delete topics."""
 
 
 @topic.command()
@@ -29,3 +32,21 @@ def list_topics(store: str) -> None:
     with MessageStore.open(store, read_only=True) as opened:
         for name, queues in sorted(opened.topics().items()):
             click.echo(f"{name}: {queues} queues")
+
+
+@topic.command()
+@STORE
+@click.argument("name", shell_complete=complete_topics)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def delete(store: str, name: str, dry_run: bool) -> None:
+    """Delete the topic NAME of STORE, its messages, and the offsets that groups have in it, for good.
+
+    Nobody may have STORE open for writing; readers may. The log keeps the records until 'clean' takes their segments.
+    A topic of the same name begins anew, at offset 0.
+    """
+    with MessageStore.open(store, create=False, read_only=True) as opened:
+        bounds = [opened.offsets(name, queue) for queue in queues_of(opened, name)]
+    if not dry_run:
+        delete_topic(store, name)
+    messages = sum(end - first for first, end in bounds)
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {name}: {len(bounds)} queues, {messages:,} messages")

@@ -73,6 +73,17 @@ class ConsumerOffsets:
         next_version(self._offsets, content)
         write_json(self._offsets, content)
 
+    def forget(self, topic: str) -> None:
+        """Drop the offsets of all groups in a topic that is deleted: in one of the same name they mean others."""
+        content = read_json(self._offsets)
+        found = table(self._offsets, content, _OFFSETS)
+        of_topic = [key for key in found if key.partition(GROUP_SEPARATOR)[0] == topic]
+        if of_topic:
+            for key in of_topic:
+                del found[key]
+            next_version(self._offsets, content)
+            write_json(self._offsets, content)
+
     def names(self) -> list[str]:
         """ConsumerOffsets that have settings or offsets, sorted."""
         committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))

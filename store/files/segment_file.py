@@ -151,6 +151,10 @@ class OpenFiles:
             if key[0] == name:
                 self._files.pop(key, None)
 
+    def forget_all(self) -> None:
+        """Close all; the next look at one opens it by its name."""
+        self._files.clear()
+
 
 def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile:
     path = directory / segment_name(start)

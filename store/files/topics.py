@@ -19,18 +19,21 @@ from store.format.layout import (
     TOPICS_FILE,
 )
 from store.format.topic_names import check_topic_name, needs_no_entry, not_a_name
-from store.integers import integer
+from store.integers import LONG_MAX, integer
 
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"
+_DELETED = "deletedTopics"  # this project's: topic to log offset
 _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
 class Topics:
     """The topic table of one store. Other processes write the file too, so its state is looked at in every call."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, changed: Callable[[], None] = lambda: None) -> None:
+        """changed: called when the files turn out to be others than at the last look."""
         self._root = root
+        self._changed = changed
         self._place = Place(root)
         self._path = root / TOPICS_FILE
         self._seen: tuple[int, int] | None = None
@@ -44,6 +47,8 @@ class Topics:
         except FileNotFoundError:
             state = None
         if state is None or state != self._seen or topic not in self._counts:
+            if state != self._seen:
+                self._changed()
             self._counts, self._seen = self.queue_counts(), state
         return self._counts.get(topic, 0)
 
@@ -98,13 +103,20 @@ class Topics:
         """(topic, queue id) of all that `on_disk` has."""
         return [(topic, queue_id) for topic, queue_ids in self.on_disk().items() for queue_id in queue_ids]
 
-    def are_there(self) -> Callable[[str], bool]:
-        """Tells, as it stands now, whether a topic that records name is there: the log keeps those of deleted ones.
+    def are_there(self) -> Callable[[str, int], bool]:
+        """Tells, as it stands now, whether the record at a log offset is of a topic that is there.
 
-        Where there is a table, that is one which is neither in it nor has a queue's folder. Raises `CorruptStore`.
+        The log keeps those of deleted ones. Where there is a table, a topic is not there that is neither in it nor has
+        a queue's folder; and of one that was deleted here, what came before that does not count. Raises `CorruptStore`.
         """
-        listed, on_disk = self._table(), self.on_disk()
-        return lambda topic: not listed or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)
+        content, on_disk = read_json(self._path), self.on_disk()
+        has_table, listed, deleted = _TABLE in content, table(self._path, content, _TABLE), self._deleted(content)
+
+        def is_there(topic: str, at: int) -> bool:
+            known = not has_table or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)
+            return known and at >= deleted.get(topic, 0)
+
+        return is_there
 
     def create(self, topic: str, queues: int) -> int:
         """Add a topic, or queues to one; the number it has now. Call under the store lock.
@@ -126,6 +138,24 @@ class Topics:
             next_version(self._path, content)
             write_json(self._path, content)
         return queues
+
+    def forget(self, topic: str, begin: int, end: int) -> None:
+        """Take a topic out of the table: what the log has of it, now in [begin, end), does not count any more.
+
+        Kept in the same file, so that both come at once; RocketMQ passes it over. Call under the store lock.
+        """
+        content = read_json(self._path)
+        table(self._path, content, _TABLE).pop(topic, None)
+        content[_DELETED] = {name: at for name, at in self._deleted(content).items() if at > begin} | {topic: end}
+        next_version(self._path, content)
+        write_json(self._path, content)
+
+    def _deleted(self, content: dict[str, Any]) -> dict[str, int]:
+        """Topic to the log offset where it was deleted last."""
+        found = content.get(_DELETED) or {}
+        if not isinstance(found, dict):
+            raise CorruptStore(f"{self._path}: {_DELETED} is no object; correct the file, or restore it from a copy")
+        return {name: number(self._path, f"{_DELETED} of {name}", at, LONG_MAX) for name, at in found.items()}
 
     def _table(self) -> dict[str, dict[str, Any]]:
         return read_table(self._path, _TABLE)

@@ -202,6 +202,7 @@ SCHEDULE_DELAYS_MS: Final = tuple(
 # newest first. Its name is the local time of its creation.
 
 INDEX_DIR: Final = "index"
+DELETED_DIR: Final = "deleted"  # this project's: holds the queues of a topic while it is deleted
 REPAIR_DIR: Final = "repair"  # this project's: holds the index while it is made anew
 INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
 INDEX_HEADER: Final = np.dtype(

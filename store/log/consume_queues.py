@@ -25,13 +25,14 @@ class ConsumeQueues:
         """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it."""
         self._topics = Topics(root)
         self._least_tails: dict[QueueName, int] = {}
+        self._files = OpenFiles(_OPEN_FILES)
         queue = partial(
             ConsumeQueue,
             root,
             file_size=file_size,
             writable=writable,
             is_message=is_message,
-            files=OpenFiles(_OPEN_FILES),
+            files=self._files,
         )
         self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._least_tails))
 
@@ -42,6 +43,11 @@ class ConsumeQueues:
     def existing(self) -> list[QueueName]:
         """The queues that have a folder, as it stands now."""
         return self._topics.queues_on_disk()
+
+    def forget(self) -> None:
+        """Look at all files anew: a topic may have been deleted and created again. For readers."""
+        self._opened.cache_clear()
+        self._files.forget_all()
 
     def expect(self, tails: Mapping[QueueName, int]) -> None:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged."""

@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 from weakref import finalize
@@ -200,3 +200,20 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
             return False
         raise
     return True
+
+
+def alone(root: Path, work: Callable[[], Result], what: str) -> Result:
+    """What `work` answers, called as the only writer of a directory. what: it is, for the message.
+
+    Raises `StoreLocked`, which names the others, and as `exclusively`.
+    """
+    with closing(StoreLock(root)) as lock:
+
+        def when_alone() -> Result:
+            if not lock.join():
+                others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]
+                who = " and ".join(map(str, others)) or "this one, or " + _NOBODY_SEEN
+                raise StoreLocked(f"{root}: other processes write here; close them before {what}: {who}")
+            return work()
+
+        return lock.exclusively(when_alone)

@@ -101,9 +101,10 @@ def is_queued(
 def _is_of_older_life(
     log: CommitLog, known: Callable[[str], int], queue: Callable[[str, int], ConsumeQueue], message: StoredMessage
 ) -> bool:
-    """Whether a message is older than the first of each queue of its topic."""
+    """Whether a message is older than the first of each queue of its topic; one without any was just created again."""
     queues = [queue(message.topic, queue_id) for queue_id in range(known(message.topic))]
-    return message.physical_offset < min((life_begin(log, own) for own in queues if own.has_files), default=0)
+    begins = [life_begin(log, own) for own in queues if own.has_files]
+    return not begins or message.physical_offset < min(begins)
 
 
 def offset_of_id(offset_msg_id: str) -> int:

@@ -149,7 +149,7 @@ class Recovery:
                 store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
             for topic, queue_id, offsets, entries in queue_entries(chunk):
                 name, at = (topic, queue_id), int(entries["physical_offset"][0])
-                if not self._is_there(topic):
+                if not self._is_there(topic, at):
                     continue
                 if not queues.add(name, offsets, entries):
                     if begin > first_byte:  # entries before it are missing

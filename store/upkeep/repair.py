@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from store.errors import StoreLocked
 from store.files.atomic import make_folder
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.layout import INDEX_DIR, REPAIR_DIR
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.publish.locks import StoreLock
+from store.publish.locks import alone
 from store.system_errors import explained
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Filed, Plan, Point, Recovery, plan_for
@@ -53,19 +52,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         directory.save_configuration(settings)
         directory.mark_closed()
 
-    _alone(root, make_anew)
-
-
-def _alone(root: Path, work: Callable[[], None]) -> None:
-    """Call `work` as the only writer. Raises `StoreLocked`."""
-    with closing(StoreLock(root)) as lock:
-
-        def when_alone() -> None:
-            if not lock.join():
-                raise StoreLocked(f"{root}: other processes write here; close them before a repair")
-            work()
-
-        lock.exclusively(when_alone)
+    alone(root, make_anew, "a repair")
 
 
 @contextmanager

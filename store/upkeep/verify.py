@@ -122,7 +122,8 @@ class _Verifier:
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
         self._queues: dict[QueueName, ConsumeQueue] = {}
-        self._is_compared: Callable[[str], bool] = lambda topic: True  # not so deleted topics, and batch queues
+        # By log offset: not so what deleted topics had, and batch queues.
+        self._is_compared: Callable[[str, int], bool] = lambda topic, at: True
         self._is_damaged = False  # the log is
         self._patience = 0.0  # seconds left to wait for a broker's dispatch
         self._life_begins: dict[QueueName, int] = {}
@@ -154,7 +155,7 @@ class _Verifier:
                 index_check.compare(keys, with_tags, chunk.begin, min(chunk.end, end))
                 for topic, queue_id, offsets, entries in queue_entries(chunk):
                     count = int(np.searchsorted(entries["physical_offset"], end))
-                    if count and self._is_compared(topic):
+                    if count and self._is_compared(topic, int(entries["physical_offset"][0])):
                         self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
                 self._progress(min(chunk.end, end) - begin, end - begin)
             self.report.log_bytes = max(0, end - begin)
@@ -188,7 +189,7 @@ class _Verifier:
         topics = Topics(self._root)
         topics.queue_counts()
         batches, is_there = topics.batches(), topics.are_there()
-        self._is_compared = lambda topic: topic not in batches and is_there(topic)
+        self._is_compared = lambda topic, at: topic not in batches and is_there(topic, at)
 
     # --- the log ---------------------------------------------------------------------------------------
 

@@ -1,11 +1,36 @@
 """`pyspark-mq topic`."""
 
+import subprocess
 from pathlib import Path
 
-from tests.pyspark_mq.cli.process import succeed
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, bodies, run, succeed
+from tests.waiting import until
 
 
 def test_topics_are_created_grown_and_listed(path: Path) -> None:
     succeed("topic", "create", path, "payments")
     assert succeed("topic", "create", path, "orders", "--queues", 3) == "orders: 3 queues\n"
     assert succeed("topic", "list", path) == "orders: 3 queues\npayments: 4 queues\n"
+
+
+def test_deleted_for_good(path: Path) -> None:
+    succeed("send", path, "orders", "a", "b", "c")
+    assert succeed("topic", "delete", path, "orders", "--dry-run") == "would delete orders: 2 queues, 3 messages\n"
+    assert succeed("topic", "delete", path, "orders") == "deleted orders: 2 queues, 3 messages\n"
+    assert succeed("topic", "list", path) == ""
+    assert "no topic 'orders'" in run("tail", path, "orders").stderr
+    assert "no topic 'orders'" in run("topic", "delete", path, "orders").stderr
+    assert "no findings" in succeed("verify", path)
+
+
+def test_not_while_another_process_writes(path: Path) -> None:
+    with subprocess.Popen([SCRIPT, "send", path, "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as send:
+        assert send.stdin is not None
+        send.stdin.write(b"one\n")
+        send.stdin.flush()
+        until(lambda: len(bodies(path)) == 1)
+        done = run("topic", "delete", path, "orders")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert f"other processes write here; close them before a topic is deleted: process {send.pid} (" in done.stderr
+        send.communicate(b"two\n", timeout=TIMEOUT_SECONDS)
+    assert len(bodies(path)) == 2

@@ -1,0 +1,200 @@
+"""A topic is deleted: what goes, what stays, who may look on, and what a topic of the same name begins with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import InvalidTopic, Message, MessageStore, StoreConfig, StoreLocked, UnknownTopic
+from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import ABORT_FILE, CONSUME_QUEUE_DIR, DELETED_DIR, QUEUE_ENDS_FILE, TOPICS_FILE, WATERMARK_FILE
+from store.upkeep import deletion
+from store.upkeep.deletion import delete_topic
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+from tests.takeover import broker
+
+ENTRIES = 5  # of a queue's file
+CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20)
+
+
+def filled(path: Path, first: int = 12, other: int = 3) -> Path:
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        store.create_topic("other", 1)
+        put(store, "old", first)
+        store.put_many([Message("other", b"kept") for _ in range(other)])
+        store.commit_offsets("g", "t", {0: 2})
+        store.commit_offsets("g", "other", {0: 1})
+    return path
+
+
+def put(store: MessageStore, body: str, count: int) -> None:
+    store.put_many([Message("t", f"{body} {n}".encode(), keys=("k",)) for n in range(count)])
+
+
+def bodies(store: MessageStore, topic: str = "t") -> list[bytes]:
+    return [row for batch in store.to_arrow(topic, ["body"]) for row in batch["body"].to_pylist()]
+
+
+def new(count: int) -> list[bytes]:
+    return [f"new {n}".encode() for n in range(count)]
+
+
+def test_what_goes_and_what_stays(tmp_path: Path) -> None:
+    path = filled(tmp_path / "mq")
+    log = {file: file.read_bytes() for file in (path / "commitlog").iterdir()}
+    delete_topic(path, "t")
+    assert sorted(entry.name for entry in (path / CONSUME_QUEUE_DIR).iterdir()) == ["other"]
+    assert not (path / DELETED_DIR).exists()
+    assert list(json.loads((path / TOPICS_FILE).read_text())["topicConfigTable"]) == ["other"]
+    assert ConsumerOffsets(path).all_offsets() == {"other@g": {0: 1}}
+    assert {file: file.read_bytes() for file in (path / "commitlog").iterdir()} == log
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        assert store.topics() == {"other": 1}
+        assert bodies(store, "other") == [b"kept"] * 3
+        with pytest.raises(UnknownTopic):
+            store.put(Message("t", b"x"))
+        with pytest.raises(UnknownTopic):
+            store.query("t", "k")
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("how", ["watermark gone", "abort", "queue ends gone", "repair", "broker"])
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_created_again: bool) -> None:
+    """Also where it was the only topic."""
+    path = filled(tmp_path / "mq", other=others)
+    if not others:
+        delete_topic(path, "other")
+    delete_topic(path, "t")
+    if is_created_again:
+        with MessageStore.open(path) as store:
+            store.create_topic("t", 1)
+    if how == "watermark gone":
+        (path / WATERMARK_FILE).unlink()
+    elif how == "abort":
+        (path / WATERMARK_FILE).unlink()
+        (path / ABORT_FILE).touch()
+    elif how == "queue ends gone":
+        (path / QUEUE_ENDS_FILE).unlink()
+    elif how == "repair":
+        repair(path)
+    else:
+        with broker(path):
+            pass
+    with MessageStore.open(path) as store:
+        assert store.topics() == ({"other": 1} if others else {}) | ({"t": 1} if is_created_again else {})
+        assert not is_created_again or store.offsets("t", 0) == (0, 0)
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 5, 6, 10, 12, 13, 20])
+@pytest.mark.parametrize("before", [1, 4, 5, 10, 12])
+def test_created_again_it_begins_anew_also_for_a_reader_that_saw_the_old_one(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    path = filled(tmp_path / "mq", first=before)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert len(bodies(reader)) == before
+        delete_topic(path, "t")
+        for _ in range(2):
+            with pytest.raises(UnknownTopic, match="no topic 't'"):
+                reader.offsets("t", 0)
+        with MessageStore.open(path) as store:
+            store.create_topic("t", 1)
+            put(store, "new", after)
+            assert bodies(store) == new(after)
+            assert len(store.query("t", "k", 64)) == after
+            assert store.consumer_offset("g", "t", 0) is None
+            assert reader.offsets("t", 0) == (0, after)
+            assert bodies(reader) == new(after)
+            put(store, "more", 1)
+            assert reader.max_offset("t", 0) == after + 1
+            assert len(store.query("t", "k", 64)) == after + 1
+    assert verify(path).findings == []
+    (path / WATERMARK_FILE).unlink()  # so that all is made anew from the log
+    with MessageStore.open(path) as store:
+        assert bodies(store) == [*new(after), b"more 0"]
+
+
+def test_a_batch_that_is_being_read_comes_to_its_end(tmp_path: Path) -> None:
+    path = filled(tmp_path / "mq", first=300)
+    with MessageStore.open(path, read_only=True) as reader:
+        batches = reader.scan("t", 0, 0, 300, ["body"], max_rows=2)
+        first = next(batches)
+        delete_topic(path, "t")
+        assert first["body"].to_pylist() == [b"old 0", b"old 1"]
+
+
+@pytest.mark.parametrize("at", ["ConsumerOffsets.forget", "Topics.forget"])
+def test_one_that_was_killed_before_it_counted_is_undone(
+    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filled(tmp_path / "mq")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(deletion, at.split(".")[0]), "forget", die)
+        with pytest.raises(KeyboardInterrupt):
+            delete_topic(path, "t")
+    with MessageStore.open(path) as store:
+        assert len(bodies(store)) == 12
+    assert verify(path).findings == []
+    delete_topic(path, "t")
+    assert not (path / DELETED_DIR).exists()
+
+
+def test_what_a_dead_deletion_left_goes_with_the_next(tmp_path: Path) -> None:
+    path = filled(tmp_path / "mq")
+    shutil.copytree(path / CONSUME_QUEUE_DIR / "t", path / DELETED_DIR)
+    delete_topic(path, "other")
+    assert not (path / DELETED_DIR).exists()
+    assert verify(path).findings == []
+
+
+def test_who_may_not(tmp_path: Path) -> None:
+    path = filled(tmp_path / "mq")
+    with MessageStore.open(path), pytest.raises(StoreLocked, match="close them before a topic is deleted: this one"):
+        delete_topic(path, "t")
+    with pytest.raises(UnknownTopic, match=r"no topic 'no such'; .*there are: other, t"):
+        delete_topic(path, "no such")
+    with pytest.raises(InvalidTopic, match="a broker's own"):
+        delete_topic(path, "SCHEDULE_TOPIC_XXXX")
+    with MessageStore.open(path) as store:
+        assert len(bodies(store)) == 12
+
+
+def test_a_topic_without_messages(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t")
+    delete_topic(tmp_path / "mq", "t")
+    with MessageStore.open(tmp_path / "mq") as store:
+        assert store.topics() == {}
+
+
+@settings(max_examples=15)
+@given(lives=st.lists(st.tuples(st.integers(0, 17), st.booleans()), min_size=1, max_size=5))
+def test_many_lives(tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, bool]]) -> None:
+    """The last life counts, wherever the directory was recovered from its log in between."""
+    path = filled(tmp_path_factory.mktemp("lives") / "mq")
+    expected = 0
+    for count, is_recovered in lives:
+        delete_topic(path, "t")
+        with MessageStore.open(path) as store:
+            store.create_topic("t", 1)
+            put(store, "new", expected := count)
+        if is_recovered:
+            (path / WATERMARK_FILE).unlink()
+    with MessageStore.open(path) as store:
+        assert bodies(store) == new(expected)
+        assert bodies(store, "other") == [b"kept"] * 3
+    assert verify(path).findings == []
