@@ -11,10 +11,9 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.planning import split
 from pyspark_mq.pushdown import narrow, narrow_tags
 from pyspark_mq.queues import Queues
-from pyspark_mq.reading import RangeReader
+from pyspark_mq.reading import RangeReader, partitions_of
 from store.any_log import QueueRange
 
 
@@ -41,8 +40,7 @@ class MqBatchReader(DataSourceReader):
             if r.start > r.end:
                 raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
         ranges = narrow(ranges, self._filters)
-        pieces = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
-        return [InputPartition(piece) for piece in pieces]
+        return partitions_of(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)

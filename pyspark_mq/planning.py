@@ -14,6 +14,7 @@ import numpy as np
 from store.any_log import Int64s, QueueRange
 
 _SIZES_AT_ONCE = 1 << 14
+_PACKED_MESSAGES = 1 << 16  # of several queues in one partition, about
 
 
 def limit_ranges(
@@ -116,6 +117,27 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
         else:
             heapq.heappop(largest)
     return [piece for r, n in zip(ranges, pieces, strict=True) for piece in _pieces(r, n)]
+
+
+def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
+    """Put small pieces together into partitions of at most `max_records`: a task costs more than a few messages.
+
+    least: as many partitions at least, or as there are pieces; more where they would be large. The longest pieces go
+    first, each to the partition with the fewest messages.
+    """
+    count = max(least, -(-sum(piece.length for piece in pieces) // _PACKED_MESSAGES))
+    if len(pieces) <= count:
+        return [(piece,) for piece in pieces]
+    partitions: list[list[QueueRange]] = [[] for _ in range(count)]
+    lightest = [(0, number) for number in range(count)]  # a heap
+    for piece in sorted(pieces, key=lambda piece: -piece.length):
+        messages, number = lightest[0]
+        if messages and max_records is not None and messages + piece.length > max_records:
+            partitions.append([piece])
+        else:
+            partitions[number].append(piece)
+            heapq.heapreplace(lightest, (messages + piece.length, number))
+    return [tuple(sorted(partition)) for partition in partitions if partition]
 
 
 def _head_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Int64s]) -> Int64s:

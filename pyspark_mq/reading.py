@@ -1,9 +1,10 @@
-"""One range of one queue, read in a task as the Arrow batches Spark expects."""
+"""Ranges of queues, read in a task as the Arrow batches Spark expects."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -11,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import data_loss
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.planning import pack, split
 from pyspark_mq.schema import projection
 from pyspark_mq.worker import task_log
 from store import OffsetLost
@@ -44,12 +46,13 @@ class RangeReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
 
-        `partition` holds a `QueueRange`, or None, which is what Spark makes of an empty list of partitions.
+        `partition` holds `QueueRange`s, or None, which is what Spark makes of an empty list of partitions.
         """
         if partition.value is None:
             return
         with task_log(self._options.address) as log:
-            yield from self.scan(log, self.published(log, partition.value))
+            for wanted in partition.value:
+                yield from self.scan(log, self.published(log, wanted))
 
     def nothing(self) -> pa.RecordBatch:
         """A batch without rows."""
@@ -93,6 +96,13 @@ class RangeReader:
             "or this machine does not see the directory that the driver sees",
         )
         return there
+
+
+def partitions_of(ranges: Sequence[QueueRange], options: SourceOptions) -> list[InputPartition]:
+    """The input partitions that read `ranges`, for `RangeReader.read`."""
+    least = options.min_partitions or os.cpu_count() or 1  # Spark's slots are not known here
+    pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
+    return [InputPartition(packed) for packed in pack(pieces, least, options.max_records_per_partition)]
 
 
 def _end(log: Log, queue: Queue) -> int:

@@ -21,10 +21,10 @@ from pyspark_mq.errors import OptionError, data_loss
 from pyspark_mq.group_progress import GroupProgress
 from pyspark_mq.offsets import ANOTHER, BatchStart, Loss, StreamOffset, batch_ranges, begin_batch
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.planning import limit_ranges, split
+from pyspark_mq.planning import limit_ranges
 from pyspark_mq.positions import to_json
 from pyspark_mq.queues import Queues, ends, is_enough
-from pyspark_mq.reading import RangeReader
+from pyspark_mq.reading import RangeReader, partitions_of
 from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 from store.cached import cached_property
 
@@ -97,8 +97,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = batch_ranges(StreamOffset.from_json(start), until)
         if end != self._known:
             self._must_be_same(until.next, until.last)
-        pieces = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
-        return [InputPartition(piece) for piece in pieces]
+        return partitions_of(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)

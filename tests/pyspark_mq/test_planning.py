@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mq.planning import fit, limit_ranges, share, split
+from pyspark_mq.planning import fit, limit_ranges, pack, share, split
 from store.any_log import QueueRange
 
 backlogs = st.lists(st.integers(0, 2**62), max_size=12)
@@ -170,3 +170,37 @@ def test_pieces_cover_every_message_once(
     assert messages == [(r.queue_id, offset) for r in ranges for offset in range(r.start, r.end)]
     assert all(0 < p.length <= (max_records or 1000) for p in pieces)
     assert len(pieces) >= min(min_partitions or 0, sum(lengths))
+
+
+def queues(*lengths: int) -> list[QueueRange]:
+    return [QueueRange("t", queue_id, 5, 5 + length) for queue_id, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "least", "most", "partitions"),
+    [
+        ((20,) * 6, 2, None, [[20, 20, 20], [20, 20, 20]]),
+        ((90, 20, 30, 40), 2, None, [[90], [20, 30, 40]]),
+        ((20, 30), 2, None, [[20], [30]]),
+        ((20, 30), 8, None, [[20], [30]]),
+        ((20,) * 6, 2, 50, [[20, 20], [20, 20], [20], [20]]),
+        ((40_000,) * 5, 2, None, [[40_000, 40_000], [40_000], [40_000], [40_000]]),
+        ((1_000_000,) * 3, 2, None, [[1_000_000]] * 3),
+        ((), 2, None, []),
+    ],
+)
+def test_small_pieces_share_partitions(
+    lengths: tuple[int, ...], least: int, most: int | None, partitions: list[list[int]]
+) -> None:
+    packed = pack(queues(*lengths), least, most)
+    assert sorted(sorted(r.length for r in partition) for partition in packed) == sorted(map(sorted, partitions))
+
+
+@given(st.lists(st.integers(1, 100_000), max_size=40), st.integers(1, 10), st.none() | st.integers(100_000, 300_000))
+def test_every_piece_is_in_one_partition(lengths: list[int], least: int, most: int | None) -> None:
+    pieces = queues(*lengths)
+    packed = pack(pieces, least, most)
+    assert sorted(r for partition in packed for r in partition) == sorted(pieces)
+    assert len(packed) >= min(least, len(pieces))
+    assert most is None or all(sum(r.length for r in partition) <= most for partition in packed)
+    assert packed == pack(pieces, least, most)

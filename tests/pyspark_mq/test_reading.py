@@ -22,13 +22,13 @@ from tests.store.format.test_inflating import mark
 def offsets(filled: Filled, wanted: QueueRange | None, timeout: float = 0.0, **options: str) -> list[int]:
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
     reader = RangeReader(parsed, default_schema(False), arrival_timeout_seconds=timeout)
-    batches = reader.read(InputPartition(wanted))
+    batches = reader.read(InputPartition(wanted and (wanted,)))
     return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
 
 
 def bodies(filled: Filled, wanted: QueueRange, **options: str) -> list[bytes | None]:
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
-    batches = RangeReader(parsed, default_schema(False)).read(InputPartition(wanted))
+    batches = RangeReader(parsed, default_schema(False)).read(InputPartition((wanted,)))
     return [body for batch in batches for body in batch.column("body").to_pylist()]
 
 

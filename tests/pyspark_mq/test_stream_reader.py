@@ -43,7 +43,7 @@ def latest(it: MqStreamReader, start: dict[str, Any]) -> dict[str, Any]:
 
 
 def ranges(it: MqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
-    return [str(partition.value) for partition in it.partitions(start, end)]
+    return [" + ".join(map(str, partition.value)) for partition in it.partitions(start, end)]
 
 
 def rows(it: MqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -283,7 +283,7 @@ def test_bytes_per_trigger_hold_exactly(filled: Filled) -> None:
     filled.put("orders", 1, 3, size=900)
     offset, seen = it.initialOffset(), 0
     while (end := latest(it, offset)) is not offset:
-        batch = [partition.value for partition in it.partitions(offset, end)]
+        batch = [r for partition in it.partitions(offset, end) for r in partition.value]
         used = sum(int(filled.store.sizes(*r).sum()) for r in batch)
         assert used <= limit or sum(r.length for r in batch) == 1
         seen += sum(r.length for r in batch)
