@@ -44,6 +44,22 @@ def test_place_is_the_naive_loop(begin: int, sizes: list[int]) -> None:
     assert covered == list(range(len(sizes)))
 
 
+@pytest.mark.parametrize("begin", [0, 100, SIZE, 3 * SIZE + 100])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_record_leaves_room_for_the_blank(begin: int, count: int) -> None:
+    """8 bytes; one of 7 less goes to the next segment."""
+    log = CommitLog(Path("unused"), SIZE, writable=False)
+    room = SIZE - begin % SIZE
+    for left in range(12):
+        sizes = [30] * (count - 1) + [room - left - 30 * (count - 1)]
+        if sizes[-1] > SIZE - 8:
+            continue
+        placement = log.place(begin, np.array(sizes, np.int64))
+        offsets, end, blanks = naive(begin, sizes)
+        assert (placement.physical_offsets.tolist(), placement.end, placement.blanks) == (offsets, end, blanks)
+        assert bool(blanks) == (left < 8)
+
+
 def test_a_record_larger_than_a_segment_is_refused() -> None:
     log = CommitLog(Path("unused"), SIZE, writable=False)
     log.place(0, np.array([SIZE - 8]))
