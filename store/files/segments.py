@@ -21,7 +21,7 @@ from weakref import ref
 import numpy as np
 
 from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore
-from store.files.atomic import make_folder, open_file, sync_directory
+from store.files.atomic import make_folder, open_file, sync_directory, write_at
 from store.files.segment_file import OpenFiles, SegmentFile, flushing, sync
 from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 from store.format.strings import Bytes
@@ -141,9 +141,9 @@ class Segments:
         try:
             file = self._current(start)
         except OffsetLost:
-            self._create(start)
-            file = self._opened(start)
-        file.write(offset - start, memoryview(data))
+            self._create(start, offset - start, data)
+        else:
+            file.write(offset - start, memoryview(data))
 
     def zero(self, begin: int, end: int) -> None:
         """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
@@ -215,7 +215,8 @@ class Segments:
             with suppress(OffsetLost):
                 yield start, self._current(start)
 
-    def _create(self, start: int) -> None:
+    def _create(self, start: int, position: int, data: bytes | memoryview) -> None:
+        """Make a segment that has `data` whenever it is there: of an empty last queue file RocketMQ counts an entry."""
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
@@ -223,6 +224,7 @@ class Segments:
             make_folder(self.directory)
             with open(open_file(temporary, os.O_TRUNC), "wb") as file:
                 file.truncate(self.size)
+                write_at(file.fileno(), data, position)
                 sync(file.fileno(), temporary)
             temporary.rename(self.path(start))
         except OSError as error:

@@ -70,6 +70,23 @@ def test_what_a_dead_creator_left_is_no_part_of_a_new_segment(tmp_path: Path) ->
     assert log.read(0, 100) == b"y".rjust(11, b"\0").ljust(100, b"\0")
 
 
+def test_a_segment_is_never_there_without_what_was_written_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ counts the first entry of a queue's last file, though it be empty, as a machine's crash may leave it."""
+    sync, rename, steps = os.fdatasync, os.rename, list[tuple[str, bytes]]()
+
+    def record(name: str, path: Path) -> None:
+        steps.append((name, path.read_bytes()))
+
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (record("on the device", tmp_path / PREALLOCATE_FILE), sync(fd)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (record("named", Path(old)), rename(old, new)))
+    segments(tmp_path).write(120, b"first")
+    content = b"first".rjust(25, b"\0").ljust(100, b"\0")
+    assert steps == [("on the device", content), ("named", content)]
+    assert segments(tmp_path).read(100, 100) == content
+
+
 def test_a_disk_that_has_no_room_for_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_source: object, _target: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
