@@ -209,9 +209,9 @@ class _Builder(Transformer[Token, Node]):
         return _ordered(left, sign, cast(Symbol, str(sign)), right)
 
     def between(self, operand: Node, negated: Token | None, word: Token, low: Node, _and: Token, high: Node) -> Node:
-        if negated:
-            return Or((_ordered(operand, word, "<", low), _ordered(operand, word, ">", high)))
         inside = And((_ordered(operand, word, ">=", low), _ordered(operand, word, "<=", high)))
+        if negated:
+            return Not((inside,))
         if isinstance(low, Constant) and isinstance(high, Constant) and _is_above(low.value, high.value):
             raise _Fault(_at(word), f"nothing lies between {low.value} and {high.value}; the smaller one stands first")
         return inside

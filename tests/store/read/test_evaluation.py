@@ -69,7 +69,10 @@ def letter(expression: str, properties: dict[str, str]) -> str:
         ("a > b", {"a": "NaN", "b": "Infinity"}, "T"),
         ("a > b", {"a": "0", "b": "-0.0"}, "T"),
         ("a > -(b = 5)", {"b": "x"}, "N"),
+        ("-(a = 5) IS NULL", {"a": "5"}, "T"),
+        ("-(a = 5) IS NULL", {"a": "x"}, "E"),
     ],
 )
 def test_rules_that_surprise(expression: str, properties: dict[str, str], expected: str) -> None:
     assert letter(expression, properties) == expected
+    assert parse(expression).match(None, properties) is (expected == "T")
