@@ -13,10 +13,9 @@ from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
 from pyspark_mq.subscription import Subscription
-from store import FilterError, InvalidGroup, TagFilter
+from store import FilterError, InvalidGroup, message_filter
 from store.any_log import LogAddress, MessageFilter, Oversized
 from store.files.consumer_offsets import check_group_name
-from store.read.filters import EVERYTHING
 
 T = TypeVar("T")
 
@@ -34,6 +33,7 @@ OPTION_NAMES = (
     "endingOffsetsByTimestamp",
     "consumerGroup",
     "subExpression",
+    "expressionType",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "minOffsetsPerTrigger",
@@ -112,7 +112,7 @@ class SourceOptions:
             start=start_of(given),
             end=end_of(given),
             consumer_group=value("consumerGroup", _group, None),
-            message_filter=value("subExpression", _message_filter, EVERYTHING),
+            message_filter=_message_filter(given.get("subExpression"), given.get("expressionType")),
             max_offsets_per_trigger=value("maxOffsetsPerTrigger", _positive, None),
             max_bytes_per_trigger=value("maxBytesPerTrigger", _bytes, None),
             min_offsets_per_trigger=value("minOffsetsPerTrigger", _positive, None),
@@ -214,11 +214,13 @@ def known_options(options: Mapping[str, str], names: Collection[str]) -> dict[st
     return {by_lower_name[name]: value for name, value in given.items()}
 
 
-def _message_filter(name: str, text: str) -> MessageFilter:
+def _message_filter(expression: str | None, expression_type: str | None) -> MessageFilter:
+    if expression is None and expression_type is not None:
+        raise OptionError(f"expressionType={expression_type} needs subExpression, the condition or the tags")
     try:
-        return TagFilter.parse(text)
+        return message_filter(expression, expression_type or "TAG")
     except FilterError as error:
-        raise OptionError(f"{name}: {error}") from error
+        raise OptionError(f"subExpression: {error}") from error
 
 
 def _group(name: str, text: str) -> str:

@@ -43,7 +43,7 @@ from store.format.stored_message import StoredMessage
 from store.message_store import MessageStore
 from store.publish.appender import AppendResult
 from store.publish.putting import PutResult
-from store.read.filters import TagFilter
+from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned
 
@@ -94,4 +94,5 @@ __all__ = [
     "UnknownTopic",
     "UnsupportedStore",
     "UnsupportedWarning",
+    "message_filter",
 ]

@@ -47,7 +47,7 @@ from store.publish.putting import PutResult, Putting
 from store.publish.watch import Watch, Watches
 from store.publish.watermark import Watermark
 from store.read.arrivals import Arrival, arrivals
-from store.read.filters import EVERYTHING, TagFilter
+from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
 from store.read.published import PublishedQueues
@@ -241,7 +241,7 @@ class MessageStore(Opened):
         """
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
         if not isinstance(message_filter, MessageFilter | None):
-            raise FilterError(f"message_filter={message_filter!r}: give TagFilter.parse('paid || shipped')")
+            raise FilterError(f"message_filter={message_filter!r}: give message_filter('paid || shipped')")
         try:
             minimum, maximum = self.offsets(topic, queue_id)
         except UnknownTopic:
@@ -269,7 +269,7 @@ class MessageStore(Opened):
         start: int,
         end: int,
         columns: Sequence[str] = DEFAULT_COLUMNS,
-        tags: str | None = None,
+        tags: str | MessageFilter | None = None,
         *,
         check_crc: bool = True,
         max_rows: int = BATCH_ROWS,
@@ -279,8 +279,9 @@ class MessageStore(Opened):
     ) -> Iterator[pa.RecordBatch]:
         """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
 
-        tags: an expression such as "paid || shipped". check_crc: compare bodies with their checksums; without it
-        a record's header is checked still, but what stands behind its body only where a column or tags need it.
+        tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`. check_crc: compare
+        bodies with their checksums; without it a record's header is checked still, but what stands behind its body only
+        where a column or a filter needs it.
         A batch has at most `max_rows` rows and `max_bytes` bytes of records, and of bodies as they become where
         producers compressed them (one row at least). max_body_bytes: how large one body may become, by default
         `maxDecompressedMessageSize`; a larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
@@ -293,7 +294,7 @@ class MessageStore(Opened):
         one_of("oversized", oversized, get_args(Oversized))
         spec = ReadSpec(
             tuple(columns),
-            TagFilter.parse(tags),
+            filter_of(tags),
             check_crc=check_crc,
             max_rows=integer("max_rows", max_rows, 1),
             max_bytes=integer("max_bytes", max_bytes, 1),
@@ -316,7 +317,7 @@ class MessageStore(Opened):
         queues: Iterable[int] | Mapping[int, tuple[int, int]] | None = None,
         begin: int | None = None,
         end: int | None = None,
-        tags: str | None = None,
+        tags: str | MessageFilter | None = None,
     ) -> pa.RecordBatchReader:
         """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
 

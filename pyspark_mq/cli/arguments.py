@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from store import StoreError
+from store import StoreError, message_filter
+from store.any_log import MessageFilter
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 
@@ -42,3 +43,11 @@ TOPIC = click.argument("topic", shell_complete=topics)
 GROUP = click.argument("group", shell_complete=groups)
 QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 TAGS = click.option("--tags", help='Only messages with these tags: "paid || shipped".')
+SQL = click.option("--sql", help="Only messages of whose properties this is true: \"region = 'eu' AND amount > 10\".")
+
+
+def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
+    """The filter that --tags or --sql ask for. Raises `FilterError`."""
+    if tags is not None and sql is not None:
+        raise click.UsageError("--tags and --sql: give one of them; --sql \"TAGS = 'paid' AND ...\" has both")
+    return message_filter(tags) if sql is None else message_filter(sql, "SQL92")

@@ -11,7 +11,7 @@ import click
 import pyarrow as pa
 from tqdm import tqdm
 
-from pyspark_mq.cli.arguments import QUEUE, STORE, TAGS, TOPIC
+from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
@@ -117,6 +117,7 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
 )
 @QUEUE
 @TAGS
+@SQL
 @click.option("--columns", callback=columns_of, metavar="NAME,...", help="Only these columns, in this order.")
 def export(
     store: str,
@@ -128,6 +129,7 @@ def export(
     end: Place,
     queue: int | None,
     tags: str | None,
+    sql: str | None,
     columns: tuple[str, ...] | None,
 ) -> None:
     """Write the messages of TOPIC, queue after queue, to a Parquet or Arrow file, or as lines of JSON.
@@ -139,6 +141,7 @@ def export(
     target = Path(f"{topic}.{kind}" if output is None else output)
     if target.exists() and not force and output != STANDARD_OUTPUT:
         raise click.ClickException(f"{target}: is there already; name another file, or --force to replace it")
+    wanted = filter_of(tags, sql)
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
     with (
         interruptible(lambda: f"nothing was written to {target}"),
@@ -147,8 +150,8 @@ def export(
         queues = queues_of(opened, topic, queue)
         starts, stops = offsets_at(opened, topic, queues, begin), offsets_at(opened, topic, queues, end)
         parts = {each: part(*opened.offsets(topic, each), starts[each], stops[each]) for each in queues}
-        reader = opened.to_arrow(topic, names, queues=parts, tags=tags)
-        total = None if tags else sum(last - first for first, last in parts.values())
+        reader = opened.to_arrow(topic, names, queues=parts, tags=wanted)
+        total = None if wanted.columns else sum(last - first for first, last in parts.values())
         batches = Progress(reader, total)
         with file(output, target) as out:
             WRITERS[kind](batches, out, reader.schema)

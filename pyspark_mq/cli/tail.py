@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import click
 
-from pyspark_mq.cli.arguments import QUEUE, STORE, TAGS, TOPIC
+from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.following import Row, between, follow, newest
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
@@ -69,6 +69,7 @@ def _is_broken(out: BinaryIO) -> bool:
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @QUEUE
 @TAGS
+@SQL
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each message instead of its body.")
 def tail(
     store: str,
@@ -80,6 +81,7 @@ def tail(
     count: int | None,
     queue: int | None,
     tags: str | None,
+    sql: str | None,
     as_json: bool,
 ) -> None:
     """Print the messages of TOPIC in the order of appending, and each that arrives, until Ctrl-C.
@@ -93,7 +95,7 @@ def tail(
     if begin is None:
         begin = "latest" if waits and newest_only is None else "earliest"
     printed_as = JSON if as_json else BODIES
-    reading = printed_as.columns, tags
+    reading = printed_as.columns, filter_of(tags, sql)
     printer = Printer(sys.stdout.buffer, printed_as, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),

@@ -1,4 +1,5 @@
-"""Tag expressions: `paid || shipped`, over ConsumeQueue entries (hashes) and over Arrow columns (strings).
+"""Which messages to read. Tag expressions: `paid || shipped`, over ConsumeQueue entries (hashes) and over Arrow columns
+(strings); and what picks the filter of an expression.
 
 RocketMQ's broker compares hashes only and lets the client compare the strings; here both happen in the reader.
 """
@@ -82,6 +83,30 @@ class TagFilter:
 
 EVERYTHING: MessageFilter = TagFilter(None)
 
+EXPRESSION_TYPES = ("TAG", "SQL92")
+"""RocketMQ's ExpressionType."""
+
+
+def message_filter(expression: str | None, expression_type: str = "TAG") -> MessageFilter:
+    """The filter of an expression: tags such as "paid || shipped", or with "SQL92" a condition on properties.
+
+    The type's case does not matter. Raises `FilterError` for what `TagFilter.parse` or `sql92.parse` refuses, and for
+    another type.
+    """
+    known = str(expression_type).upper()
+    if known == "TAG":
+        return TagFilter.parse(expression)
+    if known == "SQL92":
+        from store.read.sql92 import parse  # brings a parser package along, which readers of tags do without
+
+        return parse(expression)
+    raise FilterError(f"expressionType {expression_type!r}: there are {' and '.join(EXPRESSION_TYPES)}")
+
+
+def filter_of(tags: str | MessageFilter | None) -> MessageFilter:
+    """A filter as it is, an expression of tags as its filter. Raises `FilterError`."""
+    return tags if isinstance(tags, MessageFilter) else TagFilter.parse(tags)
+
 
 def _mistake(tag: str) -> str | None:
     """What was probably meant by a part of an expression that is hardly a tag."""
@@ -92,7 +117,7 @@ def _mistake(tag: str) -> str | None:
             return f"{separator!r} stands in {tag!r}; tags are separated by '||', as in 'paid || shipped'"
     if _SQL.search(tag):
         return (
-            f"{tag!r} looks like a condition; SQL92 is not supported, only tags, such as 'paid || shipped'. "
-            "In Spark, filter the rows with where()"
+            f"{tag!r} looks like a condition: say expressionType=SQL92 for one on properties, such as TAGS = 'paid' "
+            "AND amount > 10; tags are written as 'paid || shipped'"
         )
     return None

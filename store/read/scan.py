@@ -46,11 +46,12 @@ def scan_queue(
                 block.check_crc()
             if needs_properties:
                 block.check_tags_codes(entries["tags_code"][first:last].astype(np.int64))
-            batch = pa.RecordBatch.from_arrays([block.column(name) for name in spec.columns], schema=schema)
+            columns = {name: block.column(name) for name in dict.fromkeys((*spec.columns, *looked_at))}
+            batch = pa.RecordBatch.from_arrays([columns[name] for name in spec.columns], schema=schema)
             kept = np.arange(len(block))
             if looked_at:
-                seen = [block.column(name) for name in looked_at]
-                matches = message_filter.match_batch(pa.RecordBatch.from_arrays(seen, names=list(looked_at)))
+                seen = pa.RecordBatch.from_arrays([columns[name] for name in looked_at], names=list(looked_at))
+                matches = message_filter.match_batch(seen)
                 batch, kept = batch.filter(matches), np.flatnonzero(numbers(matches))
             if len(kept):
                 yield from inflated(batch, block.sys_flags[kept], partial(_where, block, kept), bounds)

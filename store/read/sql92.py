@@ -105,7 +105,7 @@ class _Fault(Exception):
         self.position, self.what = position, what
 
 
-def parse(expression: str) -> SqlFilter:
+def parse(expression: str | None) -> SqlFilter:
     """The filter of an expression. Raises `FilterError`, which shows the place, for what RocketMQ refuses.
 
     RocketMQ passes over what stands behind a complete condition, so that it takes `a LIKE 'x'` for `a`, which nothing

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from store.any_log import MessageFilter
 from store.errors import InvalidArgument
 from store.format.columns import COLUMNS, check_columns
 
@@ -22,7 +23,7 @@ class Readable(Protocol):
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]: ...
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> int: ...
     def scan(
-        self, topic: str, queue_id: int, start: int, end: int, columns: Sequence[str], tags: str | None
+        self, topic: str, queue_id: int, start: int, end: int, columns: Sequence[str], tags: str | MessageFilter | None
     ) -> Iterator[pa.RecordBatch]: ...
 
 
@@ -44,7 +45,7 @@ def ranges(store: Readable, topic: str, part: Part, begin: int | None, end: int 
 
 
 def to_arrow(
-    store: Readable, topic: str, parts: Ranges, columns: Sequence[str], tags: str | None
+    store: Readable, topic: str, parts: Ranges, columns: Sequence[str], tags: str | MessageFilter | None
 ) -> pa.RecordBatchReader:
     """The messages of `parts`. What is wrong with an argument is raised at once, what reading meets while reading."""
     check_columns(columns)

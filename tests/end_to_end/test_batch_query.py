@@ -68,6 +68,13 @@ def test_from_to(spark: SparkSession, filled: Filled) -> None:
 def test_tags(spark: SparkSession, filled: Filled) -> None:
     actual = load(spark, filled, "tags string", subExpression="B")
     assert [row.tags for row in actual.collect()] == ["B"] * 3
+    condition = {"subExpression": "TAGS = 'B' AND KEYS <> 'k3'", "expressionType": "SQL92"}
+    assert sorted(
+        tuple(row) for row in load(spark, filled, "queueId int, queueOffset bigint", **condition).collect()
+    ) == [
+        (0, 1),
+        (1, 1),
+    ]
 
 
 def test_assigned_queues(spark: SparkSession, filled: Filled) -> None:
@@ -117,6 +124,8 @@ def test_filters_are_pushed_down_where_spark_allows_it(spark: SparkSession, fill
         tagged = load(spark, filled, subExpression="A || B").where("tags = 'B' and keys != 'k3'")
         assert sorted((row.queueId, row.queueOffset) for row in tagged.collect()) == [(0, 1), (1, 1)]
         assert load(spark, filled, subExpression="A").where("tags = 'B'").collect() == []
+        condition = {"subExpression": "KEYS IS NOT NULL", "expressionType": "SQL92"}
+        assert load(spark, filled, **condition).where("tags = 'B'").count() == 3
         assert load(spark, filled).count() == 8
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")

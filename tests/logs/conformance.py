@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import COLUMNS, Message, OffsetLost, OffsetNotYet, TagFilter, UnknownTopic
+from store import COLUMNS, Message, OffsetLost, OffsetNotYet, TagFilter, UnknownTopic, message_filter
 from store.any_log import (
     Boundary,
     Bounds,
@@ -168,6 +168,9 @@ class LogTests:
             (TagFilter.parse("C"), []),
             (InRegion("eu"), [3, 6]),
             (InRegion("nowhere"), []),
+            (message_filter("region = 'eu' AND TAGS <> 'A'", "SQL92"), [3]),
+            (message_filter("region IS NULL OR KEYS ENDSWITH '8'", "SQL92"), [8]),
+            (message_filter("1 > 2", "SQL92"), []),
         ],
     )
     def test_filters(self, log: Log, message_filter: MessageFilter, matching: list[int]) -> None:
@@ -297,8 +300,9 @@ class LogTests:
         with log.hold({A0: 10}, time.monotonic() + LONG, EVERYTHING, 0.05) as held:
             assert [next(held), next(held)] == [None, None]
 
-    def test_a_held_queue_gives_what_matches(self, making: Making, log: Log) -> None:
-        with log.hold({A0: 10}, time.monotonic() + LONG, TagFilter.parse("B"), LONG) as held:
+    @pytest.mark.parametrize("only_b", [TagFilter.parse("B"), message_filter("TAGS = 'B'", "SQL92")])
+    def test_a_held_queue_gives_what_matches(self, making: Making, log: Log, only_b: MessageFilter) -> None:
+        with log.hold({A0: 10}, time.monotonic() + LONG, only_b, LONG) as held:
             making.append(messages(A0, range(10, 11)))
             making.append(messages(A0, range(11, 12)))
             reached, found = 10, []
@@ -306,6 +310,6 @@ class LogTests:
                 there = next(held)
                 assert there is not None
                 assert there.start == reached
-                found, reached = numbers(log, there, message_filter=TagFilter.parse("B")), there.end
+                found, reached = numbers(log, there, message_filter=only_b), there.end
                 held.again(A0, reached)
         assert found == [11]

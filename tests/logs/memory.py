@@ -73,7 +73,7 @@ def row(message: Message, queue_offset: int, count: int) -> dict[str, Any]:
         "body": message.body,
         "bornTimestamp": now * 1000,
         "storeTimestamp": now * 1000,
-        "properties": list((message.properties or {}).items()),
+        "properties": list(message.all_properties().items()),
         "physicalOffset": count,
         "bornHost": "127.0.0.1:0",
         "storeHost": "127.0.0.1:0",

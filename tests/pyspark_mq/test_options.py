@@ -11,7 +11,7 @@ from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Named, OffsetsByQueue
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.subscription import Subscription
-from store import TagFilter
+from store import TagFilter, message_filter
 from store.any_log import Queue
 from store.local import LocalAddress
 
@@ -115,6 +115,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ("holdTimeoutMs", "-1", "holdTimeoutMs takes a whole number, 0 or more"),
         ("failOnDataLoss", "yes", "failOnDataLoss takes true or false, got 'yes'"),
         ("subExpression", "||", "subExpression"),
+        ("expressionType", "SQL92", "expressionType=SQL92 needs subExpression"),
         ("startingOffsets", "{", "startingOffsets takes earliest, latest, group, -1000"),
         ("paths", '["/a", "/b"]', "One query reads one store"),
         ("provider", "mq", "CREATE TEMPORARY VIEW"),
@@ -126,6 +127,17 @@ def test_refused(name: str, text: str, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         SourceOptions.parse({**BASE, name.lower(): text})
     assert message in str(caught.value)
+
+
+def test_conditions() -> None:
+    condition = {**BASE, "subExpression": "region = 'eu'", "expressionType": "SQL92"}
+    assert SourceOptions.parse(condition).message_filter == message_filter("region = 'eu'", "SQL92")
+    with pytest.raises(OptionError, match=r"subExpression: SQL92 expression, character 8: .*write <>.*\n    region !="):
+        SourceOptions.parse({**condition, "subExpression": "region != 'eu'"})
+    with pytest.raises(OptionError, match="expressionType 'SQL': there are TAG and SQL92"):
+        SourceOptions.parse({**condition, "expressionType": "SQL"})
+    with pytest.raises(OptionError, match="say expressionType=SQL92"):
+        SourceOptions.parse({**condition, "expressionType": "TAG"})
 
 
 def test_path_is_required() -> None:

@@ -49,6 +49,8 @@ def test_no_partition_is_nothing_to_read(filled: Filled) -> None:
 def test_a_range_is_a_range(filled: Filled) -> None:
     assert offsets(filled, QueueRange("orders", 1, 1, 4)) == [1, 2, 3]
     assert offsets(filled, QueueRange("orders", 1, 0, 5), subExpression="B || C") == [1, 3]
+    condition = {"subExpression": "TAGS = 'B' OR KEYS = 'k4'", "expressionType": "SQL92"}
+    assert offsets(filled, QueueRange("orders", 1, 0, 5), **condition) == [1, 3, 4]
 
 
 def test_waits_for_what_is_not_published_yet(filled: Filled) -> None:

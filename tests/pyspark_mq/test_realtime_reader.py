@@ -279,8 +279,9 @@ def test_a_pattern_may_match_nothing_yet(filled: Filled) -> None:
     assert latest(it, start)["$from"] == [{"later": {"0": 0}}]
 
 
-def test_tags_are_filtered_and_passed_over(filled: Filled) -> None:
-    it = reader(filled, subExpression="B")
+@pytest.mark.parametrize(("expression", "kind"), [("B", "TAG"), ("TAGS = 'B'", "SQL92")])
+def test_what_does_not_match_is_passed_over(filled: Filled, expression: str, kind: str) -> None:
+    it = reader(filled, subExpression=expression, expressionType=kind)
     start = it.initialOffset()
     end = latest(it, start)
     assert [row[2] for row in run(it, it.partitions(start, end)) if row[1] == 1] == [1, 3]

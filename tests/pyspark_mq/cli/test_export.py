@@ -43,6 +43,9 @@ def test_a_part_of_it(filled_path: Path, tmp_path: Path) -> None:
     where = ("--from", 1, "--until", 4, "--tags", "A", "--columns", "queueOffset,body")
     succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, *where)
     assert read(file).to_pylist() == [{"queueOffset": n, "body": b"%d" % (2 * n)} for n in (1, 2, 3)]
+    where = ("--sql", "n BETWEEN 3 AND 5 AND TAGS = 'A'", "--columns", "body")
+    succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, "--force", *where)
+    assert read(file).to_pylist() == [{"body": b"4"}]
     succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, "--force", "--from", "2100-01-01")
     assert read(file).num_rows == 0
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from store import GetStatus, Message, MessageStore, TagFilter
+from store import GetStatus, Message, MessageStore, TagFilter, message_filter
 from store.broker.hold import PullRequestHoldService
 from store.broker.pull import PullMessageProcessor, PullRequest, ResponseCode, response_code
 
@@ -98,6 +99,18 @@ def test_a_pull_is_held_until_a_match_arrives(store: MessageStore, processor: Pu
     thread.join()
     assert [m.body for m in answer.messages] == [b"yes"]
     assert answer.next_begin_offset == 12
+
+
+def test_with_a_condition_any_arrival_ends_a_held_pull(store: MessageStore, processor: PullMessageProcessor) -> None:
+    wanted = replace(request(10, seconds=60), message_filter=message_filter("region = 'eu'", "SQL92"))
+    for number, region in ((10, "us"), (11, "eu")):
+        message = Message("orders", b"%d" % number, queue_id=0, properties={"region": region})
+        thread = threading.Timer(0.05, store.put, (message,))
+        thread.start()
+        answer = processor.pull(replace(wanted, offset=number))
+        thread.join()
+        assert [m.body for m in answer.messages] == ([b"11"] if region == "eu" else [])
+        assert answer.next_begin_offset == number + 1
 
 
 def test_a_held_pull_that_times_out_is_answered_not_found(processor: PullMessageProcessor) -> None:

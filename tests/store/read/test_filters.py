@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import FilterError, TagFilter
+from store import FilterError, TagFilter, message_filter
 from store.format.java_hash import java_hash, java_hash_code
+from store.read.sql92 import parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -90,7 +91,7 @@ def test_an_expression_without_a_tag() -> None:
         ("a;b", "';' stands in 'a;b'"),
         ("a|b", r"'\|' stands in 'a\|b'; tags are separated by '\|\|'"),
         ("a ||| b", r"'\|' stands in '\| b'"),
-        ("a > 5", "'a > 5' looks like a condition; SQL92 is not supported"),
+        ("a > 5", "'a > 5' looks like a condition: say expressionType=SQL92 for one on properties"),
         ("a=5", "looks like a condition"),
         ("paid OR shipped", "looks like a condition"),
         ("a and b", "looks like a condition"),
@@ -128,3 +129,26 @@ def test_equal_hashes_pass_the_codes_but_not_the_tags() -> None:
     assert accept.match("Aa", {})
     assert not accept.match("BB", {})
     assert not accept.match(None, {})
+
+
+def test_the_type_of_an_expression_picks_the_filter() -> None:
+    assert message_filter(None) == message_filter("*", "TAG") == TagFilter(None)
+    assert message_filter("paid || shipped", "tag") == TagFilter(("paid", "shipped"))
+    condition = message_filter("TAGS = 'paid' AND amount > 10", "sql92")
+    assert condition == parse("TAGS = 'paid' AND amount > 10")
+    assert condition != parse("TAGS = 'paid'")
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "message"),
+    [
+        ("paid", "SQL", "expressionType 'SQL': there are TAG and SQL92"),
+        ("paid", None, "expressionType None"),
+        (None, "SQL92", "None is no text; write a condition"),
+        ("a != 5", "SQL92", "write <> for 'not equal'"),
+        ("a <> 5", "TAG", "say expressionType=SQL92"),
+    ],
+)
+def test_expressions_of_another_type(expression: Any, kind: Any, message: str) -> None:
+    with pytest.raises(FilterError, match=message):
+        message_filter(expression, kind)

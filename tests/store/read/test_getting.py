@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import CorruptRecord, GetStatus, Message, MessageStore, StoreConfig, StoredMessage, StoreError, TagFilter
+from store import (
+    CorruptRecord,
+    GetStatus,
+    Message,
+    MessageStore,
+    StoreConfig,
+    StoredMessage,
+    StoreError,
+    TagFilter,
+    message_filter,
+)
+from store.any_log import MessageFilter
 from store.errors import MessageTooLarge, OffsetLost
 from store.format.entering import Entry
 from store.format.java_hash import java_hash_code
@@ -75,8 +86,8 @@ def test_at_most_so_many_bytes_but_one_message(store: MessageStore) -> None:
     assert [store.get_message("g", "t", 1, offset).next_begin_offset for offset in range(4)] == [1, 2, 3, 4]
 
 
-def test_a_filter_ends_where_it_has_looked_enough(store: MessageStore) -> None:
-    only_b = TagFilter.parse("B")
+@pytest.mark.parametrize("only_b", [TagFilter.parse("B"), message_filter("TAGS = 'B'", "SQL92")])
+def test_a_filter_ends_where_it_has_looked_enough(store: MessageStore, only_b: MessageFilter) -> None:
     first = store.get_message("g", "t", 0, 0, 2, only_b)
     assert [message.body for message in first.messages] == [b"4"]
     assert first.next_begin_offset == 6, "maxFilterMessageSize / 20 entries"

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import COLUMNS, DEFAULT_COLUMNS, CorruptRecord, FilterError, Message, MessageStore, StoreConfig
+from store import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    CorruptRecord,
+    FilterError,
+    Message,
+    MessageStore,
+    StoreConfig,
+    message_filter,
+)
 from store.format.layout import CQ_ENTRY, PROPERTIES_LENGTH_BYTES, RECORD_HEADER, field_offset, segment_name
 from store.read.scan import _batches
 from tests.rocketmq.golden import GOLDEN
@@ -92,6 +101,15 @@ def test_tags_with_the_same_hash_are_told_apart(store: MessageStore) -> None:
     assert found == list(range(0, 60, 3))
     with pytest.raises(FilterError):
         store.scan("t", 0, 0, 60, tags="||")
+
+
+@pytest.mark.parametrize("columns", [("queueOffset",), ("properties", "queueOffset"), ("queueOffset", "body", "tags")])
+@pytest.mark.parametrize("check_crc", [False, True])
+def test_any_filter(store: MessageStore, columns: tuple[str, ...], check_crc: bool) -> None:
+    accept = message_filter("TAGS IN ('Aa', 'C') AND NOT (TAGS = 'C')", "SQL92")
+    batches = list(store.scan("t", 0, 0, 60, columns=columns, tags=accept, check_crc=check_crc))
+    assert [offset for batch in batches for offset in batch["queueOffset"].to_pylist()] == list(range(0, 60, 3))
+    assert all(tuple(batch.schema.names) == columns for batch in batches)
 
 
 def damage(store: MessageStore, queue_offset: int, at: int) -> None:
