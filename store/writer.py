@@ -170,6 +170,7 @@ class Writer:
         if self._lock.is_last():
             with self.watermark.noting_failure():
                 self._index.flush()
+                self._log.drop_behind(self.watermark.confirm_offset)
             self._note_ends(self.watermark.confirm_offset, self.watermark.confirm_offset, {}, at_once=True)
             self._directory.mark_closed()
         self._lock.close()

@@ -96,16 +96,29 @@ class CommitLog:
                 self.segments.write(int(offsets[first]) + left_out, encoded(first, end)[left_out:])
                 first, left_out = end, 0
 
-    def show(self, offset: int, size: int) -> None:
-        """Write the head of the record at log offset `offset`, `size` bytes long, that was hidden; and flush it."""
+    def show(self, offset: int, size: int, *, flush: bool) -> None:
+        """Write the head of the record at log offset `offset`, `size` bytes long, that was hidden."""
         self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))
-        self.segments.flush(offset, offset + _HEAD_BYTES)
+        if flush:
+            self.segments.flush(offset, offset + _HEAD_BYTES)
 
     def clear(self, begin: int, end: int) -> None:
         """Zero [begin, end), on the device too: the first record's head first, so that none is there at any moment."""
         for stop in (min(begin + _HEAD_BYTES, end), end):
             self.segments.zero(begin, stop)
             self.segments.flush(begin, stop)
+
+    def drop_behind(self, end: int) -> None:
+        """Delete the segments that begin behind the log's `end`: a broker that starts looks at the last ones only.
+
+        Call when nobody writes any more.
+        """
+        behind = [start for start in self.segments.starts() if start > end]
+        for start in reversed(behind):
+            self.segments.delete(start)
+        if behind:
+            self.segments.forget()
+            self.segments.flush_names()
 
     def forget_if_empty(self, end: int) -> None:
         """Close the segment that begins at the log's `end`: a broker that starts deletes it, to make it anew."""

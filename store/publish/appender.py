@@ -5,7 +5,8 @@ queue entries, file keys; publish once. Whatever happens before the last step, r
 append undoes it first.
 
 What is flushed is there as a whole or not at all after a crash of the machine, too, whose recovery walks the log: the
-head of the first record, without which the log ends there, is written when all the rest is on the device.
+head of the first record, without which the log ends there, is written when all the rest is on the device. So it is
+with several pieces that are not flushed, or readers that look at the log would walk over all that there is of them.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Appender:
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
-        is_short = sum(map(len, begun)) <= 1
+        several = len(begun) > 1
 
         def append() -> AppendResult | None:
             with self._watermark.noting_failure():  # under the lock: nobody goes on behind it
@@ -124,7 +125,8 @@ class Appender:
                 if unless is not None and unless():
                     return None
                 flushed = flush or self._sync_flush
-                return self._append(chain(begun, following), flush=flushed, hidden=flushed and not is_short)
+                hidden = several or (flushed and len(begun[0]) > 1)
+                return self._append(chain(begun, following), flush=flushed, hidden=hidden)
 
         return self._lock.exclusively(append) if begun else AppendResult.concatenate([])
 
@@ -143,8 +145,9 @@ class Appender:
         if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
             self._log.segments.flush(self._watermark.flushed_offset, end)
-            if hidden:
-                self._log.show(*written[0].head)
+        if hidden:
+            self._log.show(*written[0].head, flush=flush)
+        if flush:
             self._watermark.check_device()  # the system tells each failure to one of those who flush, or to some
         ranges: Ranges = {}
         for piece in written:

@@ -156,7 +156,9 @@ def _counts(root: Path, log: CommitLog, watermark: Watermark) -> bool:
     """Whether readers may believe a watermark that stayed as it is meanwhile."""
     on_device = watermark.flushed_offset >= max(watermark.confirm_offset, watermark.announced_end)
     abort = (root / ABORT_FILE).exists()
-    return (watermark.same_boot or on_device) and not was_overtaken(log, watermark, abort=abort)
+    # By itself: what is open of an append that is undone may be deleted, and made anew.
+    looked_at = CommitLog(root, log.segments.size, writable=False)
+    return (watermark.same_boot or on_device) and not was_overtaken(looked_at, watermark, abort=abort)
 
 
 def was_overtaken(log: CommitLog, watermark: Watermark, *, abort: bool) -> bool:

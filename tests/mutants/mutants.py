@@ -39,8 +39,8 @@ MUTANTS = [
     Mutant(
         "the last bytes of an append not flushed",
         "store/log/commit_log.py",
-        "        self.segments.flush(offset, offset + _HEAD_BYTES)\n",
-        "",
+        "            self.segments.flush(offset, offset + _HEAD_BYTES)\n",
+        "            pass\n",
         (SYNCED,),
     ),
     Mutant(

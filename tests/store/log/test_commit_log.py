@@ -103,7 +103,7 @@ def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int
 
     log.write(placement, lambda first, last: memoryview(b"".join(records[first:last])), hidden=True)
     assert written() == [b"\0" * 4 + records[0][4:], *records[1:]]
-    log.show(first, 120)
+    log.show(first, 120, flush=True)
     assert written() == records
     log.clear(begin, placement.end)
     assert [log.segments.first_not_zero(begin, placement.end)] == [None]
