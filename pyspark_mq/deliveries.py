@@ -23,7 +23,6 @@ from pyspark_mq.commits import Commits
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.sink_schema import tables_by_topic
 from pyspark_mq.staging import BATCH, Staging
-from pyspark_mq.worker import task_log
 from pyspark_mq.write_options import WriteOptions
 from store import Message, MessageStore
 from store.any_log import Log, LogAddress
@@ -181,7 +180,7 @@ def _of_known_topics(
     known: set[str] = set()
     for topic, table in tables:
         if topic not in known:
-            with task_log(address) as log:
+            with address.open() as log:
                 require_topic(address, log, topic)
             known.add(topic)
         yield topic, table

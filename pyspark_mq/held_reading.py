@@ -14,7 +14,7 @@ from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.reading import RangeReader
 from pyspark_mq.slots import task_slots
-from pyspark_mq.worker import task_log
+from pyspark_mq.worker import spare_what_is_loaded
 from store.any_log import Log, Positions, QueueRange
 from store.publish.watermark import current_boot_id
 
@@ -69,8 +69,9 @@ class HeldReader:
         """
         if task.seconds > 0:
             require_pipelined_workers()
+        spare_what_is_loaded()
         record = self._ledger.find(task.name, task.begin)
-        with task_log(self._options.address) as log:
+        with self._options.address.open() as log:
             if record is None:
                 reached = dict(task.begin)
                 starved = task.late() and self._ledger.any_ended(task.name)

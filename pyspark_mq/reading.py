@@ -14,7 +14,7 @@ from pyspark_mq.errors import data_loss
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import pack, split
 from pyspark_mq.schema import projection
-from pyspark_mq.worker import task_log
+from pyspark_mq.worker import spare_what_is_loaded
 from store import OffsetLost
 from store.any_log import Log, Queue, QueueRange, ReadSpec
 
@@ -50,7 +50,8 @@ class RangeReader:
         """
         if partition.value is None:
             return
-        with task_log(self._options.address) as log:
+        spare_what_is_loaded()
+        with self._options.address.open() as log:
             for wanted in partition.value:
                 yield from self.scan(log, self.published(log, wanted))
 
