@@ -155,7 +155,8 @@ def export(
         batches = Progress(reader, total)
         with file(output, target) as out:
             WRITERS[kind](batches, out, reader.schema)
-    click.echo(f"{batches.rows:,} messages of {topic} in {target}", err=output == STANDARD_OUTPUT)
+    if output != STANDARD_OUTPUT:
+        click.echo(f"{batches.rows:,} messages of {topic} in {target}")
 
 
 def part(first: int, last: int, start: int, stop: int) -> tuple[int, int]:

@@ -64,7 +64,11 @@ def _is_broken(out: BinaryIO) -> bool:
 )
 @click.option("-n", "newest_only", type=click.IntRange(1), metavar="N", help="Only the newest N of these messages.")
 @click.option(
-    "-f/", "--follow/--until-end", "waits", default=None, help="Wait for more, or not. Default: without --to and -n."
+    "-f/",
+    "--follow/--until-end",
+    "waits",
+    default=None,
+    help="Wait for more, or not. Default: wait, but not with --to or -n.",
 )
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @QUEUE

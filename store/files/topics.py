@@ -110,10 +110,10 @@ class Topics:
         a queue's folder; and of one that was deleted here, what came before that does not count. Raises `CorruptStore`.
         """
         content, on_disk = read_json(self._path), self.on_disk()
-        has_table, listed, deleted = _TABLE in content, table(self._path, content, _TABLE), self._deleted(content)
+        listed, deleted = table(self._path, content, _TABLE), self._deleted(content)
 
         def is_there(topic: str, at: int) -> bool:
-            known = not has_table or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)
+            known = not listed or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)
             return known and at >= deleted.get(topic, 0)
 
         return is_there

@@ -32,6 +32,17 @@ def succeed(*arguments: object, stdin: bytes | None = None) -> str:
 
 
 @contextmanager
+def started(*arguments: object, stdin: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that runs meanwhile, with pipes; ended with the block."""
+    words = list(map(str, arguments))
+    with subprocess.Popen([SCRIPT, *words], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def tailing(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """`pyspark-mq tail`, ended with the block."""
     with subprocess.Popen(

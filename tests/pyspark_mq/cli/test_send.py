@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_mq.cli.json_lines import json_line, message
 from store import Message, MessageStore
-from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, bodies, run, succeed, tailing
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, bodies, run, started, succeed, tailing
 from tests.waiting import until
 
 
@@ -155,9 +155,7 @@ def test_wrong_usage(path: Path, arguments: list[str]) -> None:
 
 
 def test_ctrl_c_says_how_many_were_sent(path: Path) -> None:
-    with subprocess.Popen(
-        [SCRIPT, "send", path, "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as send:
+    with started("send", path, "orders", stdin=subprocess.PIPE) as send:
         assert send.stdin is not None
         send.stdin.write(b"one\ntwo\nhalf")
         send.stdin.flush()

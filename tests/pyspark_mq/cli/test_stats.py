@@ -2,10 +2,9 @@
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
-from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed
 
 
 def test_stats_counts_messages_and_bytes(path: Path) -> None:
@@ -42,9 +41,7 @@ def test_again_and_again(path: Path) -> None:
 
 
 def test_ctrl_c_ends_it(path: Path) -> None:
-    with subprocess.Popen(
-        [SCRIPT, "stats", path, "--watch", "0.1", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as stats:
+    with started("stats", path, "--watch", 0.1, "--json") as stats:
         assert stats.stdout is not None
         stats.stdout.readline()
         stats.send_signal(signal.SIGINT)

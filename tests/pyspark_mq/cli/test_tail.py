@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed, tailing
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed, tailing
 from tests.takeover import broker
 
 
@@ -150,9 +150,7 @@ def test_wrong_usage_is_one_line(path: Path, arguments: list[str], words: str) -
 def test_head_ends_it(path: Path, arguments: list[str]) -> None:
     """Also where it waits for messages that never come."""
     succeed("send", path, "orders", *map(str, range(5)))
-    with subprocess.Popen(
-        [SCRIPT, "tail", path, "orders", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as tail:
+    with started("tail", path, "orders", *arguments) as tail:
         head = subprocess.run(["head", "-n", "2"], stdin=tail.stdout, capture_output=True, timeout=TIMEOUT_SECONDS)
         assert tail.stdout is not None
         assert tail.stderr is not None
@@ -163,9 +161,7 @@ def test_head_ends_it(path: Path, arguments: list[str]) -> None:
 
 def test_head_ends_it_in_the_middle_of_much(path: Path) -> None:
     succeed("send", path, "orders", stdin=b"\n".join(b"x" * 100 for _ in range(20_000)))
-    with subprocess.Popen(
-        [SCRIPT, "tail", path, "orders", "--until-end", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as tail:
+    with started("tail", path, "orders", "--until-end", "--json") as tail:
         assert tail.stdout is not None
         assert tail.stderr is not None
         tail.stdout.readline()

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, bodies, run, succeed
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, bodies, run, started, succeed
 from tests.waiting import until
 
 
@@ -24,7 +24,7 @@ def test_deleted_for_good(path: Path) -> None:
 
 
 def test_not_while_another_process_writes(path: Path) -> None:
-    with subprocess.Popen([SCRIPT, "send", path, "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as send:
+    with started("send", path, "orders", stdin=subprocess.PIPE) as send:
         assert send.stdin is not None
         send.stdin.write(b"one\n")
         send.stdin.flush()

@@ -1,0 +1,91 @@
+"""`docs/cli.md`: its examples are run, and what it says of options is what the commands say.
+
+    python -m tests.pyspark_mq.cli.test_page
+
+writes what `--help` says into the page.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pyspark_mq.cli import main
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run
+
+PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
+LAST = "\n# Every option\n"
+
+
+def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
+    """The words of every verb."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *before, name)
+        else:
+            yield (*before, name)
+
+
+def help_of(words: tuple[str, ...]) -> str:
+    return CliRunner().invoke(main, [*words, "--help"], prog_name="pyspark-mq", terminal_width=100).stdout
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Each command on the page with what it prints."""
+    for session in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        for example in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
+            command, _, output = example.partition("\n")
+            yield command, output
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether they are equal, where "..." stands for anything, and blanks for blanks."""
+    parts = (r"\s+".join(map(re.escape, part.split())) for part in re.split(r"\.\.\.", shown))
+    return re.fullmatch(r"\s*.*?\s*".join(parts), " ".join(printed.split()), re.DOTALL) is not None
+
+
+def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join((str(SCRIPT.parent), os.environ["PATH"]))
+    for command, shown in examples():
+        if "|" in command:
+            done = subprocess.run(
+                ["bash", "-c", f"{command} 2>&1"],
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_SECONDS,
+            )
+            printed = done.stdout + done.stderr
+        else:
+            done = run(*shlex.split(command)[1:])
+            printed = done.stdout + done.stderr
+        assert done.returncode == 0, (command, printed)
+        assert matches(shown, printed), (command, printed)
+
+
+def test_every_verb_has_an_example() -> None:
+    shown = [command for command, _ in examples()]
+    without = [words for words in commands(main) if not any(f"pyspark-mq {' '.join(words)}" in each for each in shown)]
+    assert without == [("demo",)]
+
+
+def every_option() -> str:
+    """The end of the page."""
+    return LAST + "".join(f"```\n{help_of(words).rstrip()}\n```\n" for words in commands(main))
+
+
+def test_every_option() -> None:
+    """Written by this module, see above; versions of click break lines elsewhere."""
+    said = PAGE.read_text().partition(LAST)[2]
+    assert said.split() == every_option().removeprefix(LAST).split()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PAGE.read_text().partition(LAST)[0] + every_option())
