@@ -1,0 +1,208 @@
+"""From topic to topic with everybody killed at random: Python workers, the commit, the driver. Every row once.
+
+SINK_KILL_ROUNDS says how many drivers are killed, 3 by default, and SINK_KILLS how many other processes of each, 2 by
+default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import Message, MessageStore
+from tests.end_to_end.test_realtime import java, kill_tree, open_files, tree
+from tests.waiting import PATIENCE, until
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = int(os.environ.get("SINK_KILL_ROUNDS", "3"))
+KILLS = int(os.environ.get("SINK_KILLS", "2"))
+KEYS = 7
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "source") as it:
+        it.create_topic("orders", 2)
+        yield it
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path / "target") as it:
+        it.create_topic("copies", 3)
+    return tmp_path / "target"
+
+
+class Copy:
+    """The program sink_query.py, run again and again with one checkpoint."""
+
+    def __init__(self, source: MessageStore, target: Path, checkpoint: Path) -> None:
+        self.target = target
+        self._given = {"source": str(source.path), "target": str(target), "checkpoint": str(checkpoint)}
+
+    @contextmanager
+    def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
+        """Until the block ends; only its first process is killed then, as when somebody kills a driver."""
+        with self._program(options=options) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "started\n"
+            threading.Thread(target=process.stdout.read, daemon=True).start()  # until the last orphan ends
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def drain(self) -> None:
+        """To the end of what is there."""
+        with self._program(options={}, availableNow=True) as process:
+            assert process.wait(3 * PATIENCE) == 0
+
+    def _program(self, **more: Any) -> subprocess.Popen[str]:
+        log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
+        given = {**self._given, **more, "conf": {"spark.driver.extraJavaOptions": log4j}}
+        return subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("sink_query.py")), json.dumps(given)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def steadily_put(store: MessageStore) -> Iterator[None]:
+    """A message of each key every 50 ms until the block ends; bodies are "key-number"."""
+    stop = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not stop.wait(0.05):
+            store.put_many([Message("orders", b"%d-%d" % (key, number), sharding_key=str(key)) for key in range(KEYS)])
+            number += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def bodies(store: MessageStore, topic: str) -> dict[int, list[bytes]]:
+    """Of each queue, in order."""
+    return {
+        queue_id: [
+            body.as_py()
+            for batch in store.scan(topic, queue_id, *store.offsets(topic, queue_id), columns=("body",))
+            for body in batch["body"]
+        ]
+        for queue_id in range(store.topics()[topic])
+    }
+
+
+def check_copies(source: MessageStore, target: Path) -> None:
+    """Every row once, in order by its key; nothing is left in staging."""
+    with MessageStore.open(target) as store:
+        copied, put = bodies(store, "copies"), bodies(source, "orders")
+    times = Counter(body for queue in copied.values() for body in queue)
+    assert times == Counter(body for queue in put.values() for body in queue)
+    assert set(times.values()) == {1}
+    places: dict[bytes, tuple[int, list[int]]] = {}
+    for queue_id, queue in copied.items():
+        for body in queue:
+            key, _, number = body.partition(b"-")
+            place, numbers = places.setdefault(key, (queue_id, []))
+            assert place == queue_id
+            numbers.append(int(number))
+    assert len(places) == KEYS
+    assert all(numbers == sorted(numbers) for _, numbers in places.values())
+    assert os.listdir(target / "staging") == []
+
+
+def committing(pid: int, target: Path) -> list[int]:
+    """The processes below `pid` that have their turn to commit."""
+    return [each for each in tree(pid) if any(f"{target}/commits/" in name for name in open_files(each))]
+
+
+def staging(pid: int, target: Path) -> list[int]:
+    """The tasks' processes below `pid` that keep rows right now, or are about to commit them."""
+    return [each for each in tree(pid) if any(f"{target}/staging/" in name for name in open_files(each))]
+
+
+def seen_first(look: Callable[[int, Path], list[int]], pid: int, target: Path) -> list[int]:
+    """Who is found as soon as somebody is."""
+    found: list[int] = []
+
+    def look_again() -> bool:
+        found[:] = look(pid, target)
+        return bool(found)
+
+    until(look_again, every=0.005)
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # it came to its end
+
+
+def test_every_row_once_whoever_is_killed(source: MessageStore, target: Path, tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    copy = Copy(source, target, tmp_path / "checkpoint")
+    sessions = []
+    with steadily_put(source):
+        for number in range(ROUNDS):
+            with copy.running(maxOffsetsPerTrigger="60", minPartitions="4") as process:
+                sessions.append(process.pid)
+                for look in chance.choices((staging, committing), k=KILLS):
+                    found = seen_first(look, process.pid, target)
+                    time.sleep(chance.uniform(0, 0.02))
+                    kill(found)
+                # Then the driver, in turn at any moment and inside a commit, which goes on without it.
+                if number % 2 == 0:
+                    seen_first(committing, process.pid, target)
+                time.sleep(chance.uniform(0, 0.02 if number % 2 == 0 else 2))
+                kill([java(process.pid)])
+    copy.drain()
+    for pid in sessions:
+        kill_tree(pid)
+    check_copies(source, target)
+
+
+def test_behind_a_source_in_real_time(source: MessageStore, target: Path, tmp_path: Path) -> None:
+    copy = Copy(source, target, tmp_path / "checkpoint")
+    with steadily_put(source):
+        for _ in range(2):
+            with MessageStore.open(target, read_only=True) as store:
+                before = sum(map(len, bodies(store, "copies").values()))
+            with copy.running(realTime="true", batchDuration="2 seconds", realTimePartitions="2") as process:
+
+                def more_is_there(before: int = before) -> bool:
+                    with MessageStore.open(target, read_only=True) as store:
+                        return sum(map(len, bodies(store, "copies").values())) > before + 3 * KEYS
+
+                until(more_is_there, every=0.2)
+                kill_tree(process.pid)
+    copy.drain()
+    check_copies(source, target)
