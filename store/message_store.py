@@ -240,7 +240,7 @@ class MessageStore(Opened):
         becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         """
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
-        if not isinstance(message_filter, MessageFilter | None):
+        if message_filter is not None and not hasattr(message_filter, "match_codes"):
             raise FilterError(f"message_filter={message_filter!r}: give message_filter('paid || shipped')")
         try:
             minimum, maximum = self.offsets(topic, queue_id)

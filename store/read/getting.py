@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -151,7 +152,7 @@ def _one_by_one(
     messages: list[StoredMessage] = []
     taken_bytes, left, removed = 0, config.maxDecompressedMessageSize, False
     segment = lru_cache(maxsize=1)(partial(log.segments.view, length=log.segments.size))  # looked at once a call
-    for entry in _candidates(queue, offset, entries, message_filter, max(1, count_limit)):
+    for entry in _candidates(queue, offset, entries, message_filter, max(1, count_limit + 1)):
         too_large = taken_bytes + entry.size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
             return _Found(messages, entry.queue_offset)
@@ -183,8 +184,10 @@ def _candidates(
     """The entries whose message may match; `at_once` of them are looked at before any is asked for."""
     for first in range(0, len(entries), at_once):
         some = entries[first : first + at_once]
-        rows = np.flatnonzero(message_filter.match_codes(some["tags_code"].astype(np.int64)))
-        for row, fields in zip(rows.tolist(), some[rows].tolist(), strict=True):
+        may_match = [True] * len(some)
+        if message_filter.columns:
+            may_match = message_filter.match_codes(some["tags_code"].astype(np.int64)).tolist()
+        for row, fields in compress(enumerate(some.tolist()), may_match):
             yield Entry(queue.topic, queue.queue_id, offset + first + row, *fields)
 
 
