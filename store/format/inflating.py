@@ -23,7 +23,7 @@ from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION
 _STEP_BYTES = 256 << 10
 
 
-class Bounds(NamedTuple):
+class BodyBounds(NamedTuple):
     """How many bytes bodies may become: one of them, and those of a batch; and what a larger one is to be."""
 
     body: int
@@ -54,7 +54,7 @@ def decompress(body: bytes, sys_flag: int, where: str, max_bytes: int) -> bytes:
 
 
 def inflated(
-    batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: Bounds
+    batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: BodyBounds
 ) -> Iterator[pa.RecordBatch]:
     """The rows of `batch`, with compressed bodies decompressed, in batches that are no larger than `bounds` say.
 
@@ -78,7 +78,7 @@ def inflated(
     yield _with_bodies(batch.slice(first), bodies)
 
 
-def _of_row(body: bytes, sys_flag: int, where: str, bounds: Bounds) -> bytes | None:
+def _of_row(body: bytes, sys_flag: int, where: str, bounds: BodyBounds) -> bytes | None:
     try:
         return decompress(body, sys_flag, where, bounds.body)
     except MessageTooLarge:

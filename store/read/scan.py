@@ -11,7 +11,7 @@ import pyarrow as pa
 from store.any_log import Int64s, MessageFilter, ReadSpec
 from store.format.arrays import numbers
 from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block
-from store.format.inflating import Bounds, inflated
+from store.format.inflating import BodyBounds, inflated
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
 from store.read.blocks import block_of
@@ -30,7 +30,7 @@ def scan_queue(
     """
     schema = pa.schema([(name, COLUMNS[name]) for name in spec.columns])
     message_filter, looked_at = spec.message_filter, spec.message_filter.columns
-    bounds = Bounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
+    bounds = BodyBounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
     needs_properties = not PROPERTY_COLUMNS.isdisjoint((*spec.columns, *looked_at))
     with_bodies = spec.check_crc or "body" in spec.columns
     with_tails = spec.check_crc or needs_properties

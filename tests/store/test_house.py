@@ -14,7 +14,7 @@ ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
 FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
-ROOF = ("writer", "append", "message_store", "__init__")
+ROOF = ("writer", "store_reader", "append", "message_store", "__init__")
 ATTIC = ("local",)  # kinds of logs, made of all that is below
 
 

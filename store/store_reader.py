@@ -1,0 +1,303 @@
+"""`StoreReader`: what a store can do that is open to read. Nothing of it takes the lock of those who append."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pyarrow as pa
+
+from store.any_log import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    Boundary,
+    Fingerprint,
+    Int64s,
+    MessageFilter,
+    Oversized,
+    QueueRange,
+    ReadSpec,
+)
+from store.errors import FilterError, OffsetLost, UnknownTopic
+from store.files.config import StoreConfig
+from store.files.consumer_offsets import ConsumerOffsets
+from store.files.opened import Opened, Place
+from store.files.topics import Topics
+from store.format.columns import DEFAULT_COLUMNS, check_columns
+from store.format.stored_message import StoredMessage, inflated
+from store.index.index import END_OF_TIME, Index
+from store.integers import integer, one_of, seconds, text
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+from store.publish.locks import OFFSETS_BYTE, StoreLock
+from store.publish.log_end import LogEnd
+from store.publish.watch import Watch, Watches
+from store.publish.watermark import Watermark
+from store.read.arrivals import Arrival, arrivals
+from store.read.filters import EVERYTHING, filter_of
+from store.read.fingerprint import can_have, fingerprint
+from store.read.getting import GetResult, GetStatus, get_message
+from store.read.published import PublishedQueues
+from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
+from store.read.scan import scan_queue
+from store.read.whole_topic import ranges, to_arrow
+from store.system_errors import explained_verbs
+
+
+@explained_verbs
+class StoreReader(Opened):
+    """The verbs of a `MessageStore` that read, and those of consumer groups. Its rooms are made, and closed, there."""
+
+    path: Path
+    config: StoreConfig
+    _place: Place
+    _topics: Topics
+    _groups: ConsumerOffsets
+    _log: CommitLog
+    _index: Index
+    _queues: ConsumeQueues
+    _published: PublishedQueues
+    _watermark: Watermark | LogEnd
+    _watches: Watches
+
+    def topics(self) -> dict[str, int]:
+        """Topic name to number of queues, as it stands now."""
+        return self._topics.queue_counts()
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    @property
+    def confirm_offset(self) -> int:
+        """Commit log offset (bytes) up to which messages are visible; it never steps back."""
+        return self._watermark.confirm_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Commit log offset (bytes) up to which the queues go; below `confirm_offset` where a broker is behind."""
+        return self._published.dispatched_offset()
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self.offsets(topic, queue_id)[0]
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self._published.max_offset(topic, queue_id)
+
+    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """`min_offset` and `max_offset` at one moment."""
+        return self._published.offsets(topic, queue_id)
+
+    def get_message(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        message_filter: MessageFilter | None = None,
+    ) -> GetResult:
+        """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
+
+        `group` names the consumer group, for the day's statistics only. An unknown topic or queue answers
+        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, and `MessageTooLarge` for a first message whose body
+        becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
+        """
+        offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
+        if message_filter is not None and not hasattr(message_filter, "match_codes"):
+            raise FilterError(f"message_filter={message_filter!r}: give message_filter('paid || shipped')")
+        try:
+            minimum, maximum = self.offsets(topic, queue_id)
+        except UnknownTopic:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
+        return get_message(self._log, queue, offset, minimum, maximum, max_messages, accept, self.config)
+
+    def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
+        """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
+        queue = self._published.holding(QueueRange(topic, queue_id, start, end))
+        return queue.entries(start, end)["size"].astype(np.int64)
+
+    def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
+        """Tags codes of messages [start, end) as their queue has them, int64, shape (end - start,).
+
+        The range must be published. Raises `OffsetLost` where retention took the queue's files.
+        """
+        start, end = integer("start", start, 0), integer("end", end, 0)
+        return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
+
+    def scan(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        tags: str | MessageFilter | None = None,
+        *,
+        check_crc: bool = True,
+        max_rows: int = BATCH_ROWS,
+        max_bytes: int = BATCH_BYTES,
+        max_body_bytes: int | None = None,
+        oversized: Oversized = "error",
+    ) -> Iterator[pa.RecordBatch]:
+        """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
+
+        tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`. check_crc: compare
+        bodies with their checksums; without it a record's header is checked still, but what stands behind its body only
+        where a column or a filter needs it.
+        A batch has at most `max_rows` rows and `max_bytes` bytes of records, and of bodies as they become where
+        producers compressed them (one row at least). max_body_bytes: how large one body may become, by default
+        `maxDecompressedMessageSize`; a larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
+
+        Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
+        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`, and
+        `OffsetLost` when retention overtakes the reader.
+        """
+        check_columns(columns)
+        one_of("oversized", oversized, get_args(Oversized))
+        spec = ReadSpec(
+            tuple(columns),
+            filter_of(tags),
+            check_crc=check_crc,
+            max_rows=integer("max_rows", max_rows, 1),
+            max_bytes=integer("max_bytes", max_bytes, 1),
+            max_body_bytes=None if max_body_bytes is None else integer("max_body_bytes", max_body_bytes, 1),
+            oversized=oversized,
+        )
+        return self.read(QueueRange(topic, queue_id, start, end), spec)
+
+    def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`."""
+        check_columns(spec.columns)
+        queue = self._published.holding(wanted)
+        return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
+
+    def to_arrow(
+        self,
+        topic: str,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        *,
+        queues: Iterable[int] | Mapping[int, tuple[int, int]] | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+        tags: str | MessageFilter | None = None,
+    ) -> pa.RecordBatchReader:
+        """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
+
+        queues: some queue ids, or the range [start, end) of each; default: all there is. begin, end: only what was
+        stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
+        begins.
+        """
+        return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
+
+    def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
+        """Which message stands at `offset`, below the queue's end; None where it is deleted.
+
+        Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
+        try:
+            return fingerprint(self._log, queue, offset)
+        except OffsetLost:
+            return None
+
+    def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
+        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been.
+
+        If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
+        """
+        return can_have(self._log, self._published.of(topic, queue_id), offset, was)
+
+    # --- finding ---------------------------------------------------------------------------------------
+
+    def query(
+        self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
+    ) -> list[StoredMessage]:
+        """The newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
+
+        A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
+        found. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, and `ConfigError` for an index of other sizes
+        than configured.
+        """
+        self._topics.known(topic)
+        key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
+        begin, end = integer("begin", begin), integer("end", end)
+        confirm = self.confirm_offset
+        has = partial(is_queued, self._log, self._topics.known, self._published.of)
+        found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
+        return [self._inflated(message) for message in found]
+
+    def message_by_id(self, offset_msg_id: str) -> StoredMessage:
+        """The message with this offsetMsgId; a producer's own id is a key (see `query`). As in RocketMQ, also one of a
+        topic that was deleted and created again.
+
+        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
+        """
+        message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
+        is_queued(self._log, self._topics.known, self._published.of, message)
+        return self._inflated(message)
+
+    def _inflated(self, message: StoredMessage) -> StoredMessage:
+        """A message with its body as its producer had it."""
+        where = f"topic {message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
+        return inflated(message, where, self.config.maxDecompressedMessageSize)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.
+
+        Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` where a file is missing.
+        """
+        queue, timestamp = self._published.of(topic, queue_id), integer("timestamp", timestamp)
+        one_of("boundary", boundary, tuple(Boundary))
+        return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
+
+    # --- waiting ---------------------------------------------------------------------------------------
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it.
+
+        `close` in another thread ends it, with `StoreClosed`.
+        """
+        seen, deadline = integer("seen", seen), time.monotonic() + seconds("timeout", timeout)
+        with self._watches.one() as watch:
+            while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
+                watch.wait(left)
+        return confirm
+
+    def arrivals(self, begin: int, end: int) -> list[Arrival]:
+        """The messages between two confirm offsets, seen one after the other; not far apart.
+
+        Raises `OffsetLost` when retention took them, `CorruptRecord`.
+        """
+        return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
+
+    def watch(self) -> Watch:
+        """What wakes one more waiting thread at each publication; polls while a RocketMQ broker has the directory."""
+        return self._watches.new()
+
+    # --- consumer groups -------------------------------------------------------------------------------
+
+    def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The queue offset that a consumer group has to read next, None when it never committed one."""
+        return self._groups.offsets(group, topic).get(integer("queue_id", queue_id))
+
+    def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the next offsets (queue id to queue offset) of a consumer group, on the device when this returns.
+
+        Also with `read_only`, for whoever reads has something to commit; appends are not kept waiting. Raises
+        `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
+        while a broker runs.
+        """
+        groups = self._groups
+        for queue_id in offsets:
+            self._topics.check_queue(topic, queue_id)
+        with closing(StoreLock(self.path, self.config.lockTimeoutMillis / 1000, OFFSETS_BYTE)) as lock:
+            self._place.check()
+            lock.refuse_broker()
+            lock.exclusively(lambda: groups.commit(group, topic, offsets))
