@@ -215,9 +215,11 @@ class Recovery:
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
         segments.flush_names()
+        first_byte = self._log.min_offset()
         for name, queue in queues.items():
             self._queues.of(*name).truncate(queue.tail)
             self._queues.of(*name).flush(queue.begin, queue.tail)
+            self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
         Watermark.create(self._root, end, decision.store_timestamp)
         ends = {name: queue.tail for name, queue in queues.items() if queue.tail}

@@ -23,11 +23,15 @@ CRASHES = int(os.environ.get("CRASHES", "3"))  # of machines
 Place = tuple[str, int | None, int | None, bytes]  # topic, queue id, queue offset, body
 
 
-def seen_by(rocketmq: RocketMQ, path: Path, flush: str) -> set[Place]:
-    """Everything that its reader sees."""
+def seen_by(rocketmq: RocketMQ, path: Path, flush: str, *, deleting: bool = False) -> set[Place]:
+    """Everything that its reader sees.
+
+    deleting: old segments were being deleted. Queue files may be left then whose records are all gone; RocketMQ looks
+    for the first entry that counts in a queue's first file only, and passes over them until it deletes them itself.
+    """
     sizes = small(flush)
     lines = rocketmq.read(path, {"maxHashSlotNum": sizes.maxHashSlotNum, "maxIndexNum": sizes.maxIndexNum})
-    assert not [line for line in lines if line["kind"] == "gap"]
+    assert deleting or not [line for line in lines if line["kind"] == "gap"]
     return {
         (line["topic"], line["queueId"], line["queueOffset"], base64.b64decode(line["body"]))
         for line in lines
@@ -48,9 +52,9 @@ def test_rocketmq_sees_what_was_promised_and_what_we_recovered(rocketmq: RocketM
     restore(up_again(Disk({}, changes[:cut], chance).after_power_loss(chance)), tmp_path / "crashed")
     path, copy = tmp_path / "crashed" / STORE, tmp_path / "copy"
     shutil.copytree(path, copy)
-    at_once = seen_by(rocketmq, copy, flush)
     must = max((count for since, count in history.must if since <= cut), default=0)
     gone = max((offset for since, offset in history.gone if since <= cut), default=0)
+    at_once = seen_by(rocketmq, copy, flush, deleting=gone > 0)
     promised = [each for each in history.sent[:must] if (each.physical_offset or 0) >= gone]
     assert places(promised) <= at_once
     bodies = {each.body for each in history.sent}

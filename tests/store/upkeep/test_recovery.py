@@ -457,3 +457,21 @@ def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
     assert verify(path).findings == []
     repair(copy)
     assert verify(copy).findings == []
+
+
+def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
+    """It died between the log and the queues; RocketMQ looks for a queue's head in its first file only."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes(500), queue_id=n % 2) for n in range(100)])
+        segments = sorted((tmp_path / "commitlog").iterdir())
+        gone = store.get_message("g", "t", 0, 30).messages[0].physical_offset // SIZE
+    for file in segments[:gone]:
+        file.unlink()
+    (tmp_path / "watermark").unlink()
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        heads = [store.min_offset("t", queue_id) for queue_id in range(2)]
+        assert [store.max_offset("t", queue_id) for queue_id in range(2)] == [50, 50]
+    for queue_id, head in enumerate(heads):
+        first = min(int(file.name) // CQ_ENTRY.itemsize for file in (tmp_path / f"consumequeue/t/{queue_id}").iterdir())
+        assert first <= head < first + 10, "of ten entries"

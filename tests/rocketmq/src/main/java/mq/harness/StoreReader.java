@@ -69,6 +69,11 @@ final class StoreReader {
                         "an entry of " + records.get(i).remaining() + " bytes", "next", result.getNextBeginOffset()));
                     continue;
                 }
+                if (MessageDecoder.decode(records.get(i).duplicate(), true, true, true) == null) {
+                    Main.print(line("gap", "topic", topic, "queueId", queue, "offset", offset, "status",
+                        "an entry of no record", "next", result.getNextBeginOffset()));
+                    continue;
+                }
                 Main.print(message(records.get(i), tagsCodes.seen.get(i)));
             }
             offset = result.getNextBeginOffset();
