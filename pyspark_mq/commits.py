@@ -86,13 +86,13 @@ class Commits:
         return False
 
     def begin(self, batch: int) -> None:
-        """Note that a batch is about to be written. On the device when this returns. Raises `CommitError`."""
+        """Note that a batch, which there is not yet, is about to be written. On the device when this returns.
+
+        Raises `CommitError`.
+        """
         if COMMITS_TOPIC not in self._store.topics():
             self._store.create_topic(COMMITS_TOPIC, 1)
-        mark, since = self._read(), self._bounds()[1]
-        if mark is not None and mark.batch == batch:
-            since = min(since, mark.since)  # the machine may have crashed: the end was further once
-        self._write(Mark(batch, False, since))
+        self._write(Mark(batch, False, self._bounds()[1]))
 
     def record(self, batch: int, rows: int) -> Message:
         """What is to be appended together with the rows of a batch."""

@@ -146,7 +146,7 @@ def test_a_file_that_is_damaged_is_named(store: MessageStore, content: bytes) ->
 def test_only_one_process_at_a_time(store: MessageStore) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_take_turn, args=(str(store.path), theirs))
+    process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
     with Commits(store, QUERY).turn():
         process.start()
         assert ours.recv() == "wants"
