@@ -1,17 +1,17 @@
-"""The options of `format("mq")`: the only place that reads option strings."""
+"""What the options of a query with `format("mq")` say. `option_tables` names them, `write_options` is for writes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeVar, cast, get_args
 
 from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
+from pyspark_mq.option_tables import READ_OPTIONS, known_options
 from pyspark_mq.subscription import Subscription
 from store import FilterError, InvalidGroup, message_filter
 from store.any_log import LogAddress, MessageFilter, Oversized
@@ -19,38 +19,7 @@ from store.files.consumer_offsets import check_group_name
 
 T = TypeVar("T")
 
-OPTION_NAMES = (
-    "path",
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "consumerGroup",
-    "subExpression",
-    "expressionType",
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeProperties",
-    "checkCRC",
-    "maxDecompressedMessageSize",
-    "oversized",
-    "holdTimeoutMs",
-    "realTime",
-    "batchDuration",
-    "realTimePartitions",
-    "ledgerPath",
-)
+_DEFAULTS = {option.name: option.default for option in READ_OPTIONS if option.default is not None}
 LEDGER_DIR = "ledger"
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
@@ -101,34 +70,37 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
-        given = known_options(options, OPTION_NAMES)
+        given = known_options(options, READ_OPTIONS)
 
-        def value(name: str, parse: Callable[[str, str], T], default: T) -> T:
-            return parse(name, given[name]) if name in given else default
+        def value(name: str, parse: Callable[[str, str], T]) -> T:
+            return parse(name, given.get(name, _DEFAULTS[name]))
+
+        def if_given(name: str, parse: Callable[[str, str], T]) -> T | None:
+            return parse(name, given[name]) if name in given else None
 
         return cls(
             address=address_of(given),
             subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),
             start=start_of(given),
             end=end_of(given),
-            consumer_group=value("consumerGroup", _group, None),
+            consumer_group=if_given("consumerGroup", _group),
             message_filter=_message_filter(given.get("subExpression"), given.get("expressionType")),
-            max_offsets_per_trigger=value("maxOffsetsPerTrigger", _positive, None),
-            max_bytes_per_trigger=value("maxBytesPerTrigger", _bytes, None),
-            min_offsets_per_trigger=value("minOffsetsPerTrigger", _positive, None),
-            max_trigger_delay_seconds=value("maxTriggerDelay", _duration, 900.0),
-            min_partitions=value("minPartitions", _positive, None),
-            max_records_per_partition=value("maxRecordsPerPartition", _positive, None),
-            fail_on_data_loss=value("failOnDataLoss", _boolean, True),
-            include_properties=value("includeProperties", _boolean, False),
-            check_crc=value("checkCRC", _boolean, True),
-            max_decompressed_message_size=value("maxDecompressedMessageSize", _bytes, None),
-            oversized=value("oversized", _oversized, "error"),
-            hold_timeout_seconds=value("holdTimeoutMs", _milliseconds, 250) / 1000,
-            real_time=value("realTime", _boolean, False),
-            batch_duration_seconds=value("batchDuration", _duration, 60.0),
-            real_time_partitions=value("realTimePartitions", _positive, None),
-            ledger_path=value("ledgerPath", shared_directory, None),
+            max_offsets_per_trigger=if_given("maxOffsetsPerTrigger", _positive),
+            max_bytes_per_trigger=if_given("maxBytesPerTrigger", _bytes),
+            min_offsets_per_trigger=if_given("minOffsetsPerTrigger", _positive),
+            max_trigger_delay_seconds=value("maxTriggerDelay", _duration),
+            min_partitions=if_given("minPartitions", _positive),
+            max_records_per_partition=if_given("maxRecordsPerPartition", _positive),
+            fail_on_data_loss=value("failOnDataLoss", _boolean),
+            include_properties=value("includeProperties", _boolean),
+            check_crc=value("checkCRC", _boolean),
+            max_decompressed_message_size=if_given("maxDecompressedMessageSize", _bytes),
+            oversized=value("oversized", _oversized),
+            hold_timeout_seconds=value("holdTimeoutMs", _milliseconds) / 1000,
+            real_time=value("realTime", _boolean),
+            batch_duration_seconds=value("batchDuration", _duration),
+            real_time_partitions=if_given("realTimePartitions", _positive),
+            ledger_path=if_given("ledgerPath", shared_directory),
         )
 
     def stream_start(self) -> Limit:
@@ -195,30 +167,11 @@ class SourceOptions:
         return start, end
 
 
-def known_options(options: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
-    """The options by their documented `names`; raises `OptionError` for any other."""
-    given = {name.lower(): value for name, value in options.items()}
-    by_lower_name = {name.lower(): name for name in names}
-    if "paths" in given:  # DataFrameReader.load of a list
-        raise OptionError(f"One query reads one store, got the paths {given['paths']}")
-    if "provider" in given:  # what a catalog adds
-        raise OptionError(
-            "Spark does not hand the options of CREATE TABLE to Python data sources; "
-            "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
-        )
-    for name in given:
-        if name not in by_lower_name:
-            near = get_close_matches(name, by_lower_name, n=1)
-            known = f"did you mean {by_lower_name[near[0]]}?" if near else f"known are {', '.join(names)}"
-            raise OptionError(f"Unknown option {name!r}: {known}")
-    return {by_lower_name[name]: value for name, value in given.items()}
-
-
 def _message_filter(expression: str | None, expression_type: str | None) -> MessageFilter:
     if expression is None and expression_type is not None:
         raise OptionError(f"expressionType={expression_type} needs subExpression, the condition or the tags")
     try:
-        return message_filter(expression, expression_type or "TAG")
+        return message_filter(expression, expression_type or _DEFAULTS["expressionType"])
     except FilterError as error:
         raise OptionError(f"subExpression: {error}") from error
 

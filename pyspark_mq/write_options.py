@@ -1,4 +1,4 @@
-"""The options of a write with `format("mq")`; those of a query are in `options`."""
+"""The options of a write with `format("mq")`; `option_tables` names them, those of a query are in `options`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options import OPTION_NAMES as READ_OPTION_NAMES
-from pyspark_mq.options import known_options, shared_directory
+from pyspark_mq.option_tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
+from pyspark_mq.options import shared_directory
 from store.any_log import LogAddress
 from store.errors import InvalidGroup, InvalidTopic
 from store.files.consumer_offsets import check_group_name
 from store.format.topic_names import check_topic_name
 
-WRITE_OPTION_NAMES = ("path", "topic", "delivery", "stagingPath", "producerGroup")
+_NAMES = names_of(WRITE_OPTIONS)
 STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
 _SPARKS_OWN = ("checkpointLocation", "queryName")  # which Spark hands on to a streaming sink
 
@@ -49,7 +49,7 @@ class WriteOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
         for name in options:
             _refuse_options_of_queries(name)
-        given = known_options(options, (*WRITE_OPTION_NAMES, *_SPARKS_OWN))
+        given = known_options(options, WRITE_OPTIONS, _SPARKS_OWN)
         address = address_of(given)
         path = address.directory
         if path is None:
@@ -85,15 +85,15 @@ class WriteOptions:
 def is_for_writing(options: Mapping[str, str]) -> bool:
     """Whether a view with these options is one to INSERT INTO: it subscribes to nothing and has an option of writes."""
     names = {name.lower() for name in options}
-    own = {name.lower() for name in WRITE_OPTION_NAMES[1:]}
+    own = {name.lower() for name in _NAMES[1:]}
     return bool(names & own) and not names & {"subscribe", "subscribepattern", "assign"}
 
 
 def _refuse_options_of_queries(name: str) -> None:
-    reading = {other.lower(): other for other in READ_OPTION_NAMES if other not in WRITE_OPTION_NAMES}
+    reading = {other.lower(): other for other in names_of(READ_OPTIONS) if other not in _NAMES}
     if name.lower() in reading:
         hint = "name the topic with topic" if name.lower().startswith(("subscribe", "assign")) else "leave it out"
-        known = ", ".join(WRITE_OPTION_NAMES)
+        known = ", ".join(_NAMES)
         raise OptionError(f"{reading[name.lower()]} is for reading; {hint}. A write has the options {known}")
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyspark_mq.options import OPTION_NAMES
 from store import StoreConfig
 
 README = Path(__file__).parents[2] / "README.md"
@@ -23,11 +22,6 @@ def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == sorted(output.split())
-
-
-def test_the_options_table_names_every_option() -> None:
-    section = (DOCS / "source.md").read_text("utf-8").split("| option | default | |")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(OPTION_NAMES)
 
 
 def test_every_link_leads_somewhere() -> None:

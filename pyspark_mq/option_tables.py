@@ -1,0 +1,250 @@
+"""Every option of `format("mq")`: its name, what it is by default, an example and what it means.
+
+What is parsed, what is refused and the tables of docs/source.md and docs/sink.md come from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from pyspark_mq.errors import OptionError
+
+
+class Option(NamedTuple):
+    """One option. default: as a user would write it, None where there is none. meaning: Markdown. without: what it is
+    without a default, in words."""
+
+    name: str
+    default: str | None
+    example: str
+    meaning: str
+    without: str = ""
+
+
+READ_OPTIONS = (
+    Option("path", None, "/data/mq", "the store's directory; `.load(path)` sets it", "(needed)"),
+    Option("subscribe", None, "orders,invoices", "topics, separated by commas", "one of these three"),
+    Option(
+        "subscribePattern",
+        None,
+        "ord.*|inv.*",
+        "a regular expression that topic names match; new topics join from their beginning. RocketMQ's own topics "
+        "never match (its system topics, `%RETRY%...`, `%DLQ%...`, `%LMQ%...`): name them with `subscribe`",
+    ),
+    Option("assign", None, '{"orders": [0, 1]}', "queues, as JSON"),
+    Option(
+        "startingOffsets",
+        None,
+        '{"orders": {"0": 2, "1": -2}}',
+        "where a query begins at its first start: `earliest`, `latest`, JSON (-2 earliest, -1 latest), `-1000` for the "
+        "last 1,000 messages of each queue, or `group`; see [starts and ends](#starts-and-ends)",
+        "stream `latest`, batch `earliest`",
+    ),
+    Option(
+        "startingTimestamp",
+        None,
+        "-10 minutes",
+        "likewise, by when messages were stored: milliseconds since 1970, `2026-01-31T12:00:00Z`, or relative to now",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        None,
+        '{"orders": {"0": 1767225600000, "1": 0}}',
+        "likewise, milliseconds since 1970 for each queue",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        "error",
+        "latest",
+        "what is done where all messages of a queue are older: `error`, or `latest`, to begin with what comes next",
+    ),
+    Option(
+        "endingOffsets",
+        None,
+        '{"orders": {"0": 2, "1": -1}}',
+        "batch only: where the query ends; `latest`, JSON, `-1000` for all but the last 1,000 messages of each queue, "
+        "or `group`",
+        "`latest`",
+    ),
+    Option(
+        "endingTimestamp", None, "2026-01-31T12:00:00Z", "batch only: likewise, before what was stored then or later"
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        None,
+        '{"orders": {"0": 4102444800000, "1": 4102444800000}}',
+        "batch only: likewise, for each queue",
+    ),
+    Option(
+        "consumerGroup",
+        None,
+        "billing",
+        "a group whose offsets follow a stream, and which `startingOffsets=group` means; see "
+        "[consumer groups](#consumer-groups-and-lag)",
+    ),
+    Option(
+        "subExpression",
+        None,
+        "paid || shipped",
+        "which messages to read, see [filters](#filters): tags, RocketMQ's way, or a condition",
+        "all",
+    ),
+    Option(
+        "expressionType",
+        "TAG",
+        "SQL92",
+        "what `subExpression` is: `TAG`, or `SQL92` for a condition on properties",
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        None,
+        "100000",
+        "messages in a micro-batch, shared out over queues in proportion to their backlog",
+        "no limit",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        None,
+        "64m",
+        "bytes of records in a micro-batch; a single larger message goes alone",
+        "no limit",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        None,
+        "4",
+        "no micro-batch before so many messages are there, or `maxTriggerDelay` is over; `Trigger.AvailableNow` and "
+        "`Trigger.Once` do not wait",
+        "no limit",
+    ),
+    Option(
+        "maxTriggerDelay",
+        "15m",
+        "30 seconds",
+        "with `minOffsetsPerTrigger`: after how long fewer messages make a micro-batch, too",
+    ),
+    Option(
+        "minPartitions",
+        None,
+        "8",
+        "split queues into at least so many Spark partitions",
+        "one a queue; small ones share",
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        None,
+        "10000",
+        "split queues so that no Spark partition has more",
+        "no limit",
+    ),
+    Option(
+        "failOnDataLoss",
+        "true",
+        "false",
+        "whether messages that are gone before they were read end the query, or are warned about; also where a queue "
+        "has another last message than the one that was read: its topic was created anew, or the store put back from a "
+        "backup",
+    ),
+    Option("includeProperties", "false", "true", "add the column `properties`"),
+    Option(
+        "checkCRC",
+        "true",
+        "false",
+        "compare each record with its checksum (of all of it where `enabledAppendPropCRC` wrote one, else of its "
+        "body); `false` also leaves topic and properties behind the bodies unread where no column needs them",
+    ),
+    Option(
+        "maxDecompressedMessageSize",
+        None,
+        "64m",
+        "how large a body that its producer compressed may become",
+        "the store's, 64 MiB",
+    ),
+    Option(
+        "oversized",
+        "error",
+        "null",
+        "what a body is that becomes larger: `error` ends the query and names the message, with `null` its row has no "
+        "body",
+    ),
+    Option(
+        "holdTimeoutMs",
+        "250",
+        "100",
+        "how long an idle query sleeps for an arrival at a time; an arrival wakes it at once",
+    ),
+    Option(
+        "realTime",
+        "false",
+        "true",
+        "streams only: tasks stay open and hand over each message when it arrives, instead of planning micro-batches, "
+        "see [real-time reads](real-time.md). Needs PySpark 4.3 with `spark.python.udf.pipelined.enabled=true`",
+    ),
+    Option("batchDuration", "60 seconds", "5m", "with `realTime`: how long a batch stays open"),
+    Option(
+        "realTimePartitions",
+        None,
+        "2",
+        "with `realTime`: how many tasks at most; queues are packed into them. Spark needs a task slot for each. Only "
+        "tasks are told how many there are (local masters, executors times cores, `spark.cores.max`): so the first "
+        "batch of a new query takes the driver's cores, as do all where the settings leave it open (dynamic "
+        "allocation)",
+        "Spark's task slots",
+    ),
+    Option(
+        "ledgerPath",
+        None,
+        "/data/ledger",
+        "with `realTime`: where tasks record what they read, so that a replay reads the same; needed where the store "
+        "is read-only. A run's records stay until a week after another run went on from them, so a copy of a "
+        "checkpoint can go on meanwhile",
+        "inside the store",
+    ),
+)
+
+WRITE_OPTIONS = (
+    Option("path", None, "/data/mq", "the store's directory; `.save(path)` and `.start(path)` set it", "(needed)"),
+    Option(
+        "topic",
+        None,
+        "orders",
+        "the topic of all rows; overrides the column, as in the Kafka sink",
+        "the column `topic`",
+    ),
+    Option("delivery", "exactly-once", "at-least-once", "see below"),
+    Option(
+        "stagingPath",
+        None,
+        "/data/staging",
+        "exactly once: where tasks keep their rows until the driver appends them; the driver and every executor have "
+        "to see it. It needs room for the largest batch that is written",
+        "`staging` in the store",
+    ),
+    Option("producerGroup", None, "routed", "for `df.write` in `foreachBatch`: a name for this write, see below"),
+)
+
+
+def names_of(table: Iterable[Option]) -> tuple[str, ...]:
+    return tuple(option.name for option in table)
+
+
+def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> dict[str, str]:
+    """The options by their names in `table` and `others`; raises `OptionError` for any other."""
+    names = (*names_of(table), *others)
+    given = {name.lower(): value for name, value in options.items()}
+    by_lower_name = {name.lower(): name for name in names}
+    if "paths" in given:  # DataFrameReader.load of a list
+        raise OptionError(f"One query reads one store, got the paths {given['paths']}")
+    if "provider" in given:  # what a catalog adds
+        raise OptionError(
+            "Spark does not hand the options of CREATE TABLE to Python data sources; "
+            "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
+        )
+    for name in given:
+        if name not in by_lower_name:
+            near = get_close_matches(name, by_lower_name, n=1)
+            known = f"did you mean {by_lower_name[near[0]]}?" if near else f"known are {', '.join(names)}"
+            raise OptionError(f"Unknown option {name!r}: {known}")
+    return {by_lower_name[name]: value for name, value in given.items()}
