@@ -32,15 +32,16 @@ class MqBatchReader(DataSourceReader):
         """Raises what `Queues` does, and `OptionError` for a range that ends before it starts."""
         with self._options.address.open() as log:
             queues = Queues(log, self._options)
-            bounds = queues.bounds()
+            bounds = queues.bounds_of_all()
             ends = queues.resolve("endingOffsets", self._end, bounds)
             starts = queues.resolve("startingOffsets", self._start, bounds)
+            last = log.fingerprints(ends)
         ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
         for r in ranges:
             if r.start > r.end:
                 raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
         ranges = narrow(ranges, self._filters)
-        return partitions_of(ranges, self._options)
+        return partitions_of(ranges, self._options, ends, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)

@@ -1,4 +1,4 @@
-"""What can go wrong between Spark and the store, as one tree, and the one place that decides about data loss.
+"""What can go wrong between Spark and the store, as one tree; `losses` decides which losses of data are errors.
 
     store.errors.StoreError
     └── MqSourceError            also a ValueError
@@ -21,11 +21,7 @@ imported then. Errors of the store itself (`store.errors`) pass through as they 
 
 from __future__ import annotations
 
-import logging
-
 from store.errors import StoreError
-
-_log = logging.getLogger("pyspark_mq")
 
 
 class MqSourceError(StoreError, ValueError):
@@ -78,17 +74,3 @@ class FlightsMissing(DemoFailed):
 
 class JavaMissing(DemoFailed):
     """No Java that Spark can run on; the message says what was found and what to install."""
-
-
-def data_loss(fail: bool, what: str) -> None:
-    """Decide what lost messages mean: the only place that does.
-
-    fail: the option `failOnDataLoss`. what: the lost range, and why it is lost.
-    Raises `DataLossError` when `fail`; otherwise warns, and the caller goes on with what is there.
-    """
-    if fail:
-        raise DataLossError(
-            f"{what}. To go on with what is there set the option failOnDataLoss to false; "
-            "to start afresh use a new checkpoint"
-        )
-    _log.warning("Data loss, going on because failOnDataLoss is false: %s", what)

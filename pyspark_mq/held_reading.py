@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.reading import RangeReader
+from pyspark_mq.reading import RangeReader, RangeTask
 from pyspark_mq.slots import task_slots
 from pyspark_mq.worker import spare_what_is_loaded
 from store.any_log import Log, Positions, QueueRange
@@ -80,7 +80,7 @@ class HeldReader:
                 record = self._ledger.record(task.name, mine)
             else:
                 reached = task.begin
-            yield from self._up_to(log, reached, record.next)
+            yield from self._up_to(log, reached, record)
 
     def _held(self, log: Log, reached: Positions, deadline: float) -> Iterator[pa.RecordBatch]:
         """What is there and what arrives until `deadline`; `reached` is moved along."""
@@ -90,20 +90,20 @@ class HeldReader:
                     yield self._range_reader.nothing()
                     continue
                 wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
-                yield from self._range_reader.scan(log, wanted)
+                yield from self._range_reader.scan(log, wanted, RangeTask((wanted,), {}, {}))
                 reached[there.queue] = wanted.end
                 held.again(there.queue, wanted.end)
 
-    def _up_to(self, log: Log, reached: Positions, recorded: Positions) -> Iterator[pa.RecordBatch]:
+    def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
         """The rest of what the record that counts says; nothing where it is this attempt's own."""
-        for queue, end in recorded.items():
+        for queue, end in record.next.items():
             if reached[queue] > end:
                 raise LedgerError(
                     f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task recorded "
                     f"{end}; run the task again, and it reads what is recorded"
                 )
             missing = QueueRange(*queue, reached[queue], end)
-            yield from self._range_reader.scan(log, self._range_reader.published(log, missing))
+            yield from self._range_reader.scan(log, missing, RangeTask((missing,), record.next, record.last))
 
 
 def require_pipelined_workers() -> None:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.losses import Loss, loss_before
 from pyspark_mq.positions import (
     OffsetJson,
     fingerprints_from_json,
@@ -146,23 +147,6 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
         )
 
 
-ANOTHER = (
-    "another message stands before it than the one that was read; the topic was created anew, the store put back from "
-    "a backup, or what was not flushed lost with its machine"
-)
-
-
-class Loss(NamedTuple):
-    """Messages a query counts on that its queue does not have."""
-
-    lost: QueueRange
-    why: str
-
-    def __str__(self) -> str:
-        what = self.lost if self.lost.length else f"{self.lost.queue} from {self.lost.start} on"
-        return f"{what} is lost: {self.why}"
-
-
 class BatchStart(NamedTuple):
     """Where a batch begins in each queue, which of that has to be pinned, and what is lost before it.
 
@@ -187,31 +171,18 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Co
     begin: Positions = {}
     starts: Positions = {}
     losses = []
-    for queue, (first, end) in bounds.items():
-        position = start.next.get(queue)
-        if position is not None and not first <= position <= end:
-            losses.append(_loss(queue, position, Bounds(first, end)))
+    for queue in [*bounds, *(start.next.keys() - bounds.keys())]:
+        position, there = start.next.get(queue), bounds.get(queue)
+        loss = None if position is None else loss_before(queue, position, there, queue in strange)
+        if loss is not None:
+            losses.append(loss)
             position = None
-        elif position is not None and queue in strange:
-            losses.append(Loss(QueueRange(*queue, position, position), f"{ANOTHER}; what it has now begins at {first}"))
-            position = None
-        if position is None or start.starts.get(queue) == position:
-            starts[queue] = first if position is None else position
-        begin[queue] = first if position is None else position
-    for queue in start.next.keys() - bounds.keys():
-        position = start.next[queue]
-        rest = QueueRange(*queue, position, position)
-        losses.append(Loss(rest, "the queue is gone, or no longer subscribed"))
+        if there is not None:
+            begin[queue] = there.min_offset if position is None else position
+            if position is None or start.starts.get(queue) == position:
+                starts[queue] = begin[queue]
     last = {queue: was for queue, was in start.last.items() if begin.get(queue) == start.next.get(queue)}
     return BatchStart(begin, starts, losses, {queue: was for queue, was in last.items() if queue not in strange})
-
-
-def _loss(queue: Queue, position: int, bounds: Bounds) -> Loss:
-    if position < bounds.min_offset:
-        lost = QueueRange(*queue, position, bounds.min_offset)
-        return Loss(lost, f"the queue's first message is {bounds.min_offset}, older ones were deleted")
-    lost = QueueRange(*queue, bounds.max_offset, position)
-    return Loss(lost, f"the queue ends at {bounds.max_offset}, it was created anew or cut")
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from pyspark_mq.errors import OptionError, data_loss
+from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.limits import Limit
+from pyspark_mq.losses import lose, loss_before, not_there_yet
 from pyspark_mq.offsets import BatchStart
 from pyspark_mq.options import SourceOptions
-from store.any_log import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
+from store.any_log import Bounds, Fingerprints, Log, Positions, Queue
 
-_logger = logging.getLogger("pyspark_mq")
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 
 
@@ -27,16 +26,29 @@ class Queues:
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self._log = log
         self._options = options
+        self._missing = ""  # what was said of it
 
-    def bounds(self, known: Collection[Queue] = ()) -> dict[Queue, Bounds]:
-        """What each subscribed queue has, sorted by queue.
+    def bounds(self) -> dict[Queue, Bounds]:
+        """What each subscribed queue has, sorted by queue."""
+        return self._log.bounds(self._options.subscription.select(self._log.topics()))
 
-        Raises `SubscriptionError` for a topic or queue that an option names and that neither exists nor is in
-        `known` (those of a checkpoint, whose absence is data loss instead).
+    def bounds_of_all(self) -> dict[Queue, Bounds]:
+        """`bounds`. Raises `SubscriptionError` for a topic or queue that an option names and that does not exist."""
+        self._options.subscription.require(self._log.topics())
+        return self.bounds()
+
+    def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
+        """`bounds`, for a query that goes on from `seen`: a queue of these that does not exist is a loss.
+
+        Any other that is named is not there yet: with failOnDataLoss a `SubscriptionError`.
         """
-        topics = self._log.topics()
-        self._options.subscription.require(topics, known)
-        return self._log.bounds(self._options.subscription.select(topics))
+        try:
+            self._options.subscription.require(self._log.topics(), seen)
+        except SubscriptionError as error:
+            if self._missing != str(error):
+                not_there_yet(self._options.fail_on_data_loss, error)
+                self._missing = str(error)
+        return self.bounds()
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
         """Which message stands before each of `ends`: where nothing is read, `batch` may know."""
@@ -46,33 +58,29 @@ class Queues:
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
 
-        Raises `OptionError`, also for an offset that its queue has not yet; a deleted one is data loss.
+        One that its queue has not yet, or not any more, is dealt with as `losses` says. Raises `OptionError`.
         """
         positions = limit.resolve(self._log, bounds)
         for queue, offset in positions.items():
             first, end = bounds[queue]
             positions[queue] = min(max(offset, first), end)
             if offset > end:
-                self._not_yet(f"{option} says {offset} for {queue}, and its next message will be {end}")
-            elif offset < first:
-                lost = QueueRange(*queue, offset, first)
-                why = f"{option} says {offset}, and the queue has only [{first}, {end})"
-                data_loss(self._options.fail_on_data_loss, f"{lost} is lost: {why}")
+                ahead = f"{option} says {offset} for {queue}, and its next message will be {end}"
+                advice = "Was the topic created anew? Give -1 for what comes next, or -2 for the first"
+                not_there_yet(self._options.fail_on_data_loss, OptionError(f"{ahead}. {advice}"))
+            elif loss := loss_before(queue, offset, bounds[queue]):
+                lose(self._options.fail_on_data_loss, loss, option)
         return positions
 
-    def _not_yet(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise OptionError(f"{what}. Was the topic created anew? Give -1 for what comes next, or -2 for the first")
-        _logger.warning("%s; going on from there, because failOnDataLoss is false", what)
+    def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
+        """`bounds_behind` the `known`, once there are `least` messages behind `seen`, or other queues.
 
-    def hold(
-        self, seconds: float, seen: Positions, known: Collection[Queue] = (), least: int = 1
-    ) -> dict[Queue, Bounds]:
-        """`bounds` once there are `least` messages behind `seen`, or other queues; after `seconds` at the latest."""
+        After `seconds` at the latest.
+        """
         deadline = time.monotonic() + seconds
         pause = 0.0
         while True:
-            bounds = self.bounds(known)
+            bounds = self.bounds_behind(known)
             left = deadline - time.monotonic()
             if left <= 0 or is_enough(seen, bounds, least):
                 return bounds

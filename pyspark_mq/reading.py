@@ -5,21 +5,49 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_mq.errors import data_loss
+from pyspark_mq.losses import Loss, lose, loss_in
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import pack, split
 from pyspark_mq.schema import projection
 from pyspark_mq.worker import spare_what_is_loaded
-from store import OffsetLost
-from store.any_log import Log, Queue, QueueRange, ReadSpec
+from store import UnknownTopic
+from store.any_log import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
+from store.errors import OffsetOutOfRange
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
+
+
+class RangeTask(NamedTuple):
+    """What one task reads: `ranges`.
+
+    ends, last: where the batch ends in their queues, and which message stands before, as far as that is known: where
+    another does the queue is not the one that was planned.
+    """
+
+    ranges: tuple[QueueRange, ...]
+    ends: Positions
+    last: Fingerprints
+
+    @classmethod
+    def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
+        """ends, last: of any queues."""
+        queues = {wanted.queue for wanted in ranges} & last.keys()
+        return cls(ranges, {queue: ends[queue] for queue in queues}, {queue: last[queue] for queue in queues})
+
+    def is_another(self, log: Log, queue: Queue) -> bool:
+        """Whether a queue is not the one that was planned."""
+        return queue in self.last and bool(log.strangers(self.ends, {queue: self.last[queue]}))
+
+    def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
+        """What `log` does not have of a range."""
+        return loss_in(wanted, log.bounds([wanted.queue]).get(wanted.queue), self.is_another(log, wanted.queue))
 
 
 class RangeReader:
@@ -46,66 +74,61 @@ class RangeReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
 
-        `partition` holds `QueueRange`s, or None, which is what Spark makes of an empty list of partitions.
+        `partition` holds a `RangeTask`, or None, which is what Spark makes of an empty list of partitions.
         """
-        if partition.value is None:
+        task: RangeTask | None = partition.value
+        if task is None:
             return
         spare_what_is_loaded()
         with self._options.address.open() as log:
-            for wanted in partition.value:
-                yield from self.scan(log, self.published(log, wanted))
+            for wanted in task.ranges:
+                yield from self.scan(log, wanted, task)
 
     def nothing(self) -> pa.RecordBatch:
         """A batch without rows."""
         columns = [pa.nulls(0, kind) for kind in self._arrow_schema.types]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
-    def scan(self, log: Log, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
-        """The messages of `wanted`, which all were published. Raises as `read`."""
-        for batch in self._scan(log, wanted):
+    def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        """The messages of `wanted`, once this process sees them; what is lost is dealt with as `losses` says.
+
+        Raises as `read`.
+        """
+        self._wait(log, wanted, task)
+        for batch in self._scan(log, wanted, task):
             # The columns as they are; names and nullability as Spark declared them.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
 
-    def _scan(self, log: Log, wanted: QueueRange) -> Iterator[pa.RecordBatch]:
-        """The messages of `wanted`, which all were published; deleted ones are data loss."""
+    def _wait(self, log: Log, wanted: QueueRange, task: RangeTask) -> None:
+        deadline, queue = time.monotonic() + self._arrival_timeout_seconds, wanted.queue
+        while (there := log.bounds([queue])) and (end := there[queue].max_offset) < wanted.end:
+            left = deadline - time.monotonic()
+            if left <= 0 or task.is_another(log, queue):
+                break
+            log.wait({queue: end}, min(left, _LOOK_AGAIN_SECONDS))
+
+    def _scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        """Rows that were given out before messages are found lost are older than what is left: none comes twice."""
         while wanted.length > 0:
             try:
-                yield from log.scan(wanted, self._spec)
-                return
-            except OffsetLost as error:
-                # Rows already given out are older than what is there now, so none comes twice.
-                bounds = log.bounds([wanted.queue]).get(wanted.queue)
-                first = min(bounds.min_offset, wanted.end) if bounds else wanted.start
-                if first <= wanted.start:
+                batches = log.scan(wanted, self._spec)  # of the queue as it is now, whatever becomes of its topic
+                if not task.is_another(log, wanted.queue):
+                    yield from batches
+                    return
+            except (OffsetOutOfRange, UnknownTopic):
+                if task.loss_in(log, wanted) is None:
                     raise
-                lost = wanted._replace(end=first)
-                data_loss(self._options.fail_on_data_loss, f"{lost} is lost: {error}")
-                wanted = wanted._replace(start=first)
-
-    def published(self, log: Log, wanted: QueueRange) -> QueueRange:
-        """Wait until this process sees all of `wanted`; what never comes is data loss."""
-        deadline = time.monotonic() + self._arrival_timeout_seconds
-        while (end := _end(log, wanted.queue)) < wanted.end and (left := deadline - time.monotonic()) > 0:
-            log.wait({wanted.queue: end}, min(left, _LOOK_AGAIN_SECONDS))
-        if end >= wanted.end:
-            return wanted
-        there = wanted._replace(end=max(wanted.start, end))
-        data_loss(
-            self._options.fail_on_data_loss,
-            f"{wanted._replace(start=there.end)} is lost: after {self._arrival_timeout_seconds:.0f} s the "
-            f"queue still ends at {end} in {self._options.address}; it was cut or created anew, "
-            "or this machine does not see the directory that the driver sees",
-        )
-        return there
+            loss = task.loss_in(log, wanted)
+            if loss is not None:
+                lose(self._options.fail_on_data_loss, loss)
+                wanted = loss.left_of(wanted)
 
 
-def partitions_of(ranges: Sequence[QueueRange], options: SourceOptions) -> list[InputPartition]:
-    """The input partitions that read `ranges`, for `RangeReader.read`."""
+def partitions_of(
+    ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
+) -> list[InputPartition]:
+    """The input partitions that read `ranges`, for `RangeReader.read`; ends, last: as `RangeTask` has them."""
     least = options.min_partitions or os.cpu_count() or 1  # Spark's slots are not known here
     pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
-    return [InputPartition(packed) for packed in pack(pieces, least, options.max_records_per_partition)]
-
-
-def _end(log: Log, queue: Queue) -> int:
-    bounds = log.bounds([queue])
-    return bounds[queue].max_offset if queue in bounds else 0  # not there yet, or no more
+    packed = pack(pieces, least, options.max_records_per_partition)
+    return [InputPartition(RangeTask.of(pieces, ends, last)) for pieces in packed]

@@ -93,7 +93,7 @@ class RealTimeStreamReader(MqStreamReader):
     def _next_epoch(self, offset: StreamOffset, before: EpochOffset | None) -> dict[str, Any] | None:
         """The batch after `offset`; None while no queue is subscribed."""
         self._tell(offset.next)
-        self._bounds = self._queues.hold(self._options.hold_timeout_seconds, {}, offset.next)
+        self._bounds = self._queues.hold(self._options.hold_timeout_seconds, offset.next, {})
         batch = self._begin(offset)
         if not batch.begin:
             return None

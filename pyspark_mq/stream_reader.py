@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +17,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_mq.errors import OptionError, data_loss
+from pyspark_mq.errors import OptionError
 from pyspark_mq.group_progress import GroupProgress
-from pyspark_mq.offsets import ANOTHER, BatchStart, Loss, StreamOffset, batch_ranges, begin_batch
+from pyspark_mq.losses import Case, Loss, lose
+from pyspark_mq.offsets import BatchStart, StreamOffset, batch_ranges, begin_batch
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.planning import limit_ranges
 from pyspark_mq.positions import to_json
@@ -50,7 +51,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts. Spark may ask again: what counts is the pin in the first end offset."""
-        positions = self._queues.resolve("startingOffsets", self._start, self._queues.bounds())
+        positions = self._queues.resolve("startingOffsets", self._start, self._queues.bounds_of_all())
         return StreamOffset(positions, starts=positions).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -97,7 +98,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = batch_ranges(StreamOffset.from_json(start), until)
         if end != self._known:
             self._must_be_same(until.next, until.last)
-        return partitions_of(ranges, self._options)
+        return partitions_of(ranges, self._options, until.next, until.last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)
@@ -133,18 +134,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, offset: StreamOffset) -> BatchStart:
         """Where the batch after `offset` begins, up to the ends last seen. Raises `DataLossError`."""
-        strange = self._log.strangers(_inside(offset.next, self._bounds), offset.last)
-        batch = begin_batch(offset, self._bounds, strange)
+        batch = begin_batch(offset, self._bounds, self._log.strangers(offset.next, offset.last))
         for loss in batch.losses:
-            data_loss(self._options.fail_on_data_loss, str(loss))
+            lose(self._options.fail_on_data_loss, loss)
         return batch
 
     def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
         """Where another message stands before a position than `last` says it is data loss."""
-        there = _inside(positions, self._queues.bounds(positions))
-        for queue in self._log.strangers(there, last):
+        strange = self._log.strangers(positions, last)
+        for queue, there in self._log.bounds(strange).items():
             lost = QueueRange(*queue, positions[queue], positions[queue])
-            data_loss(self._options.fail_on_data_loss, str(Loss(lost, ANOTHER)))
+            lose(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
 
     def _available(self, offset: StreamOffset, batch: BatchStart) -> list[QueueRange]:
         """All there is to read, up to the target of Trigger.AvailableNow if there is one."""
@@ -175,8 +175,3 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "read; use maxOffsetsPerTrigger"
             )
         return sizes
-
-
-def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
-    """Those at or before the end of their queue."""
-    return {q: position for q, position in positions.items() if q in bounds and position <= bounds[q].max_offset}

@@ -171,15 +171,16 @@ class Log(Protocol):
         """Record sizes (bytes), shape (wanted.length,), 0 for what is deleted; None where this log cannot tell."""
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        """Which message stands before each position, inside of its queue's bounds or at their ends.
+        """Which message stands before each position.
 
-        None where it is deleted, where the queue begins there, or where this log cannot tell.
+        None where it is deleted, where the queue begins there, ends before or is gone, or where this log cannot tell.
         """
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         """The queues of both in which another message stands before the position than `last` says.
 
-        As far as this log can tell; a deleted message may have been any. Positions as `fingerprints` takes them.
+        As far as this log can tell; a deleted message may have been any. Also queues that end before the position, if
+        this log has seen more than that message. Not those that are not there.
         """
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:

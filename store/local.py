@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from store import MessageStore, OffsetLost, StoreClosed, UnknownTopic
+from store import CorruptRecord, MessageStore, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
 from store.any_log import (
     Boundary,
     Bounds,
@@ -75,18 +75,21 @@ class LocalLog:
             self._store.commit_offsets(group, topic, offsets)
 
     def sizes(self, wanted: QueueRange) -> Int64s:
-        while True:
-            first = min(max(wanted.start, self._store.min_offset(*wanted.queue)), wanted.end)
+        while bounds := self._bounds(wanted.queue):
+            first = min(max(wanted.start, bounds.min_offset), wanted.end)
             try:
                 there = self._store.sizes(*wanted._replace(start=first))
                 return np.append(np.zeros(first - wanted.start, np.int64), there)
-            except OffsetLost:
-                if self._store.min_offset(*wanted.queue) <= first:  # not by retention
+            except (UnknownTopic, OffsetNotYet):
+                if self._bounds(wanted.queue) == bounds:
                     raise
+            except OffsetLost:
+                if self._bounds(wanted.queue) == bounds:  # not by retention
+                    raise
+        return np.zeros(wanted.length, np.int64)
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        before = {queue: position - 1 for queue, position in positions.items() if position > 0}
-        found = {queue: self._store.fingerprint(*queue, offset) for queue, offset in before.items()}
+        found = {queue: self._before(queue, position) for queue, position in positions.items() if position > 0}
         return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
@@ -121,8 +124,28 @@ class LocalLog:
         except UnknownTopic:
             return None
 
+    def _before(self, queue: Queue, position: int) -> Fingerprint | None:
+        """Of the message before `position`; None also where the topic was deleted meanwhile, or is shorter now."""
+        try:
+            return self._store.fingerprint(*queue, position - 1)
+        except (UnknownTopic, CorruptRecord):
+            bounds = self._bounds(queue)
+            if bounds is None or position > bounds.max_offset:
+                return None
+            raise
+
     def _is_strange(self, queue: Queue, position: int, was: Fingerprint) -> bool:
-        return position > 0 and not self._store.can_have(*queue, position - 1, was)
+        while (bounds := self._bounds(queue)) is not None and position > 0:
+            try:
+                if position <= bounds.max_offset:
+                    return not self._store.can_have(*queue, position - 1, was)
+                is_passed = was.physical_offset < self._store.dispatched_offset
+                if self._bounds(queue) == bounds:
+                    return is_passed
+            except (UnknownTopic, CorruptRecord):
+                if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
+                    raise
+        return False
 
 
 class LocalHeld:

@@ -28,5 +28,7 @@ def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.Mon
         filled.put("orders", 0, 10)
         reader = MqBatchReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
         monkeypatch.setattr(Queues, "resolve", overtaken)
-        assert [" + ".join(map(str, partition.value)) for partition in reader.partitions()] == ["orders/0 [0, 10)"]
+        assert [" + ".join(map(str, partition.value.ranges)) for partition in reader.partitions()] == [
+            "orders/0 [0, 10)"
+        ]
         assert filled.store.min_offset("orders", 0) > 10

@@ -179,7 +179,7 @@ def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
     assert batch.begin == {A0: 10, A1: 5, B0: 8}
     assert batch.starts == {A0: 10, B0: 8}
     assert batch.last == {A1: Fingerprint(100, 1)}
-    assert str(batch.losses[0]).startswith("a/0 from 15 on is lost: another message stands before it")
+    assert str(batch.losses[0]).startswith("a/0 from 15 on is lost: other messages stand there")
     assert "begins at 10" in str(batch.losses[0])
 
 

@@ -423,7 +423,7 @@ def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -
     shutil.rmtree(filled.path)
     filled = Filled(Path(filled.path), {"orders": 2})
     shutil.move(Path(filled.path).with_name("ledger"), ledger)
-    message = r"orders/0 from 3 on is lost: another message stands before it"
+    message = r"orders/0 from 3 on is lost: other messages stand there"
     with filled.store:
         filled.put("orders", 0, 9)
         filled.put("orders", 1, 9)
