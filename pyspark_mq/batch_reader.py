@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options import SourceOptions
-from pyspark_mq.pushdown import narrow, narrow_tags
+from pyspark_mq.pushdown import narrow_by_log, narrow_tags
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader, partitions_of
 from store.any_log import QueueRange
@@ -36,12 +36,11 @@ class MqBatchReader(DataSourceReader):
             ends = queues.resolve("endingOffsets", self._end, bounds)
             starts = queues.resolve("startingOffsets", self._start, bounds)
             last = log.fingerprints(ends)
-        ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
-        for r in ranges:
-            if r.start > r.end:
-                raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
-        ranges = narrow(ranges, self._filters)
-        return partitions_of(ranges, self._options, ends, last)
+            ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
+            for r in ranges:
+                if r.start > r.end:
+                    raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
+            return partitions_of(narrow_by_log(log, ranges, self._filters), self._options, ends, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)

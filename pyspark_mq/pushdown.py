@@ -1,4 +1,4 @@
-"""Filters of a batch query, used to read less: whole queues, ranges of offsets, tags.
+"""Filters of a batch query, used to read less: whole queues, ranges of offsets and of times, keys, ids, tags.
 
 Nothing here has to be exact, only never too narrow: Spark evaluates every filter again on what is read.
 """
@@ -6,7 +6,8 @@ Nothing here has to be exact, only never too narrow: Spark evaluates every filte
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -20,9 +21,12 @@ from pyspark.sql.datasource import (
 )
 
 from store import TagFilter
-from store.any_log import MessageFilter, QueueRange
+from store.any_log import Log, MessageFilter, QueueRange
+from store.format.layout import KEY_SEPARATOR
 
 _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST_MS, _LATEST_MS = -(1 << 63), (1 << 63) - 1
 
 
 def pushdown_is_on() -> bool:
@@ -39,6 +43,18 @@ def narrow(ranges: Iterable[QueueRange], filters: Iterable[Filter]) -> list[Queu
     for one in filters:
         ranges = [_narrow(r, one) for r in ranges]
     return [r for r in ranges if r.length > 0]
+
+
+def narrow_by_log(log: Log, ranges: Iterable[QueueRange], filters: Sequence[Filter]) -> list[QueueRange]:
+    """`narrow`, and by what the log can tell of store times, keys and ids."""
+    ranges = narrow(ranges, filters)
+    begin, end = _stored(filters)
+    if begin > _EARLIEST_MS or end < _LATEST_MS:
+        ranges = log.stored_between(ranges, begin, end)
+    for one in filters:
+        if (keys := _keys(one)) is not None:
+            ranges = log.with_keys(ranges, keys)
+    return ranges
 
 
 def narrow_tags(message_filter: MessageFilter, filters: Iterable[Filter]) -> MessageFilter:
@@ -73,6 +89,46 @@ def _narrow(r: QueueRange, one: Filter) -> QueueRange:
         case _ if values and all(isinstance(value, int) for value in values):
             start, end = max(start, min(values)), min(end, max(values) + 1)
     return r._replace(start=start, end=max(start, end))
+
+
+def _stored(filters: Iterable[Filter]) -> tuple[int, int]:
+    """Between which store times (ms since 1970) all messages are that `filters` keep; it may be more."""
+    begin, end = _EARLIEST_MS, _LATEST_MS
+    for one in filters:
+        if _column(one) != "storeTimestamp":
+            continue
+        match one:
+            case GreaterThan(value=bound) | GreaterThanOrEqual(value=bound) if _is_moment(bound):
+                begin = max(begin, _ms(bound))
+            case LessThan(value=bound) | LessThanOrEqual(value=bound) if _is_moment(bound):
+                end = min(end, _ms(bound))
+            case _ if (values := _values(one)) and all(map(_is_moment, values)):
+                times = list(map(_ms, values))
+                begin, end = max(begin, min(times)), min(end, max(times))
+    return begin, end
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, datetime) and value.tzinfo is not None
+
+
+def _ms(moment: datetime) -> int:
+    """The millisecond in which a moment is."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _keys(one: Filter) -> list[str] | None:
+    """Keys, or ids, one of which each message has that the filter keeps; None where it says nothing of them."""
+    values = _values(one)
+    if _column(one) not in ("keys", "msgId") or not values or not all(isinstance(value, str) for value in values):
+        return None
+    # Each of several keys is filed by itself, and the first will do.
+    found = (
+        values
+        if _column(one) == "msgId"
+        else [key for value in values for key in list(filter(None, value.split(KEY_SEPARATOR)))[:1]]
+    )
+    return list(found) if len(found) == len(values) else None
 
 
 def _column(one: Filter) -> str | None:

@@ -6,7 +6,7 @@ answers (see each verb), so nobody asks of which kind one is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -159,6 +159,18 @@ class Log(Protocol):
         """The offset that a time (ms since 1970) means, of each of `queues` that is there.
 
         LOWER: its `max_offset` where all is older. UPPER: its `min_offset` where all is newer.
+        """
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        """The pieces of published `ranges` that can hold messages stored in [begin, end] (ms since 1970), in order.
+
+        Never too few; all of them where this log cannot tell.
+        """
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        """The pieces that can hold messages with one of `keys` among their keys, or as `msgId`; likewise.
+
+        Without reading the messages; all of them where this log has no index that tells.
         """
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -62,6 +62,12 @@ class LocalLog:
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         there = self.bounds(queues)
         return {queue: self._store.offset_by_time(*queue, timestamp, boundary) for queue in there}
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        return self._store.stored_between(ranges, begin, end)
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        return self._store.with_keys(ranges, keys)
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         offsets = {queue: self._store.consumer_offset(group, *queue) for queue in queues}

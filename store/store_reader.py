@@ -42,6 +42,7 @@ from store.read.arrivals import Arrival, arrivals
 from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
+from store.read.narrowing import Narrowing
 from store.read.published import PublishedQueues
 from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.read.scan import scan_queue
@@ -256,6 +257,26 @@ class StoreReader(Opened):
         queue, timestamp = self._published.of(topic, queue_id), integer("timestamp", timestamp)
         one_of("boundary", boundary, tuple(Boundary))
         return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        """The pieces of published `ranges` that can hold messages stored in [begin, end], ms since 1970, in order.
+
+        Never too few. All of what a RocketMQ broker stored, whose times may step back; and of what comes before a clock
+        that was set back by more than an hour. Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        begin, end = integer("begin", begin), integer("end", end)
+        return self._narrowing().stored_between(ranges, begin, end)
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        """The pieces that can hold messages with one of `keys` among their keys or as `msgId`; likewise.
+
+        All of what the index may lack: messages of a RocketMQ broker's, or appended with messageIndexEnable=false and
+        before. Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
+
+    def _narrowing(self) -> Narrowing:
+        return Narrowing(self._log, self._index, self._published, self._watermark)
 
     # --- waiting ---------------------------------------------------------------------------------------
 

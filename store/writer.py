@@ -74,7 +74,9 @@ class Writer:
         self._queues.expect({} if ends is None else ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)
-        return Watermark(root, writable=True)
+        watermark = Watermark(root, writable=True)
+        watermark.begin_to_know()
+        return watermark
 
     def _decide(self, recovery: Recovery, *, alone: bool) -> Decision | None:
         """What is to be recovered, None for nothing. Whatever this raises, the directory is as it was."""

@@ -256,6 +256,8 @@ WATERMARK: Final = np.dtype(
         ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
         ("failed_from", ">u8"),  # 0 without its check: no flush failed; else the flushed offset when one did
         ("failure", "S1024"),  # what that was, UTF-8
+        ("times_from", ">u8"),  # no store time behind here is below one before it; 0 without its check: not known
+        ("keys_from", ">u8"),  # every key of a record behind here is in the index; likewise
     ]
 )
 WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it

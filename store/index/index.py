@@ -133,6 +133,15 @@ class Index:
             if header["begin_timestamp"] < begin:
                 return
 
+    def begins_behind(self, end_offset: int) -> int | None:
+        """Commit log offset of the first record in the oldest file that goes beyond `end_offset`; None without one.
+
+        Whoever takes files away takes all of a time: those of records before it may be gone.
+        """
+        headers = (self.file(name).header() for name in self.names())
+        filled = (header for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1)
+        return next((header["begin_offset"] for header in filled if header["end_offset"] >= end_offset), None)
+
     def truncate(self, end_offset: int) -> None:
         """Drop everything about records at commit log offset `end_offset` and after: an append that died."""
         kept, behind = self.names(), []

@@ -133,7 +133,10 @@ class Appender:
     def _append(self, pieces: Iterable[Records], *, flush: bool, hidden: bool) -> AppendResult:
         begin = end = self._watermark.confirm_offset
         tails = self._take_tails(begin)
-        store_timestamp = _store_time(self._watermark.store_timestamp)
+        last = self._watermark.store_timestamp
+        store_timestamp = _store_time(last)
+        if store_timestamp < last:
+            self._watermark.order_from(begin)
         written: list[_Written] = []
         for records in pieces:
             placement = self._log.place(end, records.sizes)
@@ -156,6 +159,8 @@ class Appender:
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries)
             key_offsets = piece.key_offsets
             self._index.append(piece.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
+        if not self._index.is_enabled:
+            self._watermark.file_from(end)
         self._watermark.publish(end)
         self._unflushed.note(begin, end, ranges)
         self._tails = Tails(end, tails)

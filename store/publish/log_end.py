@@ -65,6 +65,16 @@ class LogEnd:
             return self._look()
 
     @property
+    def times_from(self) -> int | None:
+        """As of `Watermark`; None, not known, where that does not count."""
+        return self._watermark.times_from if self._watermark is not None and not self.by_log else None
+
+    @property
+    def keys_from(self) -> int | None:
+        """As of `Watermark`; None, not known, where that does not count."""
+        return self._watermark.keys_from if self._watermark is not None and not self.by_log else None
+
+    @property
     def rest_seconds(self) -> float:
         """How long one may sleep who waits for a publication: nobody tells of a broker's, or that one took over."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS

@@ -52,7 +52,7 @@ class Watermark:
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
-    `publish`, `mark_flushed`.
+    `publish`, `mark_flushed`, `order_from`, `file_from`.
     """
 
     rest_seconds = math.inf
@@ -82,13 +82,24 @@ class Watermark:
             )
 
     @staticmethod
-    def create(root: Path, confirm_offset: int, store_timestamp: int = 0) -> None:
-        """Write a clean watermark of this boot at `confirm_offset`; into the file that readers have mapped, if any."""
+    def create(
+        root: Path,
+        confirm_offset: int,
+        store_timestamp: int = 0,
+        times_from: int | None = None,
+        keys_from: int | None = None,
+    ) -> None:
+        """Write a clean watermark of this boot at `confirm_offset`; into the file that readers have mapped, if any.
+
+        times_from, keys_from: see the properties; by default not known of what is there.
+        """
         fields = np.zeros(1, WATERMARK)
         fields["magic"], fields["version"] = WATERMARK_MAGIC, WATERMARK_VERSION
         fields["boot_id"] = current_boot_id()
         fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = checked(confirm_offset)
         fields["store_timestamp"] = checked(store_timestamp)
+        fields["times_from"] = checked(confirm_offset if times_from is None else times_from)
+        fields["keys_from"] = checked(confirm_offset if keys_from is None else keys_from)
         path, data = root / WATERMARK_FILE, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0")
         try:
             fd = os.open(path, os.O_RDWR)
@@ -149,6 +160,16 @@ class Watermark:
         return self._number("store_timestamp")
 
     @property
+    def times_from(self) -> int | None:
+        """Commit log offset (bytes) behind which no store time is below one before it; None where it is not known."""
+        return self._number("times_from") if self._fields["times_from"][0] else None
+
+    @property
+    def keys_from(self) -> int | None:
+        """Commit log offset (bytes) behind which every key is in the index; None where it is not known."""
+        return self._number("keys_from") if self._fields["keys_from"][0] else None
+
+    @property
     def numbers(self) -> tuple[int, int, int]:
         """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and its undoing, changes one of them."""
         return self.confirm_offset, self.store_timestamp, self.announced_end
@@ -171,6 +192,21 @@ class Watermark:
         """Say how far this append will write, before it writes."""
         self._fields["store_timestamp"] = checked(store_timestamp)
         self._fields["announced_end"] = checked(end)
+
+    def begin_to_know(self) -> None:
+        """From here on it is known since when times ascend and keys are filed; of a file from before that was kept."""
+        if self.times_from is None:
+            self.order_from(self.confirm_offset)
+        if self.keys_from is None:
+            self.file_from(self.confirm_offset)
+
+    def order_from(self, offset: int) -> None:
+        """Record that store times may step back at `offset`, before they do."""
+        self._fields["times_from"] = checked(offset)
+
+    def file_from(self, offset: int) -> None:
+        """Record that keys before `offset` may not be in the index, before they are not."""
+        self._fields["keys_from"] = checked(offset)
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""

@@ -8,17 +8,20 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from store.errors import CorruptRecord, CorruptSegment
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
+from store.format.record_view import Ints
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
@@ -97,6 +100,7 @@ class Decision(NamedTuple):
 
     begin, end: log offsets of the records that were walked. queues: what they make of each queue; its entries from
     there on go. index_files: those that stay. filed_from: keys of records from this log offset on are filed again.
+    times_from, keys_from: what the watermark will say.
     """
 
     begin: int
@@ -105,6 +109,26 @@ class Decision(NamedTuple):
     queues: dict[QueueName, QueueInLog]
     index_files: list[str]
     filed_from: int
+    times_from: int
+    keys_from: int
+
+
+class _Times:
+    """From where on store times ascend, of the records of one walk."""
+
+    def __init__(self, begin: int) -> None:
+        """begin: log offset where the walk begins; what is before it is not looked at."""
+        self._from, self._last = begin, 0
+
+    def follow(self, offsets: Ints, times: Ints) -> None:
+        """Take the next records: their log offsets, and store times in ms; int64, both of shape (n,), n > 0."""
+        back = np.flatnonzero(np.diff(times, prepend=self._last) < 0)
+        self._from = int(offsets[back[-1]]) if len(back) else self._from
+        self._last = int(times[-1])
+
+    def ascend_from(self, end: int, least: int) -> int:
+        """That log offset; `end`, where the walk ended, if the next, stored at `least` or later, may be lower."""
+        return self._from if self._last <= least else end
 
 
 class Recovery:
@@ -139,14 +163,17 @@ class Recovery:
         for name in self._existing_queues:
             self._queues.of(*name).check()
             queues.begin(name, self._queues.of(*name).tail(begin))
-        end, store_timestamp = begin, _last_timestamp(self._root)
+        end, store_timestamp, times = begin, _last_timestamp(self._root), _Times(begin)
         until = trusted if plan.trusted is Point.CONFIRMED else None
         torn_from = trusted if plan.trusted is Point.FLUSHED else None
         for chunk in walk(self._log, begin, until=until, torn_from=torn_from):
             end = chunk.end
             if len(chunk.records):
-                times = chunk.records.field("store_timestamp")
-                store_timestamp = max(store_timestamp, int(times[times <= LAST_MS].max(initial=0)))  # no CRC covers it
+                stored = chunk.records.field("store_timestamp")
+                store_timestamp = max(
+                    store_timestamp, int(stored[stored <= LAST_MS].max(initial=0))
+                )  # no CRC covers it
+                times.follow(chunk.offsets, stored)
             for topic, queue_id, offsets, entries in queue_entries(chunk):
                 name, at = (topic, queue_id), int(entries["physical_offset"][0])
                 if not self._is_there(topic, at):
@@ -163,7 +190,23 @@ class Recovery:
         if begin == first_byte > 0:
             self._remember(queues.found)
         queues.leave_out_deleted(self._existing_queues)
-        return Decision(begin, end, store_timestamp, queues.found, *self._decide_index(plan, begin))
+        index_files, filed_from = self._decide_index(plan, begin)
+        known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
+        return Decision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
+
+    def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
+        """From which log offset on times ascend, and from which on all keys will be in the index.
+
+        As it was where nobody appended behind what is on the device: the machine came up again. Otherwise it may have
+        been a broker, and what it left of the index may be any part.
+        """
+        keys_from = filed_from if self._index.is_enabled and not index_files else end
+        with suppress(FileNotFoundError), closing(Watermark(self._root, writable=False)) as was:
+            if begin == end and was.times_from is not None:
+                times_from = min(times_from, was.times_from)
+            if begin == end and was.keys_from is not None and self._index.is_enabled:
+                keys_from = min(keys_from, was.keys_from)
+        return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
         """Queues of which no record is left go on where they ended, though their own files do not say so (any more)."""
@@ -188,6 +231,7 @@ class Recovery:
             if watermark.has_failed:
                 end = max(watermark.confirm_offset, watermark.announced_end)
                 self._log.segments.write_again(watermark.flushed_offset, end)
+            watermark.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
 
     def _write(self, decision: Decision) -> None:
@@ -221,7 +265,7 @@ class Recovery:
             self._queues.of(*name).flush(queue.begin, queue.tail)
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
-        Watermark.create(self._root, end, decision.store_timestamp)
+        Watermark.create(self._root, end, decision.store_timestamp, decision.times_from, decision.keys_from)
         ends = {name: queue.tail for name, queue in queues.items() if queue.tail}
         QueueEnds(end, ends).write(self._root, self._index)
 

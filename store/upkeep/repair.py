@@ -45,6 +45,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
         filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
         decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
+        decision = decision._replace(keys_from=decision.end)  # the index that has all is not in its place yet
         directory.mark_open()
         with _in_place_of(made, root) if settings.messageIndexEnable else nullcontext():
             recovery.carry_out(decision)

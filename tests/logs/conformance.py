@@ -33,6 +33,8 @@ from store.read.filters import EVERYTHING
 LONG = 60.0  # seconds: for what is to end before
 A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
 
+ALL_A0 = QueueRange(*A0, 0, 10)
+
 
 class Making(Protocol):
     """A log without topics, and how others change it, while it is open or not."""
@@ -288,6 +290,18 @@ class LogTests:
             assert next(held) == QueueRange(*A0, 9, 10)
             making.append(messages(A0, range(10, 12)))
             assert list(held) == []
+
+    def test_ranges_are_narrowed_to_no_less_than_is_stored_between_two_times(self, log: Log) -> None:
+        times = [row["storeTimestamp"] for batch in scan(log, ALL_A0, ("storeTimestamp",)) for row in batch.to_pylist()]
+        wanted = [int(time.timestamp() * 1000) for time in times]
+        found = log.stored_between([ALL_A0, QueueRange(*B0, 0, 3)], min(wanted), max(wanted))
+        assert found == [ALL_A0, QueueRange(*B0, 0, 3)]
+        assert all(0 <= r.start < r.end <= 10 for r in log.stored_between([ALL_A0], 1, 2))
+
+    def test_ranges_are_narrowed_to_no_less_than_has_a_key(self, log: Log) -> None:
+        found = log.with_keys([QueueRange(*A0, 2, 9), QueueRange(*B0, 0, 3)], ["k3", "k1"])
+        there = {(r.queue, offset) for r in found for offset in range(r.start, r.end)}
+        assert {(A0, 3), (B0, 1)} <= there <= {(A0, offset) for offset in range(2, 9)} | {(B0, n) for n in range(3)}
 
     def test_nothing_is_held_again_after_the_deadline(self, making: Making, log: Log) -> None:
         with log.hold({A0: 9}, time.monotonic() - 1, EVERYTHING, LONG) as held:

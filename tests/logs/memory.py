@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
 from typing import Any
@@ -130,6 +130,12 @@ class MemoryLog:
         return {
             queue: self._by_time(queue, has, timestamp * 1000, boundary) for queue, has in self.bounds(queues).items()
         }
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        return list(ranges)
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        return list(ranges)
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}

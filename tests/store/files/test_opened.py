@@ -54,11 +54,13 @@ STORE: dict[str, Verb] = {
     "read": lambda it: it.read(QueueRange("t", 0, 0, 0), ReadSpec(("body",), EVERYTHING)),
     "scan": lambda it: it.scan("t", 0, 0, 0),
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
+    "stored_between": lambda it: it.stored_between([], 0, 0),
     "tags_codes": lambda it: it.tags_codes("t", 0, 0, 0),
     "to_arrow": lambda it: it.to_arrow("t"),
     "topics": lambda it: it.topics(),
     "wait": lambda it: it.wait(0, 0.0),
     "watch": lambda it: it.watch(),
+    "with_keys": lambda it: it.with_keys([], []),
 }
 WATCH: dict[str, Verb] = {
     "add": lambda it: it.add(it._ends[0]),

@@ -1,0 +1,145 @@
+"""Which parts of ranges can hold what is looked for: by store time, by key and by id. Never too narrow.
+
+Store times ascend and keys are in the index from some offset of the log on, which the watermark knows; what lies
+before it, as in a directory that was a broker's, stays whole. Only queues and index are read, and a few records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+
+from store.any_log import QueueRange
+from store.errors import ConfigError, InvalidMessageId, OffsetLost
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.publish.log_end import LogEnd
+from store.publish.watermark import Watermark
+from store.read.fingerprint import fingerprint
+from store.read.published import PublishedQueues
+from store.read.query import offset_of_id
+
+_MOST_SEARCHES = 10_000  # in queues; a key that is so common is read sooner than found
+_NEARBY = 64  # messages between two that are wanted: they are read sooner than a second range is begun
+
+
+class Narrowing:
+    """Narrows published ranges of one store. Each answer is made of pieces of the ranges, in their order."""
+
+    def __init__(self, log: CommitLog, index: Index, published: PublishedQueues, end: Watermark | LogEnd) -> None:
+        self._log = log
+        self._index = index
+        self._published = published
+        self._end = end
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        """What can hold messages stored in [begin, end], ms since 1970."""
+        times_from = self._end.times_from
+        if times_from is None:
+            return list(ranges)
+        return [piece for wanted in ranges for piece in self._stored_between(wanted, times_from, begin, end)]
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        """What can hold messages that have one of `keys`, among their keys or as their id."""
+        ranges = list(ranges)
+        try:
+            before = self._keys_from(), self._index.names()
+            if before[0] is None:
+                return ranges
+            found = [
+                piece
+                for topic, of_topic in groupby(ranges, lambda wanted: wanted.topic)
+                for piece in self._with_keys(topic, list(of_topic), before[0], keys)
+            ]
+            is_same = (self._keys_from(), self._index.names()) == before
+        except (ConfigError, FileNotFoundError):  # it has other sizes; retention took a file
+            return ranges
+        return found if is_same else ranges  # or else files went, or are made anew
+
+    def _keys_from(self) -> int | None:
+        """Log offset from which on the index has all keys, None without one. Raises as `Index.file`."""
+        keys_from = self._end.keys_from
+        begin = None if keys_from is None else self._index.begins_behind(keys_from)
+        return None if keys_from is None or begin is None else max(keys_from, begin)
+
+    def _stored_between(self, wanted: QueueRange, times_from: int, begin: int, end: int) -> list[QueueRange]:
+        queue = self._published.of(*wanted.queue)
+
+        def stored(offset: int) -> int:
+            return fingerprint(self._log, queue, offset).store_timestamp
+
+        try:
+            known = _first_from(queue, wanted, times_from)
+            first = _bisect(known, wanted.end, lambda offset: stored(offset) < begin)
+            last = _bisect(first, wanted.end, lambda offset: stored(offset) <= end)
+        except OffsetLost:  # retention was faster, and who reads is to say so
+            return [wanted]
+        return _joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
+
+    def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
+        most = _MOST_SEARCHES // len(ranges)
+        found = sorted(set(islice(self._candidates(topic, keys), most + 1)))
+        if len(found) > most:
+            return ranges
+        return [piece for wanted in ranges for piece in self._holding(wanted, keys_from, found)]
+
+    def _candidates(self, topic: str, keys: Sequence[str]) -> Iterator[int]:
+        """Log offsets at which a record with one of `keys` may begin."""
+        for key in keys:
+            with suppress(InvalidMessageId):
+                yield offset_of_id(key)
+            yield from self._index.candidates(topic, key)
+
+    def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int]) -> list[QueueRange]:
+        """The part of a range that lies before `keys_from`, and of the rest the records at `found`, log offsets."""
+        queue = self._published.of(*wanted.queue)
+        try:
+            known = _first_from(queue, wanted, keys_from)
+            pieces, rest = [wanted._replace(end=known)], wanted._replace(start=known)
+            for physical in found:
+                at = _first_from(queue, rest, physical)
+                if at < wanted.end and queue.entries(at, at + 1)["physical_offset"][0] == physical:
+                    pieces.append(wanted._replace(start=at, end=at + 1))
+        except OffsetLost:
+            return [wanted]
+        if self._published.offsets(*wanted.queue)[0] > wanted.start:  # retention was faster, likewise
+            return [wanted]
+        return _joined(pieces)
+
+
+def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -> int:
+    """Queue offset of the first message of a range whose record is not before a log offset; its end without one.
+
+    Raises `OffsetLost`.
+    """
+    return _bisect(
+        wanted.start,
+        wanted.end,
+        lambda offset: queue.entries(offset, offset + 1)["physical_offset"][0] < physical_offset,
+    )
+
+
+def _bisect(low: int, high: int, is_before: Callable[[int], bool]) -> int:
+    """The first of [low, high) that is not before; `high` without one."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_before(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:
+    """Ascending pieces of one range, those that are near each other as one; empty ones left out."""
+    joined: list[QueueRange] = []
+    for piece in pieces:
+        if not piece.length:
+            continue
+        if joined and piece.start - joined[-1].end <= _NEARBY:
+            joined[-1] = joined[-1]._replace(end=piece.end)
+        else:
+            joined.append(piece)
+    return joined

@@ -1,0 +1,229 @@
+"""What ranges are narrowed to by time, key and id, and that it is never too little: clocks, the index, a broker."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.any_log import QueueRange
+from store.format.layout import WATERMARK, field_offset
+from store.publish import appender, watermark
+
+SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 100 * 20, "maxHashSlotNum": 50}
+GOLDEN = Path(__file__).parents[2] / "golden"
+NOW = 1_800_000_000_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """What appends take for the time, ms."""
+    now = [NOW]
+    monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0] / 1000))
+    return now
+
+
+def opened(path: Path, **settings: object) -> MessageStore:
+    return MessageStore.open(path, config=StoreConfig(**(SIZES | settings)))  # type: ignore[arg-type]
+
+
+def put(store: MessageStore, *keys: str, topic: str = "t", body: bytes = b"x") -> None:
+    """A message of each key, to queue 0."""
+    if topic not in store.topics():
+        store.create_topic(topic, 1)
+    store.put_many([Message(topic, body, queue_id=0, keys=(key,)) for key in keys])
+
+
+def at_times(store: MessageStore, clock: list[int], *times: int) -> None:
+    for time in times:
+        clock[0] = NOW + time
+        put(store, f"k{time}")
+
+
+def spans(ranges: list[QueueRange]) -> list[tuple[int, int]]:
+    return [(r.start, r.end) for r in ranges]
+
+
+def everything(store: MessageStore, topic: str = "t") -> list[QueueRange]:
+    return [QueueRange(topic, 0, *store.offsets(topic, 0))]
+
+
+def with_key(store: MessageStore, key: str, topic: str = "t") -> list[tuple[int, int]]:
+    return spans(store.with_keys(everything(store, topic), [key]))
+
+
+def test_by_time(tmp_path: Path, clock: list[int]) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, 0, 5, 5, 5, 9)
+        narrowed = [
+            spans(store.stored_between(everything(store), NOW + a, NOW + b)) for a, b in ((5, 5), (6, 8), (9, 99))
+        ]
+        assert narrowed == [[(1, 4)], [], [(4, 5)]]
+        assert spans(store.stored_between([QueueRange("t", 0, 2, 3)], NOW, NOW + 9)) == [(2, 3)]
+
+
+@pytest.mark.filterwarnings("ignore:the newest message was stored")
+def test_what_lies_before_a_clock_that_was_set_back_stays_whole(tmp_path: Path, clock: list[int]) -> None:
+    hours = 3_600_000
+    with opened(tmp_path) as store:
+        at_times(store, clock, *[3 * hours] * 100, *range(100))
+        assert spans(store.stored_between(everything(store), NOW + 50, NOW + 50)) == [(0, 151)]
+        assert spans(store.stored_between(everything(store), NOW + 99, NOW + 99)) == [(0, 100), (199, 200)]
+
+
+def test_a_clock_that_is_set_back_a_little_does_no_harm(tmp_path: Path, clock: list[int]) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, 1000, 0, 2000)
+        assert spans(store.stored_between(everything(store), NOW + 1000, NOW + 1000)) == [(0, 2)]
+
+
+def test_by_key_and_by_id(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, *(f"k{number}" for number in range(300)), "k7")
+        put(store, "k7", topic="u")
+        assert with_key(store, "k7") == [(7, 8), (300, 301)]
+        assert with_key(store, "k7", "u") == [(0, 1)]
+        assert with_key(store, "none") == []
+        assert spans(store.with_keys(everything(store), ["k1", "k66"])) == [
+            (1, 67)
+        ]  # one range is read sooner than two
+        ids = next(store.scan("t", 0, 200, 201, ("msgId", "physicalOffset"))).to_pylist()[0]
+        assert with_key(store, ids["msgId"]) == [(200, 201)]
+        offset_id = "7F00000100002A9F" + f"{ids['physicalOffset']:016X}"
+        assert with_key(store, offset_id) == [(200, 201)]
+
+
+def test_a_key_that_is_everywhere_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.read.narrowing._MOST_SEARCHES", 9)
+    with opened(tmp_path) as store:
+        put(store, *["rare", *["often"] * 10])
+        assert (with_key(store, "often"), with_key(store, "rare")) == ([(0, 11)], [(0, 1)])
+
+
+def test_what_was_appended_without_the_index_stays_whole(tmp_path: Path) -> None:
+    for is_on, keys in ((True, ["a"] * 100), (False, ["a", "b"]), (True, [*["c"] * 100, "a"])):
+        with opened(tmp_path, messageIndexEnable=is_on) as store:
+            put(store, *keys)
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        assert with_key(store, "b") == [(0, 102)]
+        assert with_key(store, "a") == [(0, 102), (202, 203)]
+
+
+def test_what_an_index_that_was_deleted_had_stays_whole(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, *["a"] * 100)
+        shutil.rmtree(tmp_path / "index")
+        assert with_key(store, "a") == [(0, 100)]
+        put(store, *["b"] * 100, "a")
+        assert with_key(store, "a") == [(0, 100), (200, 201)]
+    shutil.rmtree(tmp_path / "index")
+    with opened(tmp_path) as store:  # which makes it anew
+        assert with_key(store, "b") == [(100, 200)]
+        assert with_key(store, "none") == []
+
+
+def test_an_index_of_other_sizes_says_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, "a", "b")
+    next((tmp_path / "index").iterdir()).write_bytes(bytes(100))
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        assert with_key(store, "a") == [(0, 2)]
+
+
+def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, *(f"k{number}" for number in range(250)), body=bytes(1000))
+        wanted = everything(store)
+        store.clean(forced=True)
+        assert store.min_offset("t", 0) > 0
+        assert store.with_keys(wanted, ["k0"]) == store.stored_between(wanted, 0, 1) == wanted
+        assert with_key(store, "k249") == [(249, 250)]
+
+
+def test_a_brokers_directory_stays_whole(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "index-5.3", tmp_path / "theirs")
+    with MessageStore.open(tmp_path / "theirs", read_only=True) as store:
+        topic = next(topic for topic in sorted(store.topics()) if store.max_offset(topic, 0))
+        wanted = everything(store, topic)
+        assert store.with_keys(wanted, ["none"]) == store.stored_between(wanted, 0, 1) == wanted
+
+
+def test_of_a_brokers_directory_that_is_taken_over_the_times_are_looked_at(tmp_path: Path, clock: list[int]) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100))
+    (tmp_path / "watermark").unlink()  # as in theirs
+    clock[0] = NOW + 200
+    with opened(tmp_path) as store:
+        put(store, "new")
+        assert spans(store.stored_between(everything(store), NOW + 50, NOW + 50)) == [(50, 51)]
+        assert with_key(store, "k5") == [(0, 100)]  # who knows what is in their index
+
+
+def set_time(path: Path, number: int, time: int) -> None:
+    """Change the store time of a message of queue 0, as a broker with another clock would have set it."""
+    with MessageStore.open(path, read_only=True) as store:
+        at = next(store.scan("t", 0, number, number + 1, ("physicalOffset",)))["physicalOffset"][0].as_py()
+    from store.format.layout import RECORD_HEADER
+
+    with open(path / "commitlog" / f"{0:020d}", "r+b") as log:
+        log.seek(at + field_offset(RECORD_HEADER, "store_timestamp"))
+        log.write(time.to_bytes(8, "big"))
+
+
+@pytest.mark.parametrize(("number", "time", "whole"), [(60, NOW, 60), (60, NOW + 99, 61), (99, NOW * 9000, 100)])
+def test_where_a_brokers_times_step_back_all_before_stays_whole(
+    tmp_path: Path, clock: list[int], number: int, time: int, whole: int
+) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100))
+    set_time(tmp_path, number, time)
+    (tmp_path / "watermark").unlink()
+    clock[0] = NOW + 1000
+    with opened(tmp_path) as store:
+        put(store, *["new"] * 100)
+        assert spans(store.stored_between(everything(store), NOW + 1001, NOW + 1001)) == [(0, whole)]
+
+
+def test_when_the_machine_comes_up_again_it_is_still_known(
+    tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100))
+    monkeypatch.setattr(watermark, "current_boot_id", lambda: b"another")
+    with opened(tmp_path) as store:
+        assert spans(store.stored_between(everything(store), NOW + 50, NOW + 50)) == [(50, 51)]
+        assert with_key(store, "k50") == [(50, 51)]
+
+
+def test_a_watermark_that_does_not_say_is_one_of_before(tmp_path: Path, clock: list[int]) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100))
+    data = bytearray((tmp_path / "watermark").read_bytes())
+    begin = field_offset(WATERMARK, "times_from")
+    data[begin:] = bytes(len(data) - begin)
+    (tmp_path / "watermark").write_bytes(data)
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        assert spans(store.stored_between(everything(store), NOW, NOW)) == with_key(store, "k0") == [(0, 100)]
+    with opened(tmp_path) as store:
+        at_times(store, clock, 100, *[101] * 100)
+        assert spans(store.stored_between(everything(store), NOW + 300, NOW + 400)) == [(0, 100)]
+        assert with_key(store, "none") == [(0, 100)]
+
+
+def test_a_repaired_index_is_whole_when_it_is_in_its_place(tmp_path: Path) -> None:
+    from store.upkeep.repair import repair
+
+    with opened(tmp_path) as store:
+        put(store, *(f"k{number}" for number in range(100)))
+    shutil.rmtree(tmp_path / "index")
+    repair(tmp_path)
+    with opened(tmp_path) as store:
+        assert with_key(store, "k5") == [(0, 100)]
+        put(store, *["new"] * 100)
+        assert with_key(store, "new") == [(0, 200)]
+        assert np.array_equal(with_key(store, "none"), [(0, 100)])
