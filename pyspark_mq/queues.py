@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.limits import Limit
@@ -11,7 +12,10 @@ from pyspark_mq.losses import lose, loss_before, not_there_yet
 from pyspark_mq.offsets import BatchStart
 from pyspark_mq.options import SourceOptions
 from store.any_log import Bounds, Fingerprints, Log, Positions, Queue
+from store.read.conditions import is_never_true
+from store.read.sql_filter import SqlFilter
 
+_logger = logging.getLogger("pyspark_mq")
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 
 
@@ -27,6 +31,7 @@ class Queues:
         self._log = log
         self._options = options
         self._missing = ""  # what was said of it
+        self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
         """What each subscribed queue has, sorted by queue."""
@@ -34,8 +39,20 @@ class Queues:
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
         """`bounds`. Raises `SubscriptionError` for a topic or queue that an option names and that does not exist."""
-        self._options.subscription.require(self._log.topics())
+        topics = self._log.topics()
+        self._options.subscription.require(topics)
+        self._warn(topics)
         return self.bounds()
+
+    def _warn(self, topics: Collection[str]) -> None:
+        """Tell, once, of what reads nothing and may be a mistake."""
+        doubts = [self._options.subscription.doubt(topics)]
+        if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
+            doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
+        for doubt in doubts:
+            if doubt is not None and doubt not in self._told:
+                self._told.add(doubt)
+                _logger.warning("%s", doubt)
 
     def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
         """`bounds`, for a query that goes on from `seen`: a queue of these that does not exist is a loss.

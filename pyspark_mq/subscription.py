@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from store.any_log import Queue
 from store.format.topic_names import is_internal_topic
+
+_NAMED = 5  # topics in a text
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,31 @@ class Subscription:
                 "(pyspark-mq topic create), or use subscribePattern, which waits for topics to come"
             )
 
+    def doubt(self, topics: Collection[str]) -> str | None:
+        """What may be wrong with a pattern that matches none of `topics`; None where all is well."""
+        if self.pattern is None or any(map(self._wants, topics)):
+            return None
+        others = sorted(topic for topic in topics if not is_internal_topic(topic))
+        as_glob = fnmatch.filter(others, self.pattern)
+        within = [topic for topic in others if re.search(self.pattern, topic)]
+        if as_glob:
+            regex = re.sub(r"\.?\*", ".*", self.pattern).replace("?", ".")
+            hint = f"it is a regular expression, not a glob: {regex} matches {_some(as_glob)}"
+        elif within:
+            hint = f"it has to match the whole name: .*({self.pattern}).* matches {_some(within)}"
+        else:
+            hint = f"there are {_some(others) or 'no topics yet'}"
+        return f"subscribePattern {self.pattern!r} matches no topic; {hint}"
+
     def _wants(self, topic: str) -> bool:
         if self.pattern is not None:
             # As with Kafka's internal topics: whoever wants those of RocketMQ names them.
             return not is_internal_topic(topic) and re.fullmatch(self.pattern, topic) is not None
         return topic in (self.topics or ())
+
+
+def _some(topics: Sequence[str]) -> str:
+    return ", ".join(topics[:_NAMED]) + (f" and {len(topics) - _NAMED} more" if len(topics) > _NAMED else "")
 
 
 def _topics(subscribe: str) -> tuple[str, ...]:

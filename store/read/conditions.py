@@ -117,3 +117,30 @@ def levels(node: Node) -> Iterator[list[Node]]:
 def names_of(condition: Node) -> frozenset[str]:
     """The properties that a condition looks at."""
     return frozenset(node.name for level in levels(condition) for node in level if isinstance(node, Property))
+
+
+def is_never_true(condition: Node) -> bool:
+    """Whether no message at all can match, as far as its form tells."""
+    match condition:
+        case Constant(value):
+            return value is not True
+        case Cast():
+            return True
+        case Equal((Constant(value), other) | (other, Constant(value))):
+            return isinstance(other, Condition) and isinstance(value, str | int | float) and not isinstance(value, bool)
+        case And(operands):
+            return any(map(is_never_true, operands)) or _is_contradiction(operands)
+        case Or(operands):
+            return all(map(is_never_true, operands))
+    return False
+
+
+def _is_contradiction(operands: tuple[Node, ...]) -> bool:
+    """Whether one property is to be two texts at once."""
+    wanted: dict[str, str] = {}
+    for operand in operands:
+        match operand:
+            case Equal((Property(name), Constant(str() as text)) | (Constant(str() as text), Property(name))):
+                if wanted.setdefault(name, text) != text:
+                    return True
+    return False
