@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import appending, filtering, getting, indexing, processes, reading, starting, writing
+from benchmarks import appending, filtering, getting, indexing, processes, reading, starting, starting_query, writing
 
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
     "starting": lambda small: starting.main(1 if small else 15),
+    "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),
     "reading": lambda small: reading.main(2_000, 1, (100,)) if small else reading.main(2_000_000, 5),
     "getting": lambda small: getting.main(2_000 if small else 200_000, 1 if small else 5),
     "writing": lambda small: writing.main(2_000, 1, (100,)) if small else writing.main(2_000_000, 5),

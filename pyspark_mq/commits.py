@@ -21,12 +21,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from pyspark_mq.errors import CommitError
 from store import Message, MessageStore
 from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
+from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.topic_names import COMMITS_TOPIC
 

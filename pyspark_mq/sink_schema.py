@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -25,6 +24,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mq.errors import RowError, SchemaError
+from store.format import compute as pc
 from store.format.arrays import arrow, numbers
 from store.format.columns import COLUMNS
 

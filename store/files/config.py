@@ -12,8 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import javaproperties
-
 from store.cached import cached_property
 from store.errors import ConfigError
 from store.format.layout import CQ_ENTRY
@@ -144,6 +142,8 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _entries(path: Path) -> Iterator[tuple[str, str, str]]:
     """Where each entry of a properties file stands, its key and its value."""
+    import javaproperties  # brings HTTP, TLS, XML and email along: who opens no store does without
+
     line = 1
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)

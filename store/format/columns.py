@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.cached import cached_property
 from store.errors import CorruptRecord, InvalidColumns
+from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 from store.format.entering import are_wrong_codes, stand_in_light_queue
 from store.format.layout import (

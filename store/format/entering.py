@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.errors import MessageRefused, PutStatus
+from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 from store.format.java_hash import java_hash
 from store.format.layout import (

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.any_log import Oversized
 from store.errors import CorruptRecord, MessageTooLarge
+from store.format import compute as pc
 from store.format.arrays import arrow, blobs
 from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION_MASK
 

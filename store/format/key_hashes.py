@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import INDEX_KEY_SEPARATOR, INDEX_TAG_PREFIX, KEY_SEPARATOR

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.errors import InvalidColumns
+from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key

@@ -7,9 +7,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.cached import cached_property
+from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 from store.format.layout import NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR
 from store.format.strings import cut, flat

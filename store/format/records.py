@@ -8,8 +8,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.crc import crc_digits, crcs_between, property_crc
 from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME

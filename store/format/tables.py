@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from store.format import compute as pc
 from store.format.arrays import arrow, blobs, constant, numbers
 from store.format.crc import body_crcs
 from store.format.entering import tags_codes

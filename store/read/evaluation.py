@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.any_log import Bools, Int64s
 from store.cached import cached_property
+from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.arrays import texts as strings
 from store.read.conditions import (
@@ -34,7 +34,7 @@ from store.read.conditions import (
 )
 from store.read.java_numbers import doubles, longs, mask_of, total_order
 
-_PARTS = {"CONTAINS": pc.match_substring, "STARTSWITH": pc.starts_with, "ENDSWITH": pc.ends_with}
+_PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH": "ends_with"}  # of pyarrow.compute
 
 
 class Truth(NamedTuple):
@@ -148,7 +148,7 @@ def _or(left: Truth, right: Truth) -> Truth:
 def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
     if not isinstance(value, _Text):
         return Truth(_NO, _NO, _errors(value))
-    found = mask_of(_PARTS[part](value.values, text))
+    found = mask_of(getattr(pc, _PARTS[part])(value.values, text))
     return Truth(~found & ~_nulls(value) if negated else found, _NO, _NO)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.any_log import Bools, Int64s, MessageFilter
 from store.errors import FilterError
+from store.format import compute as pc
 from store.format.arrays import arrow, texts
 from store.format.java_hash import java_hash_code
 

@@ -8,8 +8,8 @@ import unicodedata
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 
 Int64s = npt.NDArray[np.int64]

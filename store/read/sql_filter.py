@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from store.any_log import Bools, Int64s
+from store.format import compute as pc
 from store.format.arrays import arrow, constant
 from store.format.layout import PROPERTY_TAGS
 from store.read.conditions import (

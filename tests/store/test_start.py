@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pandas")  # where it is not installed nothing could load it
+_ONE_BY_ONE = """
+import sys
+from store import Message, MessageStore, message_filter
 
-_PROGRAM = """
+assert "javaproperties" not in sys.modules
+with MessageStore.open(sys.argv[1]) as store:
+    store.create_topic("orders", queues=2)
+    store.put(Message("orders", b"one", tags="paid", keys=("a",), properties={"colour": "blue"}))
+    store.put_many([Message("orders", "many", keys=("b", "c"), queue_id=1)] * 3)
+    assert store.get_message("group", "orders", 1, 0, message_filter=message_filter("paid || sent")).messages == []
+    assert store.query("orders", "a")
+assert not {"pyarrow.compute", "lark", "pandas"} & sys.modules.keys()
+"""
+_EVERYTHING = """
 import sys
 from store import COLUMNS, Message, MessageStore
 from store.upkeep.verify import verify
@@ -40,5 +51,14 @@ assert "pandas" not in sys.modules
 
 
 def test_no_program_loads_pandas_by_itself(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(tmp_path / "store")], capture_output=True, text=True)
+    pytest.importorskip("pandas")  # where it is not installed nothing could load it
+    _run(_EVERYTHING, tmp_path)
+
+
+def test_messages_put_and_got_one_by_one_need_nothing_for_columns(tmp_path: Path) -> None:
+    _run(_ONE_BY_ONE, tmp_path)
+
+
+def _run(program: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], capture_output=True, text=True)
     assert not done.returncode, done.stderr
