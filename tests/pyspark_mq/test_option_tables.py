@@ -7,13 +7,14 @@ writes the tables into docs/source.md and docs/sink.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.batch_reader import MqBatchReader
-from pyspark_mq.option_tables import READ_OPTIONS, WRITE_OPTIONS, Option
+from pyspark_mq.option_tables import READ_OPTIONS, WRITE_OPTIONS, Option, names_of
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.realtime_reader import RealTimeStreamReader
 from pyspark_mq.schema import default_schema
@@ -130,6 +131,14 @@ def table(options: Iterable[Option]) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_have_the_tables(page: Path) -> None:
     assert table(PAGES[page]) + "\n" in page.read_text("utf-8")
+
+
+def test_what_is_called_as_in_kafka() -> None:
+    """Each row of the page that says yes."""
+    rows = re.findall(r"^\| (.*?) \| yes \|", (DOCS / "coming-from-kafka.md").read_text("utf-8"), re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(names) > 15
+    assert names <= {*names_of(READ_OPTIONS), *names_of(WRITE_OPTIONS)}
 
 
 if __name__ == "__main__":

@@ -145,12 +145,28 @@ def test_path_is_required() -> None:
         SourceOptions.parse({"subscribe": "orders"})
 
 
-def test_path_means_the_same_in_every_process() -> None:
-    assert SourceOptions.parse({**BASE, "path": "mq"}).address == LocalAddress(str(Path.cwd() / "mq"))
+def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mq").mkdir()
+    assert SourceOptions.parse({**BASE, "path": "mq"}).address == LocalAddress(str(tmp_path / "mq"))
+    assert SourceOptions.parse({**BASE, "path": "file:mq"}).address == LocalAddress(str(tmp_path / "mq"))
     assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).address == LocalAddress("/data/mq")
     assert SourceOptions.parse({**BASE, "path": "file:///data/mq"}).address == LocalAddress("/data/mq")
     remote = SourceOptions.parse({**BASE, "path": "file://host/mq"})
     assert remote.address == LocalAddress("file://host/mq")  # which the store refuses
+
+
+@pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])
+def test_a_path_of_databricks(path: str) -> None:
+    with pytest.raises(OptionError, match=r"opened as a directory.* that is '/dbfs/data/mq'"):
+        SourceOptions.parse({**BASE, "path": path})
+
+
+def test_a_relative_path_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Spark Connect, where whoever gives it is in another folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=f"'mq' is relative, .* there is no {tmp_path}/mq; give an absolute path"):
+        SourceOptions.parse({**BASE, "path": "mq"})
 
 
 def test_a_subscription_is_required() -> None:

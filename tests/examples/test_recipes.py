@@ -1,0 +1,82 @@
+"""The recipes on the pages about Spark, pasted one after the other over one store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from pyspark.sql import Row, SparkSession
+
+from store import Message, MessageStore
+from tests.waiting import until
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with four orders, three of them paid, and an empty topic "paid"."""
+    directory = tmp_path_factory.mktemp("recipes") / "mq"
+    with MessageStore.open(directory) as store:
+        store.create_topic("orders", 2)
+        store.create_topic("paid", 1)
+        tags = ("paid", "paid", "open", "paid")
+        amounts = ({"amount": str(5 * n), "region": "eu"} for n in range(4))
+        store.put_many(
+            [Message("orders", b"order", tags=tag, properties=of) for tag, of in zip(tags, amounts, strict=True)]
+        )
+    return str(directory)
+
+
+def recipes(page: str, language: str, path: str) -> list[str]:
+    blocks = re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    return [block.replace("/data/mq", path).replace("9404", "0") for block in blocks]
+
+
+def run(spark: SparkSession, recipe: str) -> dict[str, Any]:
+    """The names that it leaves."""
+    names: dict[str, Any] = {"spark": spark}
+    exec(compile(recipe, "<recipe>", "exec"), names)
+    return names
+
+
+def test_from_kafka(spark: SparkSession, path: str) -> None:
+    (recipe,) = recipes("coming-from-kafka.md", "python", path)
+    rows = run(spark, recipe)["rows"]
+    assert rows.isStreaming
+    assert rows.columns == ["value", "key", "partition", "offset"]
+
+
+@pytest.fixture
+def source_recipes(spark: SparkSession, path: str) -> Iterator[dict[str, Any]]:
+    names: dict[str, Any] = {}
+    for recipe in recipes("source.md", "python", path):
+        names |= run(spark, recipe)
+    yield names
+    spark.streams.removeListener(names["listener"])
+
+
+def test_the_source_and_sql(
+    spark: SparkSession, path: str, source_recipes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert source_recipes["last_hour"].count() == 4
+    assert source_recipes["rows"].isStreaming
+    query = source_recipes["matching"].writeStream.format("noop").trigger(availableNow=True).queryName("lags").start()
+    query.awaitTermination()
+
+    statements = [each for block in recipes("sql.md", "sql", path) for each in block.split(";") if each.strip()]
+    answers = [spark.sql(statement).collect() for statement in statements]
+    assert sorted(answers[1]) == [Row(tags="open", n=1), Row(tags="paid", n=3)]
+    with MessageStore.open(path, read_only=True) as store:
+        assert store.max_offset("paid", 0) == 3
+    (recipe,) = recipes("sql.md", "python", path)
+    capsys.readouterr()
+    assert run(spark, recipe)["totals"].isStreaming
+    assert re.findall(r"\|\s*(\w+)\|\s*(\d+)\|", capsys.readouterr().out) == [("open", "1"), ("paid", "3")]
+
+    labels = {"query": "totals", "topic": "orders", "queue": "0"}
+    until(lambda: REGISTRY.get_sample_value("mq_lag_messages", labels) == 0)
