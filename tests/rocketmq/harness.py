@@ -76,8 +76,9 @@ class Broker:
     def ask(self, verb: str, **fields: Any) -> None:
         """Make a request, with fields of Request in Spec.java.
 
-        send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". consume:
-        "consumed" for each message, then "done". describe: "described". persist: "persisted". produce: "done".
+        send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". tidy:
+        "tidied". consume: "consumed" for each message, then "done". describe: "described". persist: "persisted".
+        produce: "done".
         look: lines as of `RocketMQ.read` and what the admin tool answers, then "done". stop: "stopped".
         """
         print(json.dumps({"verb": verb, **fields}), file=self._requests, flush=True)

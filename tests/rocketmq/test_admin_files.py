@@ -35,7 +35,7 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         later = [Message(SCHEDULE_TOPIC, f"late {n}".encode(), queue_id=0, properties=delayed) for n in range(3)]
         host, limit = SMALL.store_host, SMALL.maxMessageSize
         # past the door: nobody but a broker puts there
-        store._writing().append(encode_messages(later, [0] * 3, store_host=host, max_message_size=limit, now=0))
+        store._writing().append([encode_messages(later, [0] * 3, store_host=host, max_message_size=limit, now=0)])
         store.commit_offsets("readers", "orders", COMMITTED)
     groups = ConsumerOffsets(path)
     groups.create("readers")
@@ -48,8 +48,8 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
     return left | {(DELAYED_TO, 10): b"late 1", (DELAYED_TO, 11): b"late 2"}
 
 
-def described(broker: Broker) -> Json:
-    broker.ask("describe", topic="orders", group="readers")
+def described(broker: Broker, topic: str = "orders") -> Json:
+    broker.ask("describe", topic=topic, group="readers")
     return next(broker)
 
 

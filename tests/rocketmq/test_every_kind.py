@@ -286,8 +286,13 @@ def test_times(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 @pytest.mark.parametrize(CELL, cells("verify"))
 def test_verify(kind: Kind, ended: Ended) -> None:
-    """A sound directory: nothing is found in the queues of this kind."""
-    assert [finding for finding in ended.findings if kind.has(topic_of(finding))] == []
+    """A sound directory: nothing is found in the queues of this kind.
+
+    But of a topic that is in no table any more, a busy broker may leave a part of the queues: the others are missed.
+    """
+    is_left_in_part = kind.name == "deleted" and any(ended.directory.glob("consumequeue/deleted/*/*"))
+    found = [finding for finding in ended.findings if kind.has(topic_of(finding))]
+    assert [finding for finding in found if not (is_left_in_part and "have no entry" in finding.what)] == []
 
 
 @pytest.mark.parametrize(CELL, directories("whole"))

@@ -65,6 +65,13 @@ def a_body_flipped(directory: Path) -> None:
     overwrite(last_segment(directory), flip)
 
 
+def drop_empty_segments(directory: Path) -> None:
+    """The next one may have no length yet when RocketMQ is halted; 4.9 does not load that."""
+    for path in (directory / "commitlog").iterdir():
+        if not path.stat().st_size:
+            path.unlink()
+
+
 def last_segment(directory: Path) -> Path:
     """The last one with records: the one after it is preallocated."""
     return [path for path in sorted((directory / "commitlog").iterdir()) if path.read_bytes()[:8].strip(b"\0")][-1]
@@ -92,6 +99,7 @@ DAMAGES = (
 def test_recovers_what_rocketmq_recovers(damage: Callable[[Path], None], rocketmq: RocketMQ, tmp_path: Path) -> None:
     directory = tmp_path / "ours"
     rocketmq.write(directory, HALTED.puts(MESSAGES, rocketmq.line), HALTED.full_config, exit="halt")
+    drop_empty_segments(directory)
     damage(directory)
     copy = shutil.copytree(directory, tmp_path / "theirs")
     theirs = seen.by_rocketmq(rocketmq.read(copy, INDEX))

@@ -39,6 +39,7 @@ final class LiveClient {
         switch (request.verb) {
             case "send" -> send(request);
             case "clean" -> clean();
+            case "tidy" -> tidy();
             case "consume" -> consume(request);
             case "describe" -> describe(request);
             case "persist" -> persist();
@@ -101,6 +102,13 @@ final class LiveClient {
         store.executeDeleteFilesManually();
         Line.cleanUp(store);
         Main.print(StoreReader.line("cleaned", "min", store.getMinPhyOffset()));
+    }
+
+    /** What the admin tool lets a broker delete: queues of topics that are in no table, or without any message. */
+    private void tidy() throws Exception {
+        admin().cleanUnusedTopicByAddr(broker.getBrokerAddr());
+        admin().cleanExpiredConsumerQueueByAddr(broker.getBrokerAddr());
+        Main.print(StoreReader.line("tidied"));
     }
 
     /** As many messages as are asked for, by a consumer of a group; it leaves its offsets with the broker. */

@@ -72,7 +72,7 @@ final class Spec {
 
     /** A line of standard input to a live broker. */
     static final class Request {
-        /** send (messages, perSecond), clean, consume (group, topic, messages), describe (group, topic), persist,
+        /** send (messages, perSecond), clean, tidy, consume (group, topic, messages), describe (group, topic), persist,
          *  produce (kinds), look (topics, light ones that are in no table), stop. */
         String verb;
         int messages;

@@ -1,0 +1,91 @@
+"""Appends that hide the head of their first record until the rest is there, killed on the way: RocketMQ keeps what was
+published, and goes on there. And empty segments that an append left, behind which it would go on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.log.commit_log import CommitLog
+from store.publish.watermark import Watermark
+from tests.end_to_end.dying_writers import TOPIC
+from tests.end_to_end.test_kill import ROOT, bodies
+from tests.rocketmq.harness import RocketMQ, put
+from tests.rocketmq.mixes import INDEX
+from tests.rocketmq.test_after_kills import DYING_WRITERS, seen_by
+
+pytestmark = pytest.mark.rocketmq
+
+SIZES = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}  # the dead append needs four segments
+OLD = {(n % 2, n // 2): f"old {n}".encode() for n in range(20)}
+NEW = {(n % 2, 10 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
+THEIRS = {(n % 2, 10 + n // 2): f"theirs {n}".encode() for n in range(4)}
+HEAD_BYTES = 4
+CALLS = 30  # more than the append makes before it is published
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted((path / "commitlog").iterdir())
+
+
+def new_store(path: Path, flush: str = "ASYNC_FLUSH") -> Path:
+    with MessageStore.open(path, config=StoreConfig(**SIZES, **INDEX, flushDiskType=flush)) as store:
+        store.create_topic(TOPIC, 2)
+        store.put_many([Message(TOPIC, body, queue_id=queue) for (queue, _), body in OLD.items()])
+    return path
+
+
+def states(path: Path) -> tuple[bool, bool]:
+    """Whether it died before its publication, and whether the head of its first record is there."""
+    with closing(Watermark(path, writable=False)) as watermark:
+        end, announced = watermark.confirm_offset, watermark.announced_end
+    log = CommitLog(path, SIZES["mappedFileSizeCommitLog"], writable=False)
+    return announced > end, any(log.segments.read(end, HEAD_BYTES))
+
+
+def killed(tmp_path: Path, verb: str, flush: str) -> tuple[list[Path], list[Path]]:
+    """Directories of an append that died at one of its calls, in their order: while it was hidden, and after that."""
+    base = new_store(tmp_path / "base", flush)
+    paths = [shutil.copytree(base, tmp_path / f"{call}") for call in range(CALLS)]
+    calls = "".join(f"{verb} {path} half {call}\n" for call, path in enumerate(paths))
+    subprocess.run([*DYING_WRITERS, "at"], cwd=ROOT, input=calls, text=True, check=True, capture_output=True)
+    dead = [path for path in paths if states(path)[0]]
+    hidden = [path for path in dead if not states(path)[1]]
+    return hidden, dead[len(hidden) :]
+
+
+@pytest.mark.parametrize(("verb", "flush"), [("append", "SYNC_FLUSH"), ("publish", "ASYNC_FLUSH")])
+def test_killed_in_a_hidden_append(rocketmq: RocketMQ, tmp_path: Path, verb: str, flush: str) -> None:
+    """Nothing of it while its head is hidden, whatever whole records and segments lie behind; then all of it."""
+    hidden, shown = killed(tmp_path, verb, flush)
+    last = hidden[-1]
+    assert len(segments(last)) - len(segments(tmp_path / "base")) >= 2, "all is written but the head"
+    assert all((path / "abort").exists() for path in (last, shown[0]))
+    in_the_middle = hidden[len(hidden) // 2]
+    assert seen_by(rocketmq, in_the_middle) == OLD
+    assert seen_by(rocketmq, shown[0]) == OLD | NEW
+    theirs = [put(TOPIC, body, queue) for (queue, _), body in THEIRS.items()]
+    rocketmq.write(last, theirs, {**SIZES, **INDEX})
+    with MessageStore.open(last) as store:
+        assert bodies(store) == OLD | THEIRS
+    assert seen_by(rocketmq, last) == OLD | THEIRS
+
+
+def test_empty_segments_behind_the_end(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """A dead append of many segments is undone: RocketMQ, which looks at the last three, appends at our end."""
+    hidden, _ = killed(tmp_path, "publish", "ASYNC_FLUSH")
+    path = hidden[-1]
+    assert len(segments(path)) - len(segments(tmp_path / "base")) >= 2
+    with MessageStore.open(path) as store:
+        assert bodies(store) == OLD
+        end = store.confirm_offset
+    first, *_ = rocketmq.write(path, [put(TOPIC, body, queue) for (queue, _), body in THEIRS.items()], SIZES | INDEX)
+    assert first["physicalOffset"] == end
+    assert seen_by(rocketmq, path) == OLD | THEIRS
+    with MessageStore.open(path) as store:
+        assert bodies(store) == OLD | THEIRS
