@@ -99,7 +99,13 @@ class LocalLog:
         return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
-        return [queue for queue, was in last.items() if self._is_strange(queue, positions.get(queue, 0), was)]
+        return [
+            queue
+            for queue, was in last.items()
+            if (position := positions.get(queue, 0)) > 0
+            and not self._is_same(queue, position, was)
+            and self._is_strange(queue, position, was)
+        ]
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         return self._store.read(wanted, spec)
@@ -140,8 +146,15 @@ class LocalLog:
                 return None
             raise
 
+    def _is_same(self, queue: Queue, position: int, was: Fingerprint) -> bool:
+        """Quick; where it is not true the queue may be deleted, or not there yet, just as well."""
+        try:
+            return self._store.can_have(*queue, position - 1, was)
+        except (UnknownTopic, CorruptRecord):
+            return False
+
     def _is_strange(self, queue: Queue, position: int, was: Fingerprint) -> bool:
-        while (bounds := self._bounds(queue)) is not None and position > 0:
+        while (bounds := self._bounds(queue)) is not None:
             try:
                 if position <= bounds.max_offset:
                     return not self._store.can_have(*queue, position - 1, was)

@@ -33,6 +33,16 @@ class PublishedQueues:
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Queue offsets of the oldest message still there and after the newest, at one moment. Raises as `of`."""
         queue = self.of(topic, queue_id)
+        try:
+            return self._offsets(queue)
+        except OffsetLost:
+            if isinstance(self._end, Watermark):  # while anybody writes no topic is deleted
+                raise
+        self._queues.forget()
+        return self._offsets(self.of(topic, queue_id))
+
+    def _offsets(self, queue: ConsumeQueue) -> tuple[int, int]:
+        """Raises `OffsetLost` where files are missing, for the topic was deleted meanwhile if nothing else."""
         while True:
             tail = queue.tail(self._end.confirm_offset)
             head = queue.head(self._log.min_offset(), tail)

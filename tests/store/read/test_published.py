@@ -8,9 +8,11 @@ from store import Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, 
 from store.any_log import QueueRange
 from store.files.topics import Topics
 from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
 from store.publish.watermark import Watermark
 from store.read.published import PublishedQueues
+from store.upkeep.deletion import delete_topic
 
 LOG_SIZE, QUEUE_SIZE = 4096, 200
 
@@ -49,3 +51,23 @@ def test_what_is_not_there(published: PublishedQueues) -> None:
         published.of("t", 2)
     with pytest.raises(UnknownTopic):
         published.ever_put("u")
+
+
+def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
+    with MessageStore.open(tmp_path, config=sizes) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(1000)) for _ in range(40)])
+        store.clean(forced=True)
+    head = ConsumeQueue.head
+
+    def overtaken(queue: ConsumeQueue, first: int, tail: int) -> int:
+        monkeypatch.setattr(ConsumeQueue, "head", head)
+        delete_topic(tmp_path, "t")
+        return head(queue, first, tail)
+
+    with MessageStore.open(tmp_path, read_only=True) as reader:
+        assert reader.max_offset("t", 0) == 40
+        monkeypatch.setattr(ConsumeQueue, "head", overtaken)
+        with pytest.raises(UnknownTopic):
+            reader.offsets("t", 0)
