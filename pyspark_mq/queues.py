@@ -24,6 +24,16 @@ def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
+def look_early(options: SourceOptions) -> None:
+    """Raise what is wrong with the path, or with the topics that `options` name, before a query is planned.
+
+    Topics that went since the checkpoint was written are losses (see `losses`), so they may go where these may.
+    """
+    with options.address.open() as log:
+        if options.fail_on_data_loss:
+            options.subscription.require(log.topics())
+
+
 class Queues:
     """What there is to read. Every call asks the log anew: other processes append to it."""
 
@@ -71,6 +81,15 @@ class Queues:
         """Which message stands before each of `ends`: where nothing is read, `batch` may know."""
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
+
+    def are_others(self, ends: Positions, last: Fingerprints, batch: BatchStart) -> bool:
+        """Whether a topic was deleted while `batch` was planned: nothing would tell later that `last` is of another."""
+        moved = {queue: begin for queue, begin in batch.begin.items() if ends.get(queue, begin) != begin}
+        if self._log.strangers(moved, {queue: was for queue, was in batch.last.items() if queue in moved}):
+            return True
+        unknown = {queue: end for queue, end in ends.items() if end > 0 and queue not in last}
+        there = self._log.bounds(unknown)
+        return any(queue not in there or end > there[queue].max_offset for queue, end in unknown.items())
 
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.

@@ -82,8 +82,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not once:
             ranges = self._limit(ranges)
         following = {r.queue: r.end for r in ranges}
+        last = self._queues.last(following, batch)
+        if self._queues.are_others(following, last, batch):
+            return self.latestOffset(start, limit)
         self._triggered = time.monotonic()
-        self._known = StreamOffset(following, batch.starts, self._queues.last(following, batch)).to_json()
+        self._known = StreamOffset(following, batch.starts, last).to_json()
         return self._known
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

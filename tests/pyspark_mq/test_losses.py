@@ -266,6 +266,29 @@ def test_another_life_under_a_batch_query(filled: Filled) -> None:
             list(it.read(partition))
 
 
+@pytest.mark.parametrize("count", [0, 2, 3, 5, 30])
+def test_another_life_while_a_batch_is_planned(filled: Filled, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The topic is deleted between two looks of the driver, and perhaps created anew."""
+    query, fingerprints = Query(filled), LocalLog.fingerprints
+    filled.put("orders", 0, 1)
+
+    def overtaken(log: LocalLog, positions: Any) -> Any:
+        monkeypatch.setattr(LocalLog, "fingerprints", fingerprints)
+        if count:
+            recreate(filled, count)
+        else:
+            delete(filled)
+        return fingerprints(log, positions)
+
+    monkeypatch.setattr(LocalLog, "fingerprints", overtaken)
+    read = query.accepts()
+    if not count:
+        filled.store.create_topic("orders", 1)
+        put_new(filled, 0, 9)
+        read += query.accepts()
+    assert read == filled.rows
+
+
 def test_gone(filled: Filled, available_now: bool) -> None:
     filled.store.create_topic("more", 1)
     filled.put("more", 0, 2)

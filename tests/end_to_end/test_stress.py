@@ -1,0 +1,268 @@
+"""Everything at once: topics come, grow, go and come again, retention deletes, queries run, die and go on.
+
+SECONDS (default 15): for how long.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier
+from typing import NamedTuple
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_mq.errors import DataLossError
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.realtime_reader import RealTimeStreamReader
+from pyspark_mq.schema import default_schema
+from store import MessageStore
+from tests.driven import DrivenQuery, Json, Row
+from tests.end_to_end.churning import STEADY, acknowledged, make
+
+ROOT = Path(__file__).parents[2]
+SECONDS = float(os.environ.get("SECONDS", "15"))
+WRITERS = 2
+PATIENCE = 300.0
+LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with what is there")
+BUSY = "Python worker failed to connect back"  # Spark's, on a machine that has other work to do
+
+ACCEPTING = {"failOnDataLoss": "false"}
+QUERIES: dict[str, dict[str, str]] = {
+    "by name": {"subscribe": f"{STEADY},churning-0", **ACCEPTING},
+    "now": {"subscribePattern": ".*", **ACCEPTING},
+    "limited": {"subscribePattern": ".*", "maxOffsetsPerTrigger": "200", **ACCEPTING},
+    "strict": {"subscribePattern": f"{STEADY}.*"},
+    "strict on all": {"subscribePattern": ".*", "maxOffsetsPerTrigger": "500"},
+}
+
+
+class Put(NamedTuple):
+    """One message that was acknowledged; life: how often its topic had been created."""
+
+    life: int
+    place: tuple[str, int, int]
+
+
+@dataclass
+class Churned:
+    """A store, and the processes that make its life hard for `SECONDS`."""
+
+    path: Path
+    processes: list[subprocess.Popen[str]]
+
+    def begin(self) -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.end_to_end.churning"]
+        for verb, name in [("rule", "ruler"), *(("write", f"w{number}") for number in range(WRITERS))]:
+            arguments = [*command, verb, str(self.path), name, str(SECONDS)]
+            process = subprocess.Popen(arguments, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+            self.processes.append(process)
+
+    @property
+    def is_over(self) -> bool:
+        return all(process.poll() is not None for process in self.processes)
+
+    def options(self, name: str) -> dict[str, str]:
+        return {"path": str(self.path), "startingOffsets": "earliest", "holdTimeoutMs": "20", **QUERIES[name]}
+
+    def check(self, rows: dict[str, list[Row]]) -> None:
+        """That all went well, and that `rows` (of each query by its name) are what was put and still is there."""
+        for process in self.processes:
+            assert process.returncode == 0, process.communicate()[1]
+        put = dict(self._put())
+        there = self._there(put)
+        assert there
+        assert len({each.life for each in put.values()}) > 1
+        for name, read in rows.items():
+            counts = Counter(body.decode() for *_, body in read)
+            assert [(body, put[body], n) for body, n in counts.items() if n != 1][:5] == [], name
+            assert [row for row in read if put[row[3].decode()].place != row[:3]][:5] == [], name
+            pattern = QUERIES[name].get("subscribePattern") or QUERIES[name]["subscribe"].replace(",", "|")
+            wanted = {body for body in there if re.fullmatch(pattern, put[body].place[0])}
+            assert sorted(put[body] for body in wanted - counts.keys())[:5] == [], name
+
+    def _put(self) -> Iterator[tuple[str, Put]]:
+        for file in acknowledged(self.path).iterdir():
+            for line in file.read_text().splitlines():
+                topic, life, queue, offset, body = line.split(" ")
+                yield body, Put(int(life), (topic, int(queue), int(offset)))
+
+    def _there(self, put: dict[str, Put]) -> set[str]:
+        """The messages that nothing deleted."""
+        newest: dict[tuple[str, int, int], str] = {}
+        for body, (life, place) in put.items():
+            if place not in newest or life > put[newest[place]].life:
+                newest[place] = body
+        with MessageStore.open(self.path, read_only=True) as store:
+            places = {
+                (topic, queue, offset)
+                for topic, queues in store.topics().items()
+                for queue in range(queues)
+                for offset in range(*store.offsets(topic, queue))
+            }
+        return {newest[place] for place in places}
+
+
+def expected_loss(name: str, error: Exception) -> str:
+    """Which loss ended a query, that it may end for one."""
+    found = LOSS.search(str(error))
+    assert found, f"{name}: {error}"
+    assert name.startswith("strict"), f"{name}: {error}"
+    return found[1]
+
+
+@pytest.fixture
+def churned(tmp_path: Path) -> Iterator[Churned]:
+    path = tmp_path / "mq"
+    make(path)
+    it = Churned(path, [])
+    yield it
+    for process in it.processes:
+        process.kill()
+        process.wait()
+
+
+# --- without Spark: many more batches in the same time --------------------------------------------------
+
+
+class Driven(DrivenQuery):
+    """A batch that is run again has less where its messages were deleted meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[str] = []
+
+    def _batch(self, it: RealTimeStreamReader, start: Json) -> Iterator[None]:
+        self.sink.pop(self.committed, None)
+        yield from super()._batch(it, start)
+
+
+def drive(churned: Churned, name: str, begun: Barrier) -> Driven:
+    """Runs of one query, that end, die, or lose messages that they may not lose, and one more to the end."""
+    query, chance = Driven(), random.Random(name)
+    before: list[RealTimeStreamReader] = []
+
+    def new_reader(**options: str) -> Callable[[], RealTimeStreamReader]:
+        def make_one() -> RealTimeStreamReader:
+            for it in before:
+                it.stop()
+            parsed = SourceOptions.parse({**churned.options(name), **options})
+            before[:] = [RealTimeStreamReader(parsed, default_schema(False))]
+            if options or (name == "now" and query.committed):
+                before[0].prepareForTriggerAvailableNow()
+            return before[0]
+
+        return make_one
+
+    query.run(new_reader())
+    begun.wait()
+    while not churned.is_over:
+        try:
+            query.run(new_reader(), chance.randrange(1, 30), killed_at=chance.choice([-1, -1, chance.randrange(100)]))
+        except DataLossError as error:
+            query.losses.append(expected_loss(name, error))
+            query.run(new_reader(**ACCEPTING))
+    query.run(new_reader(**ACCEPTING))
+    before[0].stop()
+    return query
+
+
+def test_everything_at_once_without_spark(churned: Churned) -> None:
+    with ThreadPoolExecutor(len(QUERIES)) as pool:
+        begun = Barrier(len(QUERIES), churned.begin)
+        running = {name: pool.submit(drive, churned, name, begun) for name in QUERIES}
+        queries = {name: query.result() for name, query in running.items()}
+    for name, query in queries.items():
+        print(f"{name}: {query.committed} batches, {len(query.rows):,} messages, losses: {query.losses[:5]}")
+    churned.check({name: query.rows for name, query in queries.items()})
+
+
+# --- with Spark ----------------------------------------------------------------------------------------
+
+
+class SparkQuery:
+    """One streaming query, run after run from one checkpoint, and what each of its batches brought."""
+
+    def __init__(self, spark: SparkSession, churned: Churned, name: str) -> None:
+        self.name = name
+        self.batches: dict[int, list[Row]] = {}
+        self.losses: list[str] = []
+        self.runs = 0
+        self._spark = spark
+        self._churned = churned
+        self._running: StreamingQuery | None = None
+        self._accepts = False
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        rows = batch.select("topic", "queueId", "queueOffset", "body").collect()
+        self.batches[batch_id] = [(r.topic, r.queueId, r.queueOffset, bytes(r.body)) for r in rows]
+
+    def go_on(self, *, stop: bool = False, to_the_end: bool = False) -> bool:
+        """Start what does not run, or is to `stop`; False where it runs on."""
+        if self._running is not None and self._running.isActive and not stop:
+            return False
+        self.stop()
+        accepting = ACCEPTING if to_the_end or self._accepts else {}
+        trigger = {"availableNow": True} if accepting or self.name == "now" else {"processingTime": "0 seconds"}
+        frame = self._spark.readStream.format("mq").options(**{**self._churned.options(self.name), **accepting}).load()
+        checkpoint = self._churned.path.with_name(f"checkpoint of {self.name}")
+        writer = frame.writeStream.foreachBatch(self).option("checkpointLocation", str(checkpoint))
+        self._running = writer.trigger(**trigger).start()
+        self._accepts = False
+        self.runs += 1
+        return True
+
+    def stop(self) -> None:
+        """End it, if it did not end, and look why it did."""
+        if self._running is None:
+            return
+        self._running.stop()
+        error, self._running = self._running.exception(), None
+        if error is not None and BUSY not in str(error):
+            self.losses.append(expected_loss(self.name, error))
+            self._accepts = True
+
+    def finish(self) -> None:
+        """Read the rest, whatever was lost."""
+        while True:
+            self.go_on(stop=True, to_the_end=True)
+            assert self._running is not None
+            with suppress(StreamingQueryException):  # `stop` looks
+                assert self._running.awaitTermination(PATIENCE)
+            is_done = self._running.exception() is None
+            self.stop()
+            if is_done:
+                return
+
+
+def test_everything_at_once(spark: SparkSession, churned: Churned) -> None:
+    queries = [SparkQuery(spark, churned, name) for name in ("by name", "now", "strict on all")]
+    for query in queries:
+        query.finish()
+    churned.begin()
+    turns, deadline = 0, time.monotonic() + SECONDS + PATIENCE
+    while not churned.is_over:
+        assert time.monotonic() < deadline
+        turns += 1
+        for number, query in enumerate(queries):
+            query.go_on(stop=turns % 15 == 5 * number + 4)
+        time.sleep(0.3)
+    for query in queries:
+        query.finish()
+        rows = sum(map(len, query.batches.values()))
+        print(f"{query.name}: {query.runs} runs, {len(query.batches)} batches, {rows:,} messages, {query.losses[:5]}")
+    churned.check({query.name: [row for rows in query.batches.values() for row in rows] for query in queries})
