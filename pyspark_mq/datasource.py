@@ -45,7 +45,11 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The default columns; Spark asks only where the user gave no `.schema(...)`. Those to INSERT INTO for a view
-        that has only options of writes."""
+        that has only options of writes.
+
+        It is the first that Spark asks, in `load()`: so the path and the topics are looked at here. Raises as
+        `look_early` and `source_options`.
+        """
         require_pyspark()
         require_own_store()
         from pyspark_mq.schema import default_schema
@@ -54,7 +58,11 @@ class DefaultSource(DataSource):
 
         if is_for_writing(self.options):
             return sink_schema(with_topic=WriteOptions.parse(self.options).topic is None)
-        return default_schema(self.source_options().include_properties)
+        from pyspark_mq.queues import look_early
+
+        options = self.source_options()
+        look_early(options)
+        return default_schema(options.include_properties)
 
     def reader(self, schema: StructType) -> MqBatchReader:
         options = self.source_options()

@@ -1,0 +1,40 @@
+"""What `load()` already refuses: the first that Spark asks for is the schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.datasource import DefaultSource
+from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.schema import default_schema
+from store import NotAStore
+from tests.filled import Filled
+
+
+def test_a_path_that_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(NotAStore, match=str(tmp_path)):
+        DefaultSource({"path": str(tmp_path / "elsewhere"), "subscribe": "orders"}).schema()
+
+
+@pytest.mark.parametrize("option", [{"subscribe": "orders,payments"}, {"assign": '{"orders": [0], "payments": [0]}'}])
+def test_a_topic_that_is_not_there(filled: Filled, option: dict[str, str]) -> None:
+    source = {"path": filled.path, **option}
+    with pytest.raises(SubscriptionError, match=r"^The log has no payments.*; it has orders \(2 queues\)"):
+        DefaultSource(source).schema()
+    # What a checkpoint knows may be gone: such a query goes on, and here nobody knows of its checkpoint.
+    assert DefaultSource({**source, "failOnDataLoss": "false"}).schema() == default_schema(False)
+
+
+def test_an_option_that_is_wrong(filled: Filled) -> None:
+    with pytest.raises(OptionError, match="startingOffsets takes earliest, latest"):
+        DefaultSource({"path": filled.path, "subscribe": "orders", "startingOffsets": "first"}).schema()
+
+
+def test_what_is_there_is_only_looked_at(filled: Filled) -> None:
+    filled.store.close()
+    before = sorted((file, file.stat().st_mtime_ns) for file in Path(filled.path).rglob("*"))
+    assert DefaultSource({"path": filled.path, "subscribe": "orders"}).schema() == default_schema(False)
+    assert DefaultSource({"path": filled.path, "topic": "later"}).schema()  # to be written to
+    assert sorted((file, file.stat().st_mtime_ns) for file in Path(filled.path).rglob("*")) == before
