@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_mq.datasource import DefaultSource as DefaultSource
+    from pyspark_mq.plans import explain as explain
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "explain"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "explain":
+        from pyspark_mq.plans import explain
+
+        return explain
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from pyspark_mq.pushdown import narrow_by_log, narrow_tags
 from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader, partitions_of
 from store.any_log import QueueRange
+
+_logger = logging.getLogger("pyspark_mq")
 
 
 class MqBatchReader(DataSourceReader):
@@ -40,7 +43,12 @@ class MqBatchReader(DataSourceReader):
             for r in ranges:
                 if r.start > r.end:
                     raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
-            return partitions_of(narrow_by_log(log, ranges, self._filters), self._options, ends, last)
+            narrowed = narrow_by_log(log, ranges, self._filters)
+        left, there = (sum(r.length for r in each) for each in (narrowed, ranges))
+        _logger.info(
+            "%s: reads %d of %d messages, by %d filters", self._options.address, left, there, len(self._filters)
+        )
+        return partitions_of(narrowed, self._options, ends, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)

@@ -11,6 +11,7 @@
         ├── CommitError          what a query wrote so far cannot be known, or not be kept
         ├── SubscriptionError    a topic or queue that is named and does not exist
         ├── DataLossError        messages that the query counts on are gone
+        ├── PlanError            a DataFrame of which `explain` can say nothing
         └── DemoFailed           the demo could not be run to its end
             ├── FlightsMissing   its data set is not installed
             └── JavaMissing      there is no Java that Spark can run on
@@ -62,6 +63,10 @@ class SubscriptionError(MqSourceError):
 
 class DataLossError(MqSourceError):
     """Messages that the query counts on are not in the store (any more)."""
+
+
+class PlanError(MqSourceError):
+    """A DataFrame has no plan that says what it reads: a stream, one of Spark Connect, one without this source."""
 
 
 class DemoFailed(MqSourceError):

@@ -97,12 +97,13 @@ def _lag(left: QueueRange, log: Log | None) -> Lag:
     if log is None:
         return Lag(left.length)
     try:
-        return Lag(left.length, _bytes(left, log), _seconds(left, log))
+        return Lag(left.length, record_bytes(left, log), _seconds(left, log))
     except (OffsetLost, OffsetNotYet):  # deleted meanwhile, or created anew: the query itself says so
         return Lag(left.length)
 
 
-def _bytes(left: QueueRange, log: Log) -> int | None:
+def record_bytes(left: QueueRange, log: Log) -> int | None:
+    """Bytes of the records of a range that has any; of very many by the average of the first. None: it cannot tell."""
     sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
     return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
 

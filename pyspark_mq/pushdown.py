@@ -98,9 +98,14 @@ def _stored(filters: Iterable[Filter]) -> tuple[int, int]:
         if _column(one) != "storeTimestamp":
             continue
         match one:
-            case GreaterThan(value=bound) | GreaterThanOrEqual(value=bound) if _is_moment(bound):
+            # Store times are whole milliseconds.
+            case GreaterThan(value=bound) if _is_moment(bound):
+                begin = max(begin, _ms(bound) + 1)
+            case GreaterThanOrEqual(value=bound) if _is_moment(bound):
                 begin = max(begin, _ms(bound))
-            case LessThan(value=bound) | LessThanOrEqual(value=bound) if _is_moment(bound):
+            case LessThan(value=bound) if _is_moment(bound):
+                end = min(end, _ms(bound - timedelta(microseconds=1)))
+            case LessThanOrEqual(value=bound) if _is_moment(bound):
                 end = min(end, _ms(bound))
             case _ if (values := _values(one)) and all(map(_is_moment, values)):
                 times = list(map(_ms, values))

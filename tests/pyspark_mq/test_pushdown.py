@@ -113,9 +113,9 @@ def asked(filters: list[Filter]) -> Asked:
     [
         ([EqualTo(TIME, AT)], [(0, 0)]),
         ([In(TIME, (AT, AT + timedelta(seconds=1)))], [(0, 1000)]),
-        ([GreaterThan(TIME, AT), LessThanOrEqual(TIME, AT + timedelta(microseconds=1999))], [(0, 1)]),
-        ([GreaterThanOrEqual(TIME, AT - timedelta(microseconds=1)), LessThan(TIME, AT)], [(-1, 0)]),
-        ([GreaterThan(TIME, AT), GreaterThan(TIME, AT + timedelta(milliseconds=5)), EqualTo(TIME, AT)], [(5, 0)]),
+        ([GreaterThan(TIME, AT), LessThanOrEqual(TIME, AT + timedelta(microseconds=1999))], [(1, 1)]),
+        ([GreaterThanOrEqual(TIME, AT - timedelta(microseconds=1)), LessThan(TIME, AT)], [(-1, -1)]),
+        ([GreaterThan(TIME, AT), GreaterThan(TIME, AT + timedelta(milliseconds=5)), EqualTo(TIME, AT)], [(6, 0)]),
         ([EqualTo(TIME, None), In(TIME, (AT, None)), Not(EqualTo(TIME, AT))], []),
         ([GreaterThan(TIME, AT.replace(tzinfo=None))], []),
         ([EqualTo(("bornTimestamp",), AT)], []),

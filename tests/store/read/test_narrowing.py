@@ -13,7 +13,9 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.any_log import QueueRange
 from store.format.layout import WATERMARK, field_offset
+from store.index.index import Index
 from store.publish import appender, watermark
+from store.publish.watermark import Watermark
 
 SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 100 * 20, "maxHashSlotNum": 50}
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -143,6 +145,8 @@ def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) 
         assert store.min_offset("t", 0) > 0
         assert store.with_keys(wanted, ["k0"]) == store.stored_between(wanted, 0, 1) == wanted
         assert with_key(store, "k249") == [(249, 250)]
+        just_gone = [QueueRange("t", 0, store.min_offset("t", 0) - 1, 250)]  # its entry is there still
+        assert store.with_keys(just_gone, ["none"]) == just_gone
 
 
 def test_a_brokers_directory_stays_whole(tmp_path: Path) -> None:
@@ -187,6 +191,38 @@ def test_where_a_brokers_times_step_back_all_before_stays_whole(
     with opened(tmp_path) as store:
         put(store, *["new"] * 100)
         assert spans(store.stored_between(everything(store), NOW + 1001, NOW + 1001)) == [(0, whole)]
+
+
+def test_where_the_times_step_back_that_a_broker_appended_all_before_stays_whole(
+    tmp_path: Path, clock: list[int]
+) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100))
+    ours = (tmp_path / "watermark").read_bytes()
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100, 200))
+    set_time(tmp_path, 150, NOW)
+    (tmp_path / "watermark").write_bytes(ours)  # which theirs leave as it is
+    with opened(tmp_path) as store:
+        assert store.max_offset("t", 0) == 200
+        assert spans(store.stored_between(everything(store), NOW + 1001, NOW + 1001)) == [(0, 150)]
+        assert with_key(store, "none") == [(0, 200)]
+
+
+def test_while_the_index_is_made_anew_nobody_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as store:
+        put(store, *["a"] * 100)
+    shutil.rmtree(tmp_path / "index")
+    keep, seen = Index.keep, []
+
+    def kept(index: Index, names: list[str]) -> None:
+        seen.append(Watermark(tmp_path, writable=False).keys_from)
+        keep(index, names)
+
+    monkeypatch.setattr(Index, "keep", kept)
+    with opened(tmp_path) as store:
+        assert seen == [store.confirm_offset]
+        assert Watermark(tmp_path, writable=False).keys_from == 0
 
 
 def test_when_the_machine_comes_up_again_it_is_still_known(
