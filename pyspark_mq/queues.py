@@ -45,14 +45,17 @@ class Queues:
 
     def bounds(self) -> dict[Queue, Bounds]:
         """What each subscribed queue has, sorted by queue."""
-        return self._log.bounds(self._options.subscription.select(self._log.topics()))
+        return self._bounds_in(self._log.topics())
+
+    def _bounds_in(self, topics: Mapping[str, tuple[Queue, ...]]) -> dict[Queue, Bounds]:
+        return self._log.bounds(self._options.subscription.select(topics))
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
         """`bounds`. Raises `SubscriptionError` for a topic or queue that an option names and that does not exist."""
         topics = self._log.topics()
         self._options.subscription.require(topics)
         self._warn(topics)
-        return self.bounds()
+        return self._bounds_in(topics)
 
     def _warn(self, topics: Collection[str]) -> None:
         """Tell, once, of what reads nothing and may be a mistake."""
@@ -69,13 +72,14 @@ class Queues:
 
         Any other that is named is not there yet: with failOnDataLoss a `SubscriptionError`.
         """
+        topics = self._log.topics()
         try:
-            self._options.subscription.require(self._log.topics(), seen)
+            self._options.subscription.require(topics, seen)
         except SubscriptionError as error:
             if self._missing != str(error):
                 not_there_yet(self._options.fail_on_data_loss, error)
                 self._missing = str(error)
-        return self.bounds()
+        return self._bounds_in(topics)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
         """Which message stands before each of `ends`: where nothing is read, `batch` may know."""

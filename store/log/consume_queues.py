@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,7 +14,8 @@ from store.log.consume_queue import ConsumeQueue, IsMessage
 QueueName = tuple[str, int]  # topic, queue id
 
 _MAX_QUEUES = 1 << 16  # of which the ends are remembered
-_OPEN_FILES = 256  # of all queues together: they are opened as needed
+_OPEN_FILES = 256, 4096  # of all queues together, at least and at most: they are opened as needed
+_SHARE = 8  # of what the process may have open: it may have other stores, and files of its own
 
 
 class ConsumeQueues:
@@ -25,7 +27,7 @@ class ConsumeQueues:
         """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it."""
         self._topics = Topics(root)
         self._least_tails: dict[QueueName, int] = {}
-        self._files = OpenFiles(_OPEN_FILES)
+        self._files = OpenFiles(_open_files())
         queue = partial(
             ConsumeQueue,
             root,
@@ -52,6 +54,13 @@ class ConsumeQueues:
     def expect(self, tails: Mapping[QueueName, int]) -> None:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
         self._least_tails.update(tails)
+
+
+def _open_files() -> int:
+    """How many files may be open: whoever looks at more queues in turn than that opens one at every look."""
+    least, most = _OPEN_FILES
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))
 
 
 def _open(

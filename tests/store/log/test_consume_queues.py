@@ -11,6 +11,7 @@ from store.errors import CorruptSegment
 from store.format.layout import CQ_ENTRY
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from tests.descriptors import allowed
 
 SIZE = 10 * CQ_ENTRY.itemsize
 ENTRIES = np.array([(n * 100, 100, 0) for n in range(3)], CQ_ENTRY)
@@ -40,10 +41,13 @@ def test_one_queue_a_name(tmp_path: Path) -> None:
 def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
     for number in range(300):
-        queues.of("t", number).write(0, ENTRIES)
-    assert descriptors(tmp_path) == 256
-    assert [queues.of("t", number).tail(200) for number in (0, 299, 0)] == [2, 2, 2]
-    assert descriptors(tmp_path) == 256
+        queues.of("t", number).write(0, ENTRIES[:1])
+    for limit, most in ((1024, 256), (2304, 288), (4096, 300)):
+        with allowed(limit):
+            queues = queues_of(tmp_path)
+        assert descriptors(tmp_path) == 0
+        assert [queues.of("t", number).tail(200) for number in (*range(300), 0)] == [1] * 301
+        assert descriptors(tmp_path) == most
     gc.disable()  # at once, not when somebody looks for circles
     try:
         del queues

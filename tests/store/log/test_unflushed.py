@@ -13,6 +13,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.format.layout import ABORT_FILE, WATERMARK_FILE
 from store.publish.watermark import Watermark
+from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
 
 QUEUES = 300  # more than files are kept open
@@ -127,7 +128,7 @@ def test_files_that_are_open_at_a_time(built: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = count()
-    with MessageStore.open(built) as store:
+    with allowed(1024), MessageStore.open(built) as store:
         for queue in range(QUEUES):
             store.offsets("t", queue)
         put(store, list(range(QUEUES)))
@@ -136,7 +137,8 @@ def test_files_that_are_open_at_a_time(built: Path) -> None:
     assert count() <= before
     (built / WATERMARK_FILE).unlink()
     (built / ABORT_FILE).touch()
-    MessageStore.open(built).close()
+    with allowed(1024):
+        MessageStore.open(built).close()
     assert count() <= before
     with MessageStore.open(built, read_only=True) as reader:
         messages = len(bodies(reader))
