@@ -16,7 +16,7 @@ from pyspark_mq.reading import RangeReader, RangeTask
 from pyspark_mq.slots import task_slots
 from pyspark_mq.worker import spare_what_is_loaded
 from store.any_log import Log, Positions, QueueRange
-from store.publish.watermark import current_boot_id
+from store.publish.published_end import current_boot_id
 
 LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn

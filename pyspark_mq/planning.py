@@ -33,7 +33,7 @@ def limit_ranges(
     if max_messages is not None:
         limited = _take(limited, share(max_messages, [r.length for r in limited], turn))
     if max_bytes is not None:
-        known = [_head_sizes(r, max_bytes, sizes) for r in limited]
+        known = [_first_sizes(r, max_bytes, sizes) for r in limited]
         # Bytes of what lies beyond the known sizes: as many a message as the known ones have on average.
         backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
         limited = _take(limited, fit(max_bytes, known, backlog, turn))
@@ -69,7 +69,7 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
 def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
     """How many messages of each queue fit into `limit` bytes together.
 
-    sizes: sizes in bytes of the messages at the head of each queue. backlog: bytes of each queue, for shares.
+    sizes: sizes in bytes of the messages that come first in each queue. backlog: bytes of each queue, for shares.
     Each queue gets its first message if there is room for it, those whose turn comes next before the others,
     and the first of these even alone where it is larger than `limit`: else it might wait for ever. Then each
     gets the longest prefix that its share has room for. What is left over is used up queue by queue.
@@ -86,10 +86,10 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
         return counts
     left, rest = limit, list(backlog)
     for i in in_turn:
-        if (head := int(sizes[i][0])) <= left:
+        if (size := int(sizes[i][0])) <= left:
             counts[i] = 1
-            left -= head
-            rest[i] -= head
+            left -= size
+            rest[i] -= size
     for i, room in enumerate(share(left, rest, turn)):
         left -= _extend(counts, i, ends[i], room)
     for i in in_turn:
@@ -140,7 +140,7 @@ def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> l
     return [tuple(sorted(partition)) for partition in partitions if partition]
 
 
-def _head_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Int64s]) -> Int64s:
+def _first_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Int64s]) -> Int64s:
     """Int64s from the start of `r` on: all of them, or enough to reach `max_bytes`."""
     known = sizes(r._replace(end=min(r.end, r.start + _SIZES_AT_ONCE)))
     while len(known) < r.length and known.sum() < max_bytes:

@@ -23,7 +23,7 @@ from pyspark_mq.positions import to_json
 from pyspark_mq.stream_reader import MqStreamReader
 from store.any_log import Fingerprints, Positions
 from store.cached import cached_property
-from store.publish.watermark import current_boot_id
+from store.publish.published_end import current_boot_id
 
 _log = logging.getLogger("pyspark_mq")
 

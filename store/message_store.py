@@ -23,9 +23,9 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.appender import AppendResult
 from store.publish.log_end import LogEnd
+from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
 from store.publish.watch import Watches
-from store.publish.watermark import Watermark
 from store.read.published import PublishedQueues
 from store.store_reader import StoreReader
 from store.system_errors import explained_verbs
@@ -43,7 +43,7 @@ _ROOMS = (
     "_published",
     "_putting",
     "_writer",
-    "_watermark",
+    "_published_end",
     "_watches",
 )
 
@@ -74,20 +74,20 @@ class MessageStore(StoreReader):
         self._writer: Writer | None = None
         # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
-            self._watermark: Watermark | LogEnd = LogEnd(directory.root, self._log)
-            is_message = self._watermark.is_message
+            self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
+            is_message = self._published_end.is_message
             queues = ConsumeQueues(directory.root, queue_file_size, writable=False, is_message=is_message)
             # A topic may have been deleted and created again: what was seen of its queues means nothing then.
             self._topics = Topics(directory.root, changed=queues.forget)
         else:
             queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
             self._writer = Writer(directory, config, self._log, self._index, queues)
-            self._watermark = self._writer.watermark
+            self._published_end = self._writer.published
         self._place = Place(directory.root) if self._writer is None else self._writer.place
         self._queues = queues
-        self._published = PublishedQueues(self._topics, self._log, queues, self._watermark)
+        self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
         self._putting = Putting(self._topics, config, self._published.ever_put)
-        self._watches = Watches(self._watermark)
+        self._watches = Watches(self._published_end)
         self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
         self._dropped.atexit = not read_only
 

@@ -36,8 +36,8 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.locks import OFFSETS_BYTE, StoreLock
 from store.publish.log_end import LogEnd
+from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch, Watches
-from store.publish.watermark import Watermark
 from store.read.arrivals import Arrival, arrivals
 from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
@@ -63,7 +63,7 @@ class StoreReader(Opened):
     _index: Index
     _queues: ConsumeQueues
     _published: PublishedQueues
-    _watermark: Watermark | LogEnd
+    _published_end: PublishedEnd | LogEnd
     _watches: Watches
 
     def topics(self) -> dict[str, int]:
@@ -75,7 +75,7 @@ class StoreReader(Opened):
     @property
     def confirm_offset(self) -> int:
         """Commit log offset (bytes) up to which messages are visible; it never steps back."""
-        return self._watermark.confirm_offset
+        return self._published_end.confirm_offset
 
     @property
     def dispatched_offset(self) -> int:
@@ -276,7 +276,7 @@ class StoreReader(Opened):
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
 
     def _narrowing(self) -> Narrowing:
-        return Narrowing(self._log, self._index, self._published, self._watermark)
+        return Narrowing(self._log, self._index, self._published, self._published_end)
 
     # --- waiting ---------------------------------------------------------------------------------------
 

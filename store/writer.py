@@ -20,7 +20,7 @@ from store.log.unflushed import Ranges, Unflushed
 from store.publish.appender import Appender, AppendResult, Condition
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
 from store.upkeep.retention import refuse_when_full
@@ -49,16 +49,16 @@ class Writer:
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         self.place = lock.place
         try:
-            self.watermark = lock.exclusively(self._join)
+            self.published = lock.exclusively(self._join)
         except BaseException:
             lock.close()
             raise
         unflushed = Unflushed(log, queues)
-        self._appender = Appender(lock, self.watermark, log, index, queues, unflushed, sync_flush=config.sync_flush)
+        self._appender = Appender(lock, self.published, log, index, queues, unflushed, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
-        self._flusher = Flusher(self.watermark, log, queues, unflushed, self._note_ends, interval, lock.place)
+        self._flusher = Flusher(self.published, log, queues, unflushed, self._note_ends, interval, lock.place)
 
-    def _join(self) -> Watermark:
+    def _join(self) -> PublishedEnd:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
         self._directory.check_sizes(self._config)
         recovery = Recovery(root, self._log, self._index, size)
@@ -74,9 +74,9 @@ class Writer:
         self._queues.expect({} if ends is None else ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)
-        watermark = Watermark(root, writable=True)
-        watermark.begin_to_know()
-        return watermark
+        published = PublishedEnd(root, writable=True)
+        published.begin_to_know()
+        return published
 
     def _decide(self, recovery: Recovery, *, alone: bool) -> Decision | None:
         """What is to be recovered, None for nothing. Whatever this raises, the directory is as it was."""
@@ -85,15 +85,15 @@ class Writer:
         plan, root = plan_for(evidence), self._directory.root
         if plan is None:
             self._index.check()
-            with closing(Watermark(root, writable=False)) as watermark:
-                must_reach(self._log, watermark.confirm_offset)
+            with closing(PublishedEnd(root, writable=False)) as published:
+                must_reach(self._log, published.confirm_offset)
             return None
-        if evidence.watermark and not alone:
-            with closing(Watermark(root, writable=False)) as watermark:
-                watermark.check_device()
+        if evidence.published and not alone:
+            with closing(PublishedEnd(root, writable=False)) as published:
+                published.check_device()
         if not alone:
             raise StoreLocked(
-                f"{root}: its watermark or its queues were deleted while other processes write here; close those"
+                f"{root}: its file 'watermark' or its queues were deleted while other processes write here; close those"
             )
         return recovery.decide(plan)
 
@@ -170,10 +170,10 @@ class Writer:
         self._appender.repair()
         self._flusher.flush()  # what another thread appended since it was stopped
         if self._lock.is_last():
-            with self.watermark.noting_failure():
+            with self.published.noting_failure():
                 self._index.flush()
-                self._log.drop_behind(self.watermark.confirm_offset)
-            self._note_ends(self.watermark.confirm_offset, self.watermark.confirm_offset, {}, at_once=True)
+                self._log.drop_behind(self.published.confirm_offset)
+            self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
             self._directory.mark_closed()
         self._lock.close()
 

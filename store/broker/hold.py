@@ -27,7 +27,7 @@ _NEVER = float("inf")
 _REST_SECONDS = (0.00005, 0.001)
 _BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
 
-# The queue is gone, its head was deleted, the system has no descriptor left for a moment: whoever waits is woken,
+# The queue is gone, its beginning was deleted, the system has no descriptor left for a moment: whoever waits is woken,
 # reads, and is told. Anything else ends the service.
 _TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
@@ -71,7 +71,7 @@ class HeldRequest:
 class PullRequestHoldService(Opened):
     """Holds requests until a message arrives that they may want, or their time is over.
 
-    One thread waits for all of them, on the kernel's notification of the store's watermark; it is started by
+    One thread waits for all of them, on the kernel's notification of the store's published end; it is started by
     the first request. Arrivals are noticed whichever process appends. An arrival with another tag wakes nobody.
     As in RocketMQ, every `CHECK_SECONDS` each request that lies behind its queue's end is woken whether its
     filter matches or not, so that its reader gets on; without long polling that check, every
@@ -260,19 +260,19 @@ class PullRequestHoldService(Opened):
         """Those of `requests`, all of one queue, for which a message may be there."""
         topic, queue_id = requests[0].queue
         try:
-            tail = self._store.max_offset(topic, queue_id)
+            end = self._store.max_offset(topic, queue_id)
             due: list[HeldRequest] = []
             arrived: dict[int, list[int] | None] = {}
             for request in requests:
                 begin = request.noticed
-                if begin >= tail:
+                if begin >= end:
                     continue
                 if request.codes is not None:
                     if begin not in arrived:
-                        arrived[begin] = _hashes(self._store.tags_codes(topic, queue_id, begin, tail))
+                        arrived[begin] = _hashes(self._store.tags_codes(topic, queue_id, begin, end))
                     codes = arrived[begin]
                     if codes is not None and request.codes.isdisjoint(codes):
-                        request.noticed = tail
+                        request.noticed = end
                         continue
                 due.append(request)
         except _TOLD_TO_READERS:

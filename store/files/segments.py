@@ -2,7 +2,7 @@
 
 Files are created at full length, sparse and zero filled, under another name and then renamed, so that a file
 that exists has its length. Published log records are read through a mapping; everything that may be a hole
-(queue entries past the tail) is read with `pread`: a read fault in a hole needs a page, and on a full memory
+(queue entries past the end) is read with `pread`: a read fault in a hole needs a page, and on a full memory
 file system that is a SIGBUS instead of an error.
 
 Retention unlinks whole files: whoever has one open or mapped reads on, whoever comes later gets `OffsetLost`.

@@ -75,7 +75,7 @@ class Block:
     """n messages of one queue inside one stretch of a segment.
 
     Constructing it checks every record against its ConsumeQueue entry: length, magic, queue, both offsets, and by
-    `with_tails` topic, and that its parts fill it exactly.
+    `with_trailers` topic, and that its parts fill it exactly.
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class Block:
         sizes: Ints,
         *,
         with_bodies: bool = False,
-        with_tails: bool = True,
+        with_trailers: bool = True,
     ) -> None:
         """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1.
 
         with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
         for memory is read fastest in its order.
-        with_tails: look at what stands behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
+        with_trailers: look at what stands behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
         of a light queue.
         Raises `CorruptRecord` naming the first record that is not what its entry says.
         """
         self._topic = topic
-        self._with_tails = with_tails
+        self._with_trailers = with_trailers
         self._queue_id = queue_id
         self._queue_offsets = queue_offsets
         self._physical_offsets = physical_offsets
@@ -109,7 +109,7 @@ class Block:
         if with_bodies:
             _ = records.stored_bodies
         same = records.holds("physical_offset", physical_offsets) & self._in_queue()
-        if with_tails:
+        if with_trailers:
             same &= self._in_topic()
             self._need(records.sound, self._no_record)
         self._need(same, self._another)
@@ -157,7 +157,7 @@ class Block:
     def _another(self, row: int) -> str:
         said = {name: self._records.field(name)[row] for name in ("queue_id", "queue_offset", "physical_offset")}
         topic = ""
-        if self._with_tails:
+        if self._with_trailers:
             at, length = self._records.topic_starts[row], self._records.topic_lengths[row]
             topic = f", topic {bytes(self._records.view[at : at + length]).decode('utf-8', 'replace')}"
         return (

@@ -25,7 +25,7 @@ CONF_FILE: Final = "config/store.conf"
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
-WATERMARK_FILE: Final = "watermark"
+PUBLISHED_END_FILE: Final = "watermark"
 QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
@@ -240,12 +240,12 @@ CHECKPOINT: Final = np.dtype(
 CHECKPOINT_FILE_BYTES: Final = 4096
 CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins that much earlier
 
-# --- watermark (this project's; RocketMQ ignores the file) ----------------------------------------------
+# --- published end (this project's; RocketMQ ignores the file) ----------------------------------------------
 
-WATERMARK_MAGIC: Final = b"PYMQMARK"
-WATERMARK_VERSION: Final = 2  # 1 had no checks
-WATERMARK_NUMBER_BITS: Final = 56  # of a ">u8" here: the byte above it is a check of it, written in the same store
-WATERMARK: Final = np.dtype(
+PUBLISHED_END_MAGIC: Final = b"PYMQMARK"
+PUBLISHED_END_VERSION: Final = 2  # 1 had no checks
+PUBLISHED_END_NUMBER_BITS: Final = 56  # of a ">u8" here: the byte above it is a check of it, written in the same store
+PUBLISHED_END: Final = np.dtype(
     [
         ("magic", "S8"),  # guards against some other file of that name
         ("version", ">i8"),
@@ -260,7 +260,7 @@ WATERMARK: Final = np.dtype(
         ("keys_from", ">u8"),  # every key of a record behind here is in the index; likewise
     ]
 )
-WATERMARK_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it
+PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it
 
 # --- relations ------------------------------------------------------------------------------------------
 
@@ -280,5 +280,5 @@ assert INDEX_HEADER.itemsize == 40
 assert INDEX_ENTRY.itemsize == 20
 assert len(SCHEDULE_DELAYS_MS) == 18
 assert SCHEDULE_TOPIC in SYSTEM_TOPICS
-assert WATERMARK.itemsize <= WATERMARK_FILE_BYTES
-assert field_offset(WATERMARK, "confirm_offset") % 8 == 0, "published by one aligned write"
+assert PUBLISHED_END.itemsize <= PUBLISHED_END_FILE_BYTES
+assert field_offset(PUBLISHED_END, "confirm_offset") % 8 == 0, "published by one aligned write"

@@ -1,7 +1,7 @@
 """The ConsumeQueue of one topic and queue: an array of 20-byte entries over `Segments`.
 
 An entry counts when `size > 0` and `physical_offset + size <= confirm offset`. That is monotone along a queue:
-all entries before the tail count, none after it does. So the tail is found by bisection and followed from there.
+all entries before the end count, none after it does. So the end is found by bisection and followed from there.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ConsumeQueue:
         writable: bool,
         is_message: IsMessage | None = None,
         files: OpenFiles | None = None,
-        least_tail: int = 0,
+        least_end: int = 0,
     ) -> None:
-        """file_size, files: as `Segments` takes them. least_tail: it is known to have had so many entries.
+        """file_size, files: as `Segments` takes them. least_end: it is known to have had so many entries.
 
         is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
         """
@@ -53,9 +53,9 @@ class ConsumeQueue:
         self._is_message = is_message
         folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
         self._segments = Segments(root, folder, file_size, writable=writable, files=files)
-        self._least_tail = least_tail
-        self._seen = 0  # the tail found last: where the next search begins
-        self._head = 0  # the head found last, likewise
+        self._least_end = least_end
+        self._found_end = 0  # the end found last: where the next search begins
+        self._found_first = 0  # the first found last, likewise
 
     @property
     def entries_per_file(self) -> int:
@@ -76,20 +76,20 @@ class ConsumeQueue:
         starts = self._segments.check(MAKE_ANEW)
         return starts[0] // CQ_ENTRY.itemsize if starts else 0
 
-    def tail(self, confirm_offset: int) -> int:
+    def max_offset(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
-        start, low = self._seen, self._tail_nearby(confirm_offset)
+        start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
-            start, low = self._search_tail(confirm_offset)
+            start, low = self._search_end(confirm_offset)
         # One look at an entry that is being written may show its size without its offset; a second shows both.
         while low > start and not self._counts(low - 1, confirm_offset):
             low -= 1
-        self._seen = low
+        self._found_end = low
         return low
 
-    def _tail_nearby(self, confirm_offset: int) -> int | None:
-        """The tail, if it is among the entries behind the one found last."""
-        last = self._seen - 1
+    def _end_nearby(self, confirm_offset: int) -> int | None:
+        """The end, if it is among the entries behind the one found last."""
+        last = self._found_end - 1
         try:
             entries = self.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
         except OffsetLost:
@@ -99,13 +99,13 @@ class ConsumeQueue:
                 return index if index > last else None
         return None
 
-    def _search_tail(self, confirm_offset: int) -> tuple[int, int]:
-        """Where the search began, and the tail. Raises as `check`: a search that met a hole would end before it."""
-        seen = self._seen
+    def _search_end(self, confirm_offset: int) -> tuple[int, int]:
+        """Where the search began, and the end. Raises as `check`: a search that met a hole would end before it."""
+        seen = self._found_end
         if seen and self._counts(seen - 1, confirm_offset):
             start = low = seen
         else:
-            start = low = self._known_tail(self.first() if seen else self.check(), confirm_offset)
+            start = low = self._known_end(self.first() if seen else self.check(), confirm_offset)
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -118,9 +118,9 @@ class ConsumeQueue:
                 high = middle
         return start, low
 
-    def _known_tail(self, first: int, confirm_offset: int) -> int:
+    def _known_end(self, first: int, confirm_offset: int) -> int:
         """Where to search from: damaged entries before it are no end."""
-        least = self._least_tail
+        least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._segments.directory}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
         return max(first, least)
@@ -128,15 +128,15 @@ class ConsumeQueue:
     def dispatched(self, confirm_offset: int) -> int:
         """Log offset (bytes) after the record of the last entry that counts, 0 without one."""
         while True:
-            tail = self.tail(confirm_offset)
+            max_offset = self.max_offset(confirm_offset)
             with suppress(OffsetLost):  # or else retention was faster
-                last = self.entries(max(self.first(), tail - 1), tail)
+                last = self.entries(max(self.first(), max_offset - 1), max_offset)
                 last = last[last["size"] != CQ_PRE_BLANK_SIZE]
                 return int((last["physical_offset"] + last["size"]).sum())
 
-    def head(self, min_physical_offset: int, tail: int) -> int:
-        """Queue offset of the first entry whose record the log still has; `tail` when there is none."""
-        low, high, seen = self.first(), tail, self._head
+    def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
+        """Queue offset of the first entry whose record the log still has; `max_offset` when there is none."""
+        low, high, seen = self.first(), max_offset, self._found_first
         if low < seen <= high and self._is_behind(seen - 1, min_physical_offset):
             low = seen
         middle = low  # where it is as a rule
@@ -146,7 +146,7 @@ class ConsumeQueue:
             else:
                 high = middle
             middle = (low + high) // 2
-        self._head = low
+        self._found_first = low
         return low
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
@@ -197,17 +197,17 @@ class ConsumeQueue:
         self.truncate(0)
         self._write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
-    def truncate(self, tail: int) -> None:
-        """Zero every entry from `tail` on, for what a dead writer left must never count later; delete empty files.
+    def truncate(self, max_offset: int) -> None:
+        """Zero every entry from `end` on, for what a dead writer left must never count later; delete empty files.
 
         As RocketMQ does: of an empty last file it counts the first entry. Call as the only writer.
         """
-        starts, end = self._segments.starts(), tail * CQ_ENTRY.itemsize
+        starts, end = self._segments.starts(), max_offset * CQ_ENTRY.itemsize
         if not starts:
             return
         self._segments.zero(end, starts[-1] + self._segments.size)
-        if tail and end == starts[0]:  # nothing would be left that says where the queue goes on
-            self._write_blank(tail - self.entries_per_file, tail)
+        if max_offset and end == starts[0]:  # nothing would be left that says where the queue goes on
+            self._write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
             if start >= end:
                 self._segments.delete(start)
@@ -231,10 +231,10 @@ class ConsumeQueue:
             gone.append((str(self._segments.path(start)), self._segments.delete(start)))
         return gone
 
-    def stale(self, tail: int) -> int | None:
-        """Queue offset of the first entry from `tail` on that is not empty, None without: none may be there."""
+    def stale(self, max_offset: int) -> int | None:
+        """Queue offset of the first entry from `end` on that is not empty, None without: none may be there."""
         for start in self._segments.starts()[-1:]:
-            found = self._segments.first_not_zero(tail * CQ_ENTRY.itemsize, start + self._segments.size)
+            found = self._segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self._segments.size)
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
 

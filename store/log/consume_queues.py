@@ -26,7 +26,7 @@ class ConsumeQueues:
     ) -> None:
         """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it."""
         self._topics = Topics(root)
-        self._least_tails: dict[QueueName, int] = {}
+        self._least_ends: dict[QueueName, int] = {}
         self._files = OpenFiles(_open_files())
         queue = partial(
             ConsumeQueue,
@@ -36,7 +36,7 @@ class ConsumeQueues:
             is_message=is_message,
             files=self._files,
         )
-        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._least_tails))
+        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._least_ends))
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, whether it has files or not."""
@@ -51,9 +51,9 @@ class ConsumeQueues:
         self._opened.cache_clear()
         self._files.forget_all()
 
-    def expect(self, tails: Mapping[QueueName, int]) -> None:
+    def expect(self, ends: Mapping[QueueName, int]) -> None:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
-        self._least_tails.update(tails)
+        self._least_ends.update(ends)
 
 
 def _open_files() -> int:
@@ -63,7 +63,5 @@ def _open_files() -> int:
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))
 
 
-def _open(
-    queue: partial[ConsumeQueue], least_tails: Mapping[QueueName, int], topic: str, queue_id: int
-) -> ConsumeQueue:
-    return queue(topic, queue_id, least_tail=least_tails.get((topic, queue_id), 0))
+def _open(queue: partial[ConsumeQueue], least_ends: Mapping[QueueName, int], topic: str, queue_id: int) -> ConsumeQueue:
+    return queue(topic, queue_id, least_end=least_ends.get((topic, queue_id), 0))

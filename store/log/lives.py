@@ -33,12 +33,12 @@ class Life(NamedTuple):
 class QueueInLog:
     """One queue, as far as the log was walked.
 
-    tail: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
-    is_cut: the first record that is seen may have any offset, for the log's head was deleted. is_remembered: all that
-    is known is its tail, and not by its files. born: log offset of the record that went back, 0 while none did.
+    max_offset: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
+    is_cut: the first record that is seen may have any offset, for the log's beginning was deleted. is_remembered: all
+    that is known is its end, and not by its files. born: log offset of the record that went back, 0 while none did.
     """
 
-    tail: int
+    max_offset: int
     is_cut: bool
     lives: list[Life] = field(default_factory=list)
     is_remembered: bool = False
@@ -46,14 +46,14 @@ class QueueInLog:
 
     @property
     def begin(self) -> int:
-        """Queue offset of the first record that counts; the tail without one."""
-        return self.lives[0].start if self.lives else self.tail
+        """Queue offset of the first record that counts; the end without one."""
+        return self.lives[0].start if self.lives else self.max_offset
 
     def grow(self, start: int, at: int, count: int) -> None:
         """Take `count` consecutive records, of which the first is offset `start`, at log offset `at`."""
-        if start != self.tail or not self.lives:
+        if start != self.max_offset or not self.lives:
             self.lives = [*(life for life in self.lives if life.start < start), Life(start, at)]
-        self.tail = start + count
+        self.max_offset = start + count
 
     def counting(self, offsets: Ints, entries: Entries) -> slice:
         """Which of consecutive entries count, now that the whole log was walked."""
@@ -63,7 +63,7 @@ class QueueInLog:
         if first == len(entries):
             return slice(first, first)
         at = int(entries["physical_offset"][first])
-        end = next((life.start for life in self.lives if life.at > at), self.tail)
+        end = next((life.start for life in self.lives if life.at > at), self.max_offset)
         return slice(first, max(first, int(np.searchsorted(offsets, end))))
 
 
@@ -77,9 +77,9 @@ class QueuesInLog:
         self._is_message = is_message
         self._is_cut = first_byte > 0
 
-    def begin(self, name: QueueName, tail: int) -> QueueInLog:
-        """A queue that has `tail` entries before the walk's first record."""
-        queue = QueueInLog(tail, self._is_cut and tail == self._queues.of(*name).first())
+    def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
+        """A queue that has `max_offset` entries before the walk's first record."""
+        queue = QueueInLog(max_offset, self._is_cut and max_offset == self._queues.of(*name).first())
         self.found[name] = queue
         return queue
 
@@ -87,8 +87,8 @@ class QueuesInLog:
         """Take consecutive records of a queue; whether they may follow those before."""
         queue = self.found.get(name) or self.begin(name, 0)
         start, at = int(offsets[0]), int(entries["physical_offset"][0])
-        follows = start == queue.tail or (queue.is_cut and not queue.lives)
-        if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.tail, start, at)):
+        follows = start == queue.max_offset or (queue.is_cut and not queue.lives)
+        if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.max_offset, start, at)):
             return False
         queue.born = queue.born if follows else at
         queue.grow(start, at, len(offsets))
@@ -108,13 +108,13 @@ class QueuesInLog:
             if lives and lives[-1].at < born.get(name[0], 0):
                 del self.found[name]
 
-    def _begins_life(self, name: QueueName, tail: int, start: int, at: int) -> bool:
+    def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
         """Whether the record at log offset `at` begins a life: it goes back, and the queue does not know better.
 
-        The queue does where it has this record at its tail: then the record's offset is damaged. And where it has a
+        The queue does where it has this record at its end: then the record's offset is damaged. And where it has a
         sound older record at this offset: it would have been deleted with its life.
         """
-        if start >= tail or self._entry(name, tail)[0] == at:
+        if start >= max_offset or self._entry(name, max_offset)[0] == at:
             return False
         older, size = self._entry(name, start)
         is_older = 0 <= older < at and 0 < size < CQ_PRE_BLANK_SIZE

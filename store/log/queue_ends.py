@@ -94,7 +94,7 @@ class QueueEnds:
     def complete(self, log: CommitLog, written: QueueEnds | None) -> bool:
         """Close the gaps, by what another may have written meanwhile and by the log; whether all are closed.
 
-        They are not where the log is damaged, or its head was deleted; then the next opening looks at everything.
+        They are not where the log is damaged, or its beginning was deleted; then the next opening looks at everything.
         """
         if written is not None:
             self._merge(written.of)

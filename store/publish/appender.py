@@ -1,8 +1,8 @@
 """One append, from the lock to the publication; and the repair of one that died.
 
-The order is the promise (see `watermark`): announce and write records, a piece at a time; flush them if asked; write
-queue entries, file keys; publish once. Whatever happens before the last step, readers see nothing of it and the next
-append undoes it first.
+The order is the promise (see `published_end`): announce and write records, a piece at a time; flush them if asked;
+write queue entries, file keys; publish once. Whatever happens before the last step, readers see nothing of it and the
+next append undoes it first.
 
 What is flushed is there as a whole or not at all after a crash of the machine, too, whose recovery walks the log: the
 head of the first record, without which the log ends there, is written when all the rest is on the device. So it is
@@ -28,7 +28,7 @@ from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 
 _FAR_MS = 3_600_000  # more than clocks are set back as a rule
 Condition = Callable[[], bool]
@@ -74,7 +74,7 @@ class _Written(NamedTuple):
     key_offsets: npt.NDArray[np.int64]
 
 
-class Tails(NamedTuple):
+class NextOffsets(NamedTuple):
     """The next queue offset of some queues, exact as long as the confirm offset is this one."""
 
     confirm_offset: int
@@ -87,7 +87,7 @@ class Appender:
     def __init__(
         self,
         lock: StoreLock,
-        watermark: Watermark,
+        published: PublishedEnd,
         log: CommitLog,
         index: Index,
         queues: ConsumeQueues,
@@ -96,13 +96,13 @@ class Appender:
         sync_flush: bool,
     ) -> None:
         self._lock = lock
-        self._watermark = watermark
+        self._published_end = published
         self._log = log
         self._index = index
         self._queues = queues
         self._unflushed = unflushed
         self._sync_flush = sync_flush
-        self._tails = Tails(-1, {})
+        self._next_offsets = NextOffsets(-1, {})
 
     def append(
         self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
@@ -120,7 +120,7 @@ class Appender:
         several = len(begun) > 1
 
         def append() -> AppendResult | None:
-            with self._watermark.noting_failure():  # under the lock: nobody goes on behind it
+            with self._published_end.noting_failure():  # under the lock: nobody goes on behind it
                 self.repair()
                 if unless is not None and unless():
                     return None
@@ -131,27 +131,27 @@ class Appender:
         return self._lock.exclusively(append) if begun else AppendResult.concatenate([])
 
     def _append(self, pieces: Iterable[Records], *, flush: bool, hidden: bool) -> AppendResult:
-        begin = end = self._watermark.confirm_offset
-        tails = self._take_tails(begin)
-        last = self._watermark.store_timestamp
+        begin = end = self._published_end.confirm_offset
+        next_offsets = self._take_next_offsets(begin)
+        last = self._published_end.store_timestamp
         store_timestamp = _store_time(last)
         if store_timestamp < last:
-            self._watermark.order_from(begin)
+            self._published_end.order_from(begin)
         written: list[_Written] = []
         for records in pieces:
             placement = self._log.place(end, records.sizes)
-            written.append(self._given_offsets(records, placement, tails, begin))
+            written.append(self._given_offsets(records, placement, next_offsets, begin))
             records.stamp(written[-1].result.queue_offsets, placement.physical_offsets, store_timestamp)
-            self._watermark.announce(placement.end, store_timestamp)
+            self._published_end.announce(placement.end, store_timestamp)
             self._log.write(placement, records.encoded, hidden=hidden and end == begin)
             end = placement.end
         if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
-            self._log.segments.flush(self._watermark.flushed_offset, end)
+            self._log.segments.flush(self._published_end.flushed_offset, end)
         if hidden:
             self._log.show(*written[0].head, flush=flush)
         if flush:
-            self._watermark.check_device()  # the system tells each failure to one of those who flush, or to some
+            self._published_end.check_device()  # the system tells each failure to one of those who flush, or to some
         ranges: Ranges = {}
         for piece in written:
             for name, (start, entries) in piece.entries.items():
@@ -160,25 +160,25 @@ class Appender:
             key_offsets = piece.key_offsets
             self._index.append(piece.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
         if not self._index.is_enabled:
-            self._watermark.file_from(end)
-        self._watermark.publish(end)
+            self._published_end.file_from(end)
+        self._published_end.publish(end)
         self._unflushed.note(begin, end, ranges)
-        self._tails = Tails(end, tails)
+        self._next_offsets = NextOffsets(end, next_offsets)
         return AppendResult.concatenate([piece.result for piece in written])
 
     def _given_offsets(
-        self, records: Records, placement: Placement, tails: dict[QueueName, int], confirm_offset: int
+        self, records: Records, placement: Placement, next_offsets: dict[QueueName, int], confirm_offset: int
     ) -> _Written:
-        """A piece that goes behind `tails`, which move on."""
+        """A piece that goes behind `next_offsets`, which move on."""
         physical_offsets = placement.physical_offsets
         queue_offsets, all_entries = np.empty(len(records), np.int64), records.entries(physical_offsets)
         entries = {}
         for name, rows in _by_queue(records):
-            if name not in tails:
-                tails[name] = self._queues.of(*name).tail(confirm_offset)
-            queue_offsets[rows] = np.arange(tails[name], tails[name] + len(rows))
-            entries[name] = tails[name], all_entries[rows]
-            tails[name] += len(rows)
+            if name not in next_offsets:
+                next_offsets[name] = self._queues.of(*name).max_offset(confirm_offset)
+            queue_offsets[rows] = np.arange(next_offsets[name], next_offsets[name] + len(rows))
+            entries[name] = next_offsets[name], all_entries[rows]
+            next_offsets[name] += len(rows)
         ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
         return _Written(
             AppendResult(ids[records.queues], queue_offsets, physical_offsets),
@@ -197,24 +197,24 @@ class Appender:
         over them, and then a stale entry would count and a stale record would parse. The log goes last: without its
         records RocketMQ takes the first entry of an empty queue file for a message, should this die on the way.
         """
-        self._watermark.check_device()
-        confirm, announced = self._watermark.confirm_offset, self._watermark.announced_end
+        self._published_end.check_device()
+        confirm, announced = self._published_end.confirm_offset, self._published_end.announced_end
         if announced <= confirm:
             return
         # Entries follow the records: where a record is not whole there are none of this append.
         names = ranges_of(self._log, confirm, announced) or self._queues.existing()
         for name in names:
-            self._queues.of(*name).truncate(self._queues.of(*name).tail(confirm))
+            self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
         self._index.truncate(confirm)
-        with self._watermark.noting_failure():  # or it would come back behind what is appended next
+        with self._published_end.noting_failure():  # or it would come back behind what is appended next
             self._log.clear(confirm, announced)
             self._log.segments.flush_names()
         # A later time, so that a reader which saw something of it in between notices that it is undone.
-        self._watermark.announce(confirm, self._watermark.store_timestamp + 1)
+        self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 
-    def _take_tails(self, confirm: int) -> dict[QueueName, int]:
-        """The tails that are known, if nobody else appended; forgotten here until this append is through."""
-        known, self._tails = self._tails, Tails(-1, {})
+    def _take_next_offsets(self, confirm: int) -> dict[QueueName, int]:
+        """The next_offsets that are known, if nobody else appended; forgotten here until this append is through."""
+        known, self._next_offsets = self._next_offsets, NextOffsets(-1, {})
         return known.of if known.confirm_offset == confirm else {}
 
 

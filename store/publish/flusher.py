@@ -12,7 +12,7 @@ from store.files.opened import Place
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 
 _logger = logging.getLogger("store")
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger("store")
 class Flusher:
     """Flushes every `interval` seconds while there is something new, from the first append on.
 
-    The watermark's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
+    The published end's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
     a machine's crash costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
 
     A flush that failed ends this for ever, see `FlushFailed`. Any other error, such as no descriptor being left for the
@@ -29,7 +29,7 @@ class Flusher:
 
     def __init__(
         self,
-        watermark: Watermark,
+        published: PublishedEnd,
         log: CommitLog,
         queues: ConsumeQueues,
         unflushed: Unflushed,
@@ -38,11 +38,11 @@ class Flusher:
         place: Place,
     ) -> None:
         """note: told what was flushed, as log offsets (bytes) and queue entries."""
-        self._watermark = watermark
+        self._published_end = published
         self._log = log
         self._queues = queues
         self._unflushed = unflushed
-        self._tails: dict[QueueName, int] = {}
+        self._flushed_to: dict[QueueName, int] = {}
         self._note = note
         self._interval = interval
         self._place = place
@@ -72,22 +72,22 @@ class Flusher:
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
-        self._watermark.check_device()
-        with self._watermark.noting_failure():
+        self._published_end.check_device()
+        with self._published_end.noting_failure():
             self._place.check()  # or the checkpoint would be that of another store
-            store_timestamp = self._watermark.store_timestamp
-            begin, end = self._watermark.flushed_offset, self._watermark.confirm_offset
+            store_timestamp = self._published_end.store_timestamp
+            begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
             if end <= begin:
                 return
             self._log.segments.flush(begin, end)
             ranges = self._entries(begin, end)
             for name, entries in ranges.items():
                 self._queues.of(*name).flush(*entries)
-            self._watermark.mark_flushed(end)
-            self._tails.update({name: tail for name, (_, tail) in ranges.items()})
-            self._watermark.flush()
+            self._published_end.mark_flushed(end)
+            self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
+            self._published_end.flush()
             # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
-            write_checkpoint(self._watermark.path.parent, store_timestamp)
+            write_checkpoint(self._published_end.path.parent, store_timestamp)
         self._note(begin, end, ranges)
 
     def _entries(self, begin: int, end: int) -> Ranges:
@@ -96,11 +96,11 @@ class Flusher:
             ranges = {}
             for name in self._queues.existing():
                 queue = self._queues.of(*name)
-                ranges[name] = self._tails.get(name) or queue.first(), queue.tail(end)
+                ranges[name] = self._flushed_to.get(name) or queue.first(), queue.max_offset(end)
         return ranges
 
     def _run(self) -> None:
-        root, told = self._watermark.path.parent, ""
+        root, told = self._published_end.path.parent, ""
         while not self._stop.wait(self._interval):
             try:
                 self.flush()

@@ -1,4 +1,4 @@
-"""Where the log ends for readers: by our watermark; or by the log itself, where nobody publishes.
+"""Where the log ends for readers: by our published end; or by the log itself, where nobody publishes.
 
 That is a RocketMQ broker's directory, at rest or running, also one that it took over from us; and one after a crash.
 """
@@ -12,35 +12,35 @@ from pathlib import Path
 
 from store.errors import CorruptRecord, OffsetLost
 from store.files.opened import Place
-from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, WATERMARK_FILE
+from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, PUBLISHED_END_FILE
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.dispatch import SIZE_BYTES, walk
+from store.publish.published_end import PublishedEnd
 from store.publish.watch import POLL_SECONDS
-from store.publish.watermark import Watermark
 
-LOOK_SECONDS = 1.0  # a watermark that has not moved for so long may be one that a broker passed by
+LOOK_SECONDS = 1.0  # a published end that has not moved for so long may be one that a broker passed by
 
 
 class LogEnd:
-    """What tells readers how far the log goes; has the reading side of `Watermark`.
+    """What tells readers how far the log goes; has the reading side of `PublishedEnd`.
 
-    The watermark counts until somebody appended behind it who does not know it. From then on the log is walked: once
-    from its last segment that begins with a record, and from where it ended at every later look. Once a writer of ours
-    has recovered the directory, its watermark counts again. Both are noticed while this is open.
+    The published end counts until somebody appended behind it who does not know it. From then on the log is walked:
+    once from its last segment that begins with a record, and from where it ended at every later look. Once a writer of
+    ours has recovered the directory, its published end counts again. Both are noticed while this is open.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
-        """Raises `CorruptStore` for a watermark file that is none."""
-        self.path = root / WATERMARK_FILE
+        """Raises `CorruptStore` for a file that is none."""
+        self.path = root / PUBLISHED_END_FILE
         self.by_log = False
         self._root = root
         self._place = Place(root)
         self._log = log
-        self._watermark: Watermark | None = None
-        self._overtaken: tuple[int, int, int] | None = None  # the numbers of a watermark that does not count
-        self._seen = 0  # confirm offset of the watermark while it counted
+        self._published_end: PublishedEnd | None = None
+        self._overtaken: tuple[int, int, int] | None = None  # the numbers of a published end that does not count
+        self._seen = 0  # confirm offset of the published end while it counted
         self._end = 0  # of the log, as far as it was walked
         self._next_look = 0.0  # time.monotonic()
         self._looking = threading.Lock()  # of all threads one moves this on: answers never step back
@@ -53,9 +53,9 @@ class LogEnd:
 
         Raises `StoreReplaced` within `LOOK_SECONDS`, `CorruptStore`.
         """
-        watermark = self._watermark
-        if watermark is not None and not self.by_log:
-            confirm_offset = watermark.confirm_offset
+        published = self._published_end
+        if published is not None and not self.by_log:
+            confirm_offset = published.confirm_offset
             if confirm_offset != self._seen:  # a writer of ours is at work
                 self._seen, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
                 return confirm_offset
@@ -66,13 +66,13 @@ class LogEnd:
 
     @property
     def times_from(self) -> int | None:
-        """As of `Watermark`; None, not known, where that does not count."""
-        return self._watermark.times_from if self._watermark is not None and not self.by_log else None
+        """As of `PublishedEnd`; None, not known, where that does not count."""
+        return self._published_end.times_from if self._published_end is not None and not self.by_log else None
 
     @property
     def keys_from(self) -> int | None:
-        """As of `Watermark`; None, not known, where that does not count."""
-        return self._watermark.keys_from if self._watermark is not None and not self.by_log else None
+        """As of `PublishedEnd`; None, not known, where that does not count."""
+        return self._published_end.keys_from if self._published_end is not None and not self.by_log else None
 
     @property
     def rest_seconds(self) -> float:
@@ -81,35 +81,35 @@ class LogEnd:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the watermark says that no append is under way, nor one that died to be undone."""
-        watermark = self._watermark
-        return watermark is not None and not self.by_log and watermark.announced_end <= watermark.confirm_offset
+        """Whether the published end says that no append is under way, nor one that died to be undone."""
+        published = self._published_end
+        return published is not None and not self.by_log and published.announced_end <= published.confirm_offset
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
         """Whether a queue entry below the confirm offset counts."""
         return not self.by_log or is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
 
     def close(self) -> None:
-        """Drop the watermark, if there is one."""
-        self._watermark = None
+        """Drop the published end, if there is one."""
+        self._published_end = None
 
     def _look(self) -> int:
         """Decide which of the two counts; returns the confirm offset. Call with `_looking`."""
         self._place.check()
         self._next_look = time.monotonic() + LOOK_SECONDS
-        if self._watermark is None or self._watermark.is_replaced:
-            self._watermark = _watermark_of(self._root)
-        watermark = self._watermark
-        if watermark is not None and (numbers := watermark.numbers) != self._overtaken:
-            counts = _counts(self._root, self._log, watermark)
-            if watermark.numbers != numbers:  # a writer of ours is at work, and what was seen may be its append
-                return self._end if self.by_log else watermark.confirm_offset
+        if self._published_end is None or self._published_end.is_replaced:
+            self._published_end = _published_end_of(self._root)
+        published = self._published_end
+        if published is not None and (numbers := published.numbers) != self._overtaken:
+            counts = _counts(self._root, self._log, published)
+            if published.numbers != numbers:  # a writer of ours is at work, and what was seen may be its append
+                return self._end if self.by_log else published.confirm_offset
             self._overtaken = None if counts else numbers
             if counts:
                 self.by_log, self._seen = False, numbers[0]
                 return self._seen
         # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
-        flushed = None if watermark is None or watermark.same_boot else watermark.flushed_offset
+        flushed = None if published is None or published.same_boot else published.flushed_offset
         if not self.by_log or self._is_deleted(self._end):
             self.by_log = True
             start = last_segment(self._log)
@@ -155,35 +155,35 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
 
 
-def _watermark_of(root: Path) -> Watermark | None:
+def _published_end_of(root: Path) -> PublishedEnd | None:
     try:
-        return Watermark(root, writable=False)
+        return PublishedEnd(root, writable=False)
     except FileNotFoundError:
         return None
 
 
-def _counts(root: Path, log: CommitLog, watermark: Watermark) -> bool:
-    """Whether readers may believe a watermark that stayed as it is meanwhile."""
-    on_device = watermark.flushed_offset >= max(watermark.confirm_offset, watermark.announced_end)
+def _counts(root: Path, log: CommitLog, published: PublishedEnd) -> bool:
+    """Whether readers may believe a published end that stayed as it is meanwhile."""
+    on_device = published.flushed_offset >= max(published.confirm_offset, published.announced_end)
     abort = (root / ABORT_FILE).exists()
     # By itself: what is open of an append that is undone may be deleted, and made anew.
     looked_at = CommitLog(root, log.segments.size, writable=False)
-    return (watermark.same_boot or on_device) and not was_overtaken(looked_at, watermark, abort=abort)
+    return (published.same_boot or on_device) and not was_overtaken(looked_at, published, abort=abort)
 
 
-def was_overtaken(log: CommitLog, watermark: Watermark, *, abort: bool) -> bool:
+def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
     """Whether a RocketMQ broker had the directory since the last writer of ours.
 
-    Call under the store lock; or else it is true only if `watermark.numbers` are the same after it as before.
+    Call under the store lock; or else it is true only if `published.numbers` are the same after it as before.
     abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
-    the announced end; the records of one append have the watermark's time, a broker's have a later one. And who
+    the announced end; the records of one append have the published end's time, a broker's have a later one. And who
     leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it.
     """
-    if not abort and watermark.announced_end > watermark.confirm_offset:
+    if not abort and published.announced_end > published.confirm_offset:
         return True
-    for chunk in walk(log, watermark.confirm_offset):
+    for chunk in walk(log, published.confirm_offset):
         times = chunk.records.field("store_timestamp")
-        if chunk.end > watermark.announced_end or (times != watermark.store_timestamp).any():
+        if chunk.end > published.announced_end or (times != published.store_timestamp).any():
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""Waiting for a publication: the kernel tells of it, as `watermark` describes; or one looks now and then."""
+"""Waiting for a publication: the kernel tells of it, as `published_end` describes; or one looks now and then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Published(Protocol):
 
 
 class Watch(Opened):
-    """Sleeps until one of the watched watermark files is published, or `interrupt` is called.
+    """Sleeps until one of the watched files is published in, or `interrupt` is called.
 
     One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
     needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none

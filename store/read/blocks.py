@@ -19,16 +19,16 @@ def block_of(
     sizes: Int64s,
     *,
     with_bodies: bool = True,
-    with_tails: bool = True,
+    with_trailers: bool = True,
 ) -> Block:
-    """The messages at these offsets, all in one segment, n >= 1; with_bodies, with_tails: as `Block` takes them.
+    """The messages at these offsets, all in one segment, n >= 1; with_bodies, with_trailers: as `Block` takes them.
 
     Raises `CorruptRecord`, `OffsetLost`.
     """
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
     view, begin = _stretch(log, queue, queue_offsets, physical_offsets, sizes), int(physical_offsets[0])
     where = queue.topic, queue.queue_id, view, begin, queue_offsets, physical_offsets, sizes
-    return kind(*where, with_bodies=with_bodies, with_tails=with_tails or kind is LightBlock)
+    return kind(*where, with_bodies=with_bodies, with_trailers=with_trailers or kind is LightBlock)
 
 
 def _stretch(log: CommitLog, queue: ConsumeQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:

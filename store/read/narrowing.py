@@ -1,6 +1,6 @@
 """Which parts of ranges can hold what is looked for: by store time, by key and by id. Never too narrow.
 
-Store times ascend and keys are in the index from some offset of the log on, which the watermark knows; what lies
+Store times ascend and keys are in the index from some offset of the log on, which the published end knows; what lies
 before it, as in a directory that was a broker's, stays whole. Only queues and index are read, and a few records.
 """
 
@@ -16,7 +16,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.publish.log_end import LogEnd
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.read.fingerprint import fingerprint
 from store.read.published import PublishedQueues
 from store.read.query import offset_of_id
@@ -28,7 +28,7 @@ _NEARBY = 64  # messages between two that are wanted: they are read sooner than 
 class Narrowing:
     """Narrows published ranges of one store. Each answer is made of pieces of the ranges, in their order."""
 
-    def __init__(self, log: CommitLog, index: Index, published: PublishedQueues, end: Watermark | LogEnd) -> None:
+    def __init__(self, log: CommitLog, index: Index, published: PublishedQueues, end: PublishedEnd | LogEnd) -> None:
         self._log = log
         self._index = index
         self._published = published

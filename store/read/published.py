@@ -10,13 +10,13 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
 from store.publish.log_end import LogEnd
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 
 
 class PublishedQueues:
     """The queues of all topics, each as far as it is published."""
 
-    def __init__(self, topics: Topics, log: CommitLog, queues: ConsumeQueues, end: Watermark | LogEnd) -> None:
+    def __init__(self, topics: Topics, log: CommitLog, queues: ConsumeQueues, end: PublishedEnd | LogEnd) -> None:
         self._topics = topics
         self._log = log
         self._queues = queues
@@ -28,7 +28,7 @@ class PublishedQueues:
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset after the newest message. Raises as `of`."""
-        return self.of(topic, queue_id).tail(self._end.confirm_offset)
+        return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Queue offsets of the oldest message still there and after the newest, at one moment. Raises as `of`."""
@@ -36,7 +36,7 @@ class PublishedQueues:
         try:
             return self._offsets(queue)
         except OffsetLost:
-            if isinstance(self._end, Watermark):  # while anybody writes no topic is deleted
+            if isinstance(self._end, PublishedEnd):  # while anybody writes no topic is deleted
                 raise
         self._queues.forget()
         return self._offsets(self.of(topic, queue_id))
@@ -44,10 +44,10 @@ class PublishedQueues:
     def _offsets(self, queue: ConsumeQueue) -> tuple[int, int]:
         """Raises `OffsetLost` where files are missing, for the topic was deleted meanwhile if nothing else."""
         while True:
-            tail = queue.tail(self._end.confirm_offset)
-            head = queue.head(self._log.min_offset(), tail)
-            if head <= tail:  # or else retention was faster than this
-                return head, tail
+            max_offset = queue.max_offset(self._end.confirm_offset)
+            min_offset = queue.min_offset(self._log.min_offset(), max_offset)
+            if min_offset <= max_offset:  # or else retention was faster than this
+                return min_offset, max_offset
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
@@ -70,4 +70,6 @@ class PublishedQueues:
     def ever_put(self, topic: str) -> int:
         """How many messages a topic ever had, those that are gone included. Raises `UnknownTopic`."""
         confirm_offset = self._end.confirm_offset
-        return sum(self._queues.of(topic, number).tail(confirm_offset) for number in range(self._topics.known(topic)))
+        return sum(
+            self._queues.of(topic, number).max_offset(confirm_offset) for number in range(self._topics.known(topic))
+        )

@@ -33,7 +33,7 @@ def scan_queue(
     bounds = BodyBounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
     needs_properties = not PROPERTY_COLUMNS.isdisjoint((*spec.columns, *looked_at))
     with_bodies = spec.check_crc or "body" in spec.columns
-    with_tails = spec.check_crc or needs_properties
+    with_trailers = spec.check_crc or needs_properties
     at_once = _FILTERED_ENTRIES_AT_ONCE if looked_at else _ENTRIES_AT_ONCE
     while start < end:
         stop = min(end, start + at_once)
@@ -41,7 +41,7 @@ def scan_queue(
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         for first, last in _batches(physical, sizes, log.segments.size, spec.max_rows, spec.max_bytes):
             rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
-            block = block_of(log, queue, *rows, with_bodies=with_bodies, with_tails=with_tails)
+            block = block_of(log, queue, *rows, with_bodies=with_bodies, with_trailers=with_trailers)
             if spec.check_crc:
                 block.check_crc()
             if needs_properties:

@@ -23,19 +23,19 @@ from store.format.layout import (
     CONF_FILE,
     CONFIG_DIR,
     CONSUME_QUEUE_DIR,
+    PUBLISHED_END_FILE,
     TOPICS_FILE,
-    WATERMARK_FILE,
 )
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import was_overtaken
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.upkeep.index_tags import tags_are_filed
 from store.upkeep.recovery import Evidence
 
 _URL = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<host>[^/]*)(?P<path>.*)"
-_MARKS = (WATERMARK_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
+_MARKS = (PUBLISHED_END_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
 
 
 class Directory:
@@ -177,21 +177,21 @@ class Directory:
         checkpoint = read_checkpoint(self.root) is not None
         queues = any((self.root / CONSUME_QUEUE_DIR).glob("*/*/*"))
         try:
-            watermark = Watermark(self.root, writable=False)
+            published = PublishedEnd(self.root, writable=False)
         except FileNotFoundError:
             return Evidence(False, False, queues, abort, checkpoint)
-        with closing(watermark):
-            overtaken = was_overtaken(log, watermark, abort=abort)
-            current = watermark.same_boot and not (watermark.has_failed or overtaken)
-            end = watermark.confirm_offset if current else watermark.flushed_offset
+        with closing(published):
+            overtaken = was_overtaken(log, published, abort=abort)
+            current = published.same_boot and not (published.has_failed or overtaken)
+            end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
                 ends = QueueEnds.read(self.root)
                 # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
                 # log: a broker, which may have made the index anew.
-                left_alone = ends is not None and (ends.at == watermark.confirm_offset or (abort and not overtaken))
+                left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 topics = Topics(self.root).queue_counts()
                 queues = bool(left_alone and ends and ends.hold(self.root, log, index, queue_file_size, topics, end))
-            return Evidence(True, current, queues or watermark.confirm_offset == 0, abort, checkpoint)
+            return Evidence(True, current, queues or published.confirm_offset == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:
         topics = self.root / CONSUME_QUEUE_DIR

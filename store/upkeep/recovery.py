@@ -1,4 +1,4 @@
-"""What is true of a directory when no watermark of this boot says so: a decision table, and its execution.
+"""What is true of a directory when no published end of this boot says so: a decision table, and its execution.
 
 A recovery walks the log, checks every record as RocketMQ's does, and decides what queue entries follow from it. The
 first bad record ends the log, unless everything up to some later point is known to be on the device: then it is
@@ -29,7 +29,7 @@ from store.log.dispatch import index_keys, queue_entries, walk, with_delivery_ti
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_message, last_segment
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
 
@@ -37,9 +37,9 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 class Evidence(NamedTuple):
     """What is found in a directory."""
 
-    watermark: bool
+    published: bool
     current: bool  # it was made since the machine came up, and the log does not go on behind it
-    queues: bool  # queues and index are where they were left, or the watermark says that there is nothing in them
+    queues: bool  # queues and index are where they were left, or the published end says that there is nothing in them
     abort: bool  # a writer, ours or RocketMQ, did not leave in good order
     checkpoint: bool  # RocketMQ's has a time
 
@@ -48,7 +48,7 @@ class Point(Enum):
     """A log offset."""
 
     FIRST_BYTE = auto()
-    FLUSHED = auto()  # the watermark's flushed offset
+    FLUSHED = auto()  # the published end's flushed offset
     CONFIRMED = auto()  # its confirm offset, and nothing behind it counts
     LAST_SEGMENT = auto()  # the last one that begins with a record
     CHECKPOINT = auto()  # the last one whose first record is 3 s older than the checkpoint, as in RocketMQ
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
 
 Y, N, X = True, False, None  # yes, no, no matter
 CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
-    # watermark, current, queues, abort, checkpoint
+    # published end, current, queues, abort, checkpoint
     ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
     ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL)),  # the machine came up, or a broker appended
     ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),  # the machine died
@@ -100,7 +100,7 @@ class Decision(NamedTuple):
 
     begin, end: log offsets of the records that were walked. queues: what they make of each queue; its entries from
     there on go. index_files: those that stay. filed_from: keys of records from this log offset on are filed again.
-    times_from, keys_from: what the watermark will say.
+    times_from, keys_from: what the published end will say.
     """
 
     begin: int
@@ -162,7 +162,7 @@ class Recovery:
         queues = QueuesInLog(self._queues, self._is_message, first_byte)
         for name in self._existing_queues:
             self._queues.of(*name).check()
-            queues.begin(name, self._queues.of(*name).tail(begin))
+            queues.begin(name, self._queues.of(*name).max_offset(begin))
         end, store_timestamp, times = begin, _last_timestamp(self._root), _Times(begin)
         until = trusted if plan.trusted is Point.CONFIRMED else None
         torn_from = trusted if plan.trusted is Point.FLUSHED else None
@@ -181,7 +181,7 @@ class Recovery:
                 if not queues.add(name, offsets, entries):
                     if begin > first_byte:  # entries before it are missing
                         return self.decide(plan._replace(begin=Point.FIRST_BYTE))
-                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].tail, at)
+                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].max_offset, at)
         if end < trusted:
             raise CorruptRecord(
                 f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
@@ -201,7 +201,7 @@ class Recovery:
         been a broker, and what it left of the index may be any part.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
-        with suppress(FileNotFoundError), closing(Watermark(self._root, writable=False)) as was:
+        with suppress(FileNotFoundError), closing(PublishedEnd(self._root, writable=False)) as was:
             if begin == end and was.times_from is not None:
                 times_from = min(times_from, was.times_from)
             if begin == end and was.keys_from is not None and self._index.is_enabled:
@@ -213,25 +213,25 @@ class Recovery:
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         for name, end in ends.of.items() if ends is not None else ():
             queue = found.get(name)
-            if name[0] in topics and (queue is None or (queue.tail < end and not queue.lives)):
+            if name[0] in topics and (queue is None or (queue.max_offset < end and not queue.lives)):
                 found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
 
     def carry_out(self, decision: Decision) -> None:
-        """Write what was decided, and a clean watermark at last. Raises `StoreFull`.
+        """Write what was decided, and a clean published end at last. Raises `StoreFull`.
 
         Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
         end goes, in all three. Should this die on the way, the same decision is found again.
         """
         try:
-            watermark = Watermark(self._root, writable=True)
+            published = PublishedEnd(self._root, writable=True)
         except FileNotFoundError:
             self._write(decision)
             return
-        with closing(watermark), watermark.noting_failure():
-            if watermark.has_failed:
-                end = max(watermark.confirm_offset, watermark.announced_end)
-                self._log.segments.write_again(watermark.flushed_offset, end)
-            watermark.file_from(decision.end)  # readers shall not search an index that is being made
+        with closing(published), published.noting_failure():
+            if published.has_failed:
+                end = max(published.confirm_offset, published.announced_end)
+                self._log.segments.write_again(published.flushed_offset, end)
+            published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
 
     def _write(self, decision: Decision) -> None:
@@ -240,7 +240,7 @@ class Recovery:
         files_end = max(segments.starts(), default=0) + segments.size
         for name, queue in queues.items():
             if queue.is_remembered:
-                self._queues.of(*name).begin_empty(queue.tail)
+                self._queues.of(*name).begin_empty(queue.max_offset)
             elif queue.is_cut and queue.lives:
                 self._queues.of(*name).begin_at(queue.begin, self._log.min_offset())
         for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
@@ -261,28 +261,28 @@ class Recovery:
         segments.flush_names()
         first_byte = self._log.min_offset()
         for name, queue in queues.items():
-            self._queues.of(*name).truncate(queue.tail)
-            self._queues.of(*name).flush(queue.begin, queue.tail)
+            self._queues.of(*name).truncate(queue.max_offset)
+            self._queues.of(*name).flush(queue.begin, queue.max_offset)
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
-        Watermark.create(self._root, end, decision.store_timestamp, decision.times_from, decision.keys_from)
-        ends = {name: queue.tail for name, queue in queues.items() if queue.tail}
+        PublishedEnd.create(self._root, end, decision.store_timestamp, decision.times_from, decision.keys_from)
+        ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}
         QueueEnds(end, ends).write(self._root, self._index)
 
-    def _out_of_step(self, name: QueueName, offset: int, tail: int, at: int) -> CorruptRecord:
+    def _out_of_step(self, name: QueueName, offset: int, max_offset: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
         anew = f"; or, if the topic was deleted and created again, move {folder} out of the store first"
         return CorruptRecord(
             f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
-            f"offset {offset}, but {tail} is the next there; {_REMEDY}{anew if 0 <= offset < tail else ''}"
+            f"offset {offset}, but {max_offset} is the next there; {_REMEDY}{anew if 0 <= offset < max_offset else ''}"
         )
 
     def _offset(self, point: Point) -> int:
         first_byte = self._log.min_offset()
         if point in (Point.FLUSHED, Point.CONFIRMED):
-            with closing(Watermark(self._root, writable=False)) as watermark:
+            with closing(PublishedEnd(self._root, writable=False)) as published:
                 confirmed = point is Point.CONFIRMED
-                return max(watermark.confirm_offset if confirmed else watermark.flushed_offset, first_byte)
+                return max(published.confirm_offset if confirmed else published.flushed_offset, first_byte)
         if point is Point.LAST_SEGMENT:
             return last_segment(self._log)
         if point is Point.CHECKPOINT:
@@ -342,7 +342,7 @@ def must_reach(log: CommitLog, end: int) -> None:
 
 def _last_timestamp(root: Path) -> int:
     try:
-        with closing(Watermark(root, writable=False)) as watermark:
-            return watermark.store_timestamp
+        with closing(PublishedEnd(root, writable=False)) as published:
+            return published.store_timestamp
     except FileNotFoundError:
         return 0

@@ -253,7 +253,7 @@ class _Verifier:
     @staticmethod
     def _record_after(queue: ConsumeQueue, at: int, end: int) -> int:
         low = queue.first()
-        high = tail = queue.tail(end)
+        high = max_offset = queue.max_offset(end)
         try:
             while low < high:
                 middle = (low + high) // 2
@@ -261,7 +261,7 @@ class _Verifier:
                     low = middle + 1
                 else:
                     high = middle
-            return int(queue.entries(low, low + 1)[0]["physical_offset"]) if low < tail else end
+            return int(queue.entries(low, low + 1)[0]["physical_offset"]) if low < max_offset else end
         except OffsetLost:  # one of its files is missing
             return end
 
@@ -345,14 +345,14 @@ class _Verifier:
 
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> None:
         """Entries before the first and behind the last record of a queue."""
-        tail = queue.tail(end)
-        head = queue.head(self._log.min_offset(), tail)
-        begin, stop = self._begin.get(name, tail), self._next.get(name, head)
-        if head < min(begin, tail):
-            self._note(name, _NO_RECORD, head, min(begin, tail) - head, "")
-        stop = max(stop, begin, head)
-        if tail > stop:
-            self._note(name, _NO_RECORD, stop, tail - stop, "")
+        max_offset = queue.max_offset(end)
+        min_offset = queue.min_offset(self._log.min_offset(), max_offset)
+        begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
+        if min_offset < min(begin, max_offset):
+            self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset, "")
+        stop = max(stop, begin, min_offset)
+        if max_offset > stop:
+            self._note(name, _NO_RECORD, stop, max_offset - stop, "")
 
     def _note(self, name: QueueName, what: str, first: int, count: int, example: str) -> None:
         run = self._runs.setdefault((name, what), _Run(first, 0, example))
@@ -376,7 +376,7 @@ class _Verifier:
             at = segments.first_not_zero(end, start + segments.size)
             found += [] if at is None else [self._place(at)]
         for name, queue in self._queues.items():
-            at = queue.stale(max(queue.tail(end), self._next.get(name, 0)))
+            at = queue.stale(max(queue.max_offset(end), self._next.get(name, 0)))
             found += [] if at is None else [f"{_name(name)}, offset {at}"]
         return found
 

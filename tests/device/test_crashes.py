@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreError
-from store.format.layout import WATERMARK, WATERMARK_FILE, field_offset
-from store.publish.watermark import Watermark
+from store.format.layout import PUBLISHED_END, PUBLISHED_END_FILE, field_offset
+from store.publish.published_end import PublishedEnd
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
 from tests.device.life import Life, small
@@ -55,8 +55,8 @@ def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: Hi
 
 def up_again(tree: Tree) -> Tree:
     """The machine has another boot id since."""
-    name = f"{STORE}/{WATERMARK_FILE}"
-    content, at = tree.get(name), field_offset(WATERMARK, "boot_id")
+    name = f"{STORE}/{PUBLISHED_END_FILE}"
+    content, at = tree.get(name), field_offset(PUBLISHED_END, "boot_id")
     if not content or not content[at]:
         return tree
     return {**tree, name: content[:at] + b"an earlier boot".ljust(40, b"\0") + content[at + 40 :]}
@@ -134,8 +134,8 @@ def test_an_append_is_undone_as_a_whole(memory: Path, monkeypatch: pytest.Monkey
     """It was on the device, and its last step did not come: at any moment all of it is there, or nothing."""
     recorder, new = Recorder(memory / "live"), [bytes([number]) * 2500 for number in range(8)]
 
-    def die(watermark: Watermark, confirm_offset: int) -> None:
-        raise KeyboardInterrupt(watermark, confirm_offset)
+    def die(published: PublishedEnd, confirm_offset: int) -> None:
+        raise KeyboardInterrupt(published, confirm_offset)
 
     with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
         store.create_topic("t", 1)
@@ -145,7 +145,7 @@ def test_an_append_is_undone_as_a_whole(memory: Path, monkeypatch: pytest.Monkey
         append.add_messages([Message("t", body) for body in new[:3]])
         append.add("t", pa.table({"body": new[3:]}))
         with monkeypatch.context() as patched:
-            patched.setattr(Watermark, "publish", die)
+            patched.setattr(PublishedEnd, "publish", die)
             with pytest.raises(KeyboardInterrupt):
                 append.publish(flush=True)
         begun = recorder.look()

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from store import Message, MessageStore
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 
 TOPIC, QUEUES = "t", 3
 _WORD_BYTES = 8  # aligned, as the publication is: the kernel copies them in one instruction
@@ -102,7 +102,7 @@ def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
     os.rename = dying(os.rename)
     Path.rename = dying(Path.rename)  # type: ignore[method-assign]
     Path.replace = dying(Path.replace)  # type: ignore[method-assign]
-    Watermark.announce = dying(Watermark.announce)  # type: ignore[method-assign]
+    PublishedEnd.announce = dying(PublishedEnd.announce)  # type: ignore[method-assign]
     messages = [
         Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)
     ]

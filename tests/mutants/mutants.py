@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "SYNC_FLUSH that does not flush",
         "store/publish/appender.py",
-        "            self._log.segments.flush(self._watermark.flushed_offset, end)\n",
+        "            self._log.segments.flush(self._published_end.flushed_offset, end)\n",
         "",
         (SYNCED,),
     ),
@@ -81,8 +81,8 @@ MUTANTS = [
     Mutant(
         "the confirm offset read after the look instead of before",
         "store/publish/log_end.py",
-        "            if watermark.numbers != numbers:",
-        "            numbers = watermark.numbers\n            if watermark.numbers != numbers:",
+        "            if published.numbers != numbers:",
+        "            numbers = published.numbers\n            if published.numbers != numbers:",
         ("tests/store/publish/test_log_end.py",),
     ),
     Mutant(

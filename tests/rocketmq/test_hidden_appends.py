@@ -12,7 +12,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.log.commit_log import CommitLog
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from tests.end_to_end.dying_writers import TOPIC
 from tests.end_to_end.test_kill import ROOT, bodies
 from tests.rocketmq.harness import RocketMQ, put
@@ -42,8 +42,8 @@ def new_store(path: Path, flush: str = "ASYNC_FLUSH") -> Path:
 
 def states(path: Path) -> tuple[bool, bool]:
     """Whether it died before its publication, and whether the head of its first record is there."""
-    with closing(Watermark(path, writable=False)) as watermark:
-        end, announced = watermark.confirm_offset, watermark.announced_end
+    with closing(PublishedEnd(path, writable=False)) as published:
+        end, announced = published.confirm_offset, published.announced_end
     log = CommitLog(path, SIZES["mappedFileSizeCommitLog"], writable=False)
     return announced > end, any(log.segments.read(end, HEAD_BYTES))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreConfig
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +58,8 @@ def test_a_dropped_store_is_gone(path: Path, read_only: bool, appends: bool) -> 
     assert descriptors(path) == before
     assert flushers() == threads
     assert not (path / "abort").exists()
-    watermark = Watermark(path, writable=False)
-    assert watermark.flushed_offset == watermark.confirm_offset
+    published = PublishedEnd(path, writable=False)
+    assert published.flushed_offset == published.confirm_offset
 
 
 def test_a_dropped_store_that_others_write_to(path: Path) -> None:
@@ -126,8 +126,8 @@ def test_the_end_of_a_process_closes_its_stores(path: Path) -> None:
     assert ended.returncode == 0
     assert f"ResourceWarning: {path}: this store was dropped" in ended.stderr
     assert not (path / "abort").exists()
-    watermark = Watermark(path, writable=False)
-    assert watermark.flushed_offset == watermark.confirm_offset
+    published = PublishedEnd(path, writable=False)
+    assert published.flushed_offset == published.confirm_offset
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset("t", 0) == 2
 
@@ -153,8 +153,8 @@ def test_closing_while_a_stopped_process_holds_the_lock(path: Path) -> None:
     store.close()
     assert (path / "abort").exists()
     assert descriptors(path) == before
-    watermark = Watermark(path, writable=False)
-    assert watermark.flushed_offset == watermark.confirm_offset
+    published = PublishedEnd(path, writable=False)
+    assert published.flushed_offset == published.confirm_offset
     holder.send_signal(signal.SIGCONT)
     assert holder.wait(60) == 0
     assert not (path / "abort").exists()

@@ -21,8 +21,8 @@ from store.any_log import QueueRange, ReadSpec
 from store.broker.hold import PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor, PullRequest
 from store.publish.log_end import LOOK_SECONDS
+from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch
-from store.publish.watermark import Watermark
 from store.read.filters import EVERYTHING
 from tests.waiting import until
 
@@ -242,8 +242,8 @@ def test_closing_while_others_append(tmp_path: Path) -> None:
                 store.close()
                 assert {end.result(60) for end in ends} == {"StoreClosed"}
         assert not (tmp_path / "abort").exists()
-        watermark = Watermark(tmp_path, writable=False)
-        assert watermark.flushed_offset == watermark.confirm_offset
+        published = PublishedEnd(tmp_path, writable=False)
+        assert published.flushed_offset == published.confirm_offset
         with MessageStore.open(tmp_path, read_only=True) as reader:
             assert reader.max_offset("t", 0) == before + sum(done)
 

@@ -18,7 +18,7 @@ from store import (
     StoreConfig,
     UnknownTopic,
 )
-from store.format.layout import RECORD_HEADER, WATERMARK, field_offset, segment_name
+from store.format.layout import PUBLISHED_END, RECORD_HEADER, field_offset, segment_name
 from store.upkeep.repair import repair
 
 SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
@@ -155,7 +155,7 @@ def test_after_a_clean_end_the_index_stays(tmp_path: Path) -> None:
 
 def another_boot(path: Path) -> None:
     with (path / "watermark").open("r+b") as file:
-        file.seek(field_offset(WATERMARK, "boot_id"))
+        file.seek(field_offset(PUBLISHED_END, "boot_id"))
         file.write(b"an earlier boot".ljust(40, b"\0"))
 
 

@@ -39,10 +39,10 @@ def test_the_tail_is_where_the_log_ends(
 ) -> None:
     it = queue(tmp_path_factory.mktemp("queue"))
     it.write(0, entries(0, written))
-    assert it.tail(known * 100) == min(written, known)
+    assert it.max_offset(known * 100) == min(written, known)
     tail = min(written, published)
-    assert it.tail(published * 100) == tail
-    assert it.tail(published * 100 + 99) == tail
+    assert it.max_offset(published * 100) == tail
+    assert it.max_offset(published * 100 + 99) == tail
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,10 +54,10 @@ def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: py
     it.write(start, entries(start, start + count))
     confirm = (start + count) * 100
     assert it.first() == start - start % PER_FILE
-    assert it.tail(confirm) == start + count
-    assert it.head(0, start + count) == start
-    assert it.head((start + 1) * 100, start + count) == start + 1
-    assert it.head(confirm, start + count) == start + count
+    assert it.max_offset(confirm) == start + count
+    assert it.min_offset(0, start + count) == start
+    assert it.min_offset((start + 1) * 100, start + count) == start + 1
+    assert it.min_offset(confirm, start + count) == start + count
     blanks = it.entries(it.first(), start)
     assert (blanks["size"] == CQ_PRE_BLANK_SIZE).all()
     assert it.entries(start, start + count).tobytes() == entries(start, start + count).tobytes()
@@ -65,7 +65,7 @@ def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: py
 
 def test_without_files_it_is_empty(tmp_path: Path) -> None:
     it = queue(tmp_path)
-    assert (it.first(), it.tail(1000), it.head(0, 0)) == (0, 0, 0)
+    assert (it.first(), it.max_offset(1000), it.min_offset(0, 0)) == (0, 0, 0)
     assert len(it.entries(3, 3)) == 0
     it.truncate(0)
     with pytest.raises(OffsetLost):
@@ -81,7 +81,7 @@ def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 35))
     it.truncate(12)
-    assert it.tail(1 << 40) == 12
+    assert it.max_offset(1 << 40) == 12
     assert it.entries(0, 12).tobytes() == entries(0, 12).tobytes()
     assert it.entries(12, 20).tobytes() == bytes(8 * CQ_ENTRY.itemsize)
     assert files(tmp_path) == [0, 10], "RocketMQ counts the first entry of a last file that is empty"
@@ -93,15 +93,15 @@ def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> No
     it, other, writer = queue(tmp_path), queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 35))
     for each in (other, writer):
-        assert each.tail(3500) == 35
+        assert each.max_offset(3500) == 35
         assert len(each.entries(0, 35)) == 35
     it.truncate(tail)
     assert files(tmp_path) == list(range(0, tail, 10))
-    assert other.tail(3500) == tail
+    assert other.max_offset(3500) == tail
     writer.write(tail, entries(tail, 38))
     for each in (it, other, writer):
         assert each.entries(0, 38).tobytes() == entries(0, 38).tobytes()
-        assert each.tail(3800) == 38
+        assert each.max_offset(3800) == 38
 
 
 def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> 
     it.expire(2000)
     it.truncate(20)
     for each in (it, queue(tmp_path)):
-        assert each.tail(1 << 40) == 20
-        assert each.head(2000, 20) == 20
+        assert each.max_offset(1 << 40) == 20
+        assert each.min_offset(2000, 20) == 20
     it.write(20, entries(20, 22))
-    assert (it.head(2000, 22), it.tail(2200)) == (20, 22)
+    assert (it.min_offset(2000, 22), it.max_offset(2200)) == (20, 22)
 
 
 @pytest.mark.parametrize("cut", range(CQ_ENTRY.itemsize))
@@ -125,14 +125,14 @@ def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> N
     with (tmp_path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:
         file.seek(7 * CQ_ENTRY.itemsize)
         file.write(torn)
-    assert it.tail(700) == 7
+    assert it.max_offset(700) == 7
 
 
 def test_a_file_missing_in_the_middle(tmp_path: Path) -> None:
     queue(tmp_path).write(0, entries(0, 45))
     (tmp_path / "consumequeue/t/0" / segment_name(2 * PER_FILE * CQ_ENTRY.itemsize)).unlink()
     with pytest.raises(CorruptSegment, match=r"t/0: no file for bytes 400 to 600; close the store everywhere, move"):
-        queue(tmp_path).tail(4500)
+        queue(tmp_path).max_offset(4500)
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 def test_a_tail_known_before_retention_took_its_file(tmp_path: Path, known: int) -> None:
     it, other = queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 35))
-    assert other.tail(known * 100) == known
+    assert other.max_offset(known * 100) == known
     gone = it.expire(2200)
     assert [Path(path).name for path, _ in gone] == [segment_name(0), segment_name(PER_FILE * CQ_ENTRY.itemsize)]
     for each in (it, other, queue(tmp_path)):
-        assert each.tail(3500) == 35
-        assert each.head(2200, 35) == 22
+        assert each.max_offset(3500) == 35
+        assert each.min_offset(2200, 35) == 22
         assert each.first() == 20
         with pytest.raises(OffsetLost):
             each.entries(19, 25)
@@ -169,7 +169,7 @@ def test_files_go_when_their_last_record_went_and_the_last_file_stays(
     it.write(0, entries(0, written))
     it.expire(min_offset)
     assert it.first() == first
-    assert it.tail(written * 100) == written
+    assert it.max_offset(written * 100) == written
 
 
 def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
     it.write(0, entries(0, 5))
     it.write(10, entries(10, 11))
     assert it.expire(1 << 40) == []
-    assert it.tail(500) == 5
+    assert it.max_offset(500) == 5
 
 
 def test_the_head_is_found_from_wherever_the_last_one_was(tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_the_head_is_found_from_wherever_the_last_one_was(tmp_path: Path) -> Non
     it.expire(400)
     for known in range(10):
         for head in range(10):
-            assert it.head(known * 100, 9) == max(known, 4)
-            assert it.head(head * 100, 9) == max(head, 4)
+            assert it.min_offset(known * 100, 9) == max(known, 4)
+            assert it.min_offset(head * 100, 9) == max(head, 4)
 
 
 def test_the_log_offset_behind_the_last_entry(tmp_path: Path) -> None:
@@ -217,24 +217,24 @@ def test_a_queue_without_entries_says_where_it_goes_on(tmp_path: Path, start: in
     it.write(0, entries(0, 35))
     it.begin_empty(start)
     assert files(tmp_path) == [first]
-    assert (it.tail(1 << 40), it.head(0, start)) == (start, start)
+    assert (it.max_offset(1 << 40), it.min_offset(0, start)) == (start, start)
     assert (it.entries(first, start)["size"] == CQ_PRE_BLANK_SIZE).all()
     it.write(start, entries(start, 40))
-    assert it.tail(4000) == 40
+    assert it.max_offset(4000) == 40
 
 
-def known(root: Path, least_tail: int) -> ConsumeQueue:
-    return ConsumeQueue(root, "t", 0, PER_FILE * CQ_ENTRY.itemsize, writable=True, least_tail=least_tail)
+def known(root: Path, least_end: int) -> ConsumeQueue:
+    return ConsumeQueue(root, "t", 0, PER_FILE * CQ_ENTRY.itemsize, writable=True, least_end=least_end)
 
 
 def test_a_queue_that_is_known_to_have_had_more(tmp_path: Path) -> None:
     """Damaged entries in it are no end; the last one that is known is."""
     queue(tmp_path).write(0, entries(0, 35))
     queue(tmp_path).write(5, np.zeros(10, CQ_ENTRY))
-    assert known(tmp_path, 20).tail(3500) == 35
+    assert known(tmp_path, 20).max_offset(3500) == 35
     queue(tmp_path).write(19, np.zeros(1, CQ_ENTRY))
     with pytest.raises(CorruptSegment, match="t/0: entry 19, which it had, is gone; close the store everywhere"):
-        known(tmp_path, 20).tail(3500)
+        known(tmp_path, 20).max_offset(3500)
 
 
 def test_entries_count_whose_records_say_so(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_entries_count_whose_records_say_so(tmp_path: Path) -> None:
         return entry[2] in range(20)
 
     it = ConsumeQueue(tmp_path, "t", 0, None, writable=False, is_message=is_message)
-    assert it.tail(3500) == 20
+    assert it.max_offset(3500) == 20
     assert {(topic, queue_id, size) for topic, queue_id, _, _, size in asked} == {("t", 0, 100)}
     assert all(offset == 100 * index for _, _, index, offset, _ in asked)
 
@@ -264,7 +264,7 @@ def test_entries_behind_the_tail_are_stale(tmp_path: Path, tail: int) -> None:
 def test_a_file_that_another_made_anew_is_looked_at_where_it_matters(tmp_path: Path) -> None:
     it, other = queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 12))
-    assert other.tail(1200) == 12
+    assert other.max_offset(1200) == 12
     (tmp_path / "consumequeue/t/0" / segment_name(PER_FILE * CQ_ENTRY.itemsize)).unlink()
     it.write(10, entries(30, 32))
     assert other.entries(10, 12).tobytes() == entries(10, 12).tobytes()
@@ -305,10 +305,10 @@ def test_an_entry_seen_while_it_is_written_does_not_count_too_early() -> None:
                 it.write(first, entries(first, index))
                 confirm_offset, first = index * 100, index + 1
                 turn.value = number
-                tails = {it.tail(confirm_offset) for _ in range(10)}
+                tails = {it.max_offset(confirm_offset) for _ in range(10)}
                 while it.entries(index, first)["physical_offset"][0] == 0:
                     assert time.monotonic() < deadline, "the writer does not write"
-                    tails.add(it.tail(confirm_offset))
+                    tails.add(it.max_offset(confirm_offset))
                 assert tails == {index}
         finally:
             writer.terminate()

@@ -35,7 +35,7 @@ def test_one_queue_a_name(tmp_path: Path) -> None:
     queues.of("t", 1).write(0, ENTRIES)
     queues.of("a", 0).write(0, ENTRIES)
     assert queues.existing() == [("a", 0), ("t", 1)]
-    assert queues_of(tmp_path).of("t", 1).tail(300) == 3
+    assert queues_of(tmp_path).of("t", 1).max_offset(300) == 3
 
 
 def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_pa
         with allowed(limit):
             queues = queues_of(tmp_path)
         assert descriptors(tmp_path) == 0
-        assert [queues.of("t", number).tail(200) for number in (*range(300), 0)] == [1] * 301
+        assert [queues.of("t", number).max_offset(200) for number in (*range(300), 0)] == [1] * 301
         assert descriptors(tmp_path) == most
     gc.disable()  # at once, not when somebody looks for circles
     try:
@@ -62,9 +62,9 @@ def test_a_queue_that_has_fewer_entries_than_it_had(tmp_path: Path) -> None:
     queues.of("u", 0).write(0, ENTRIES)
     queues = queues_of(tmp_path)
     queues.expect({("t", 0): 3, ("u", 0): 4})
-    assert queues.of("t", 0).tail(300) == 3
+    assert queues.of("t", 0).max_offset(300) == 3
     with pytest.raises(CorruptSegment, match="entry 3, which it had, is gone"):
-        queues.of("u", 0).tail(300)
+        queues.of("u", 0).max_offset(300)
 
 
 def test_what_counts_is_asked_of_each_queue(tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_what_counts_is_asked_of_each_queue(tmp_path: Path) -> None:
         return what[2] != 2
 
     queue: ConsumeQueue = ConsumeQueues(tmp_path, None, writable=False, is_message=is_message).of("t", 1)
-    assert queue.tail(300) == 2
+    assert queue.max_offset(300) == 2
     assert ("t", 1, 1, 100, 100) in asked

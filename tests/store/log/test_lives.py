@@ -215,11 +215,11 @@ def test_a_damaged_offset_begins_no_life(tmp_path: Path, lost: int | str | None)
 
 
 def test_lives_and_what_counts() -> None:
-    queue = QueueInLog(tail=0, is_cut=False)
+    queue = QueueInLog(max_offset=0, is_cut=False)
     for start, at, count in ((0, 0, 10), (10, 1000, 5), (0, 2000, 8), (6, 3000, 3)):
         queue.grow(start, at, count)
     assert queue.lives == [Life(0, 2000), Life(6, 3000)]
-    assert (queue.begin, queue.tail) == (0, 9)
+    assert (queue.begin, queue.max_offset) == (0, 9)
 
     def counting(start: int, at: int, count: int) -> list[int]:
         offsets = np.arange(start, start + count)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.format.layout import ABORT_FILE, WATERMARK_FILE
-from store.publish.watermark import Watermark
+from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
+from store.publish.published_end import PublishedEnd
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
 
@@ -81,7 +81,7 @@ def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> N
                 flushed.clear()
                 choose.choice((one, two)).flush()
                 assert queue_files(flushed) == new
-                assert Watermark(built, writable=False).flushed_offset == one.confirm_offset
+                assert PublishedEnd(built, writable=False).flushed_offset == one.confirm_offset
                 new.clear()
 
 
@@ -99,7 +99,7 @@ def test_much_that_others_put(built: Path, flushed: set[str]) -> None:
             flushed.clear()
             one.flush()
             assert queue_files(flushed) == queues
-            assert Watermark(path, writable=False).flushed_offset == one.confirm_offset
+            assert PublishedEnd(path, writable=False).flushed_offset == one.confirm_offset
 
 
 def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) -> None:
@@ -109,9 +109,9 @@ def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) 
             begin = other.confirm_offset
             put(other, [1, 2, 299, 2])
             end = other.confirm_offset
-        watermark = Watermark(built, writable=True)
-        watermark.announce(end, watermark.store_timestamp)
-        watermark.publish(begin)
+        published = PublishedEnd(built, writable=True)
+        published.announce(end, published.store_timestamp)
+        published.publish(begin)
         put(store, [299])
         after = bodies(store)
         offset = store.max_offset("t", 299) - 1
@@ -135,7 +135,7 @@ def test_files_that_are_open_at_a_time(built: Path) -> None:
         store.flush()
         assert 200 < count() - before < 300
     assert count() <= before
-    (built / WATERMARK_FILE).unlink()
+    (built / PUBLISHED_END_FILE).unlink()
     (built / ABORT_FILE).touch()
     with allowed(1024):
         MessageStore.open(built).close()

@@ -11,7 +11,7 @@ import pytest
 
 from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.format.layout import ABORT_FILE
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import bodies, check_log
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
@@ -31,9 +31,9 @@ def dead_append(path: Path, *, announced: int) -> None:
         before = other.confirm_offset
         other.put_many([Message("t", b"dead" * 20, queue_id=n % 2) for n in range(announced // 500)])
         after = other.confirm_offset
-    watermark = Watermark(path, writable=True)
-    watermark.announce(max(after, before + announced), watermark.store_timestamp)
-    watermark.publish(before)
+    published = PublishedEnd(path, writable=True)
+    published.announce(max(after, before + announced), published.store_timestamp)
+    published.publish(before)
     (path / ABORT_FILE).touch()
 
 
@@ -90,9 +90,9 @@ def test_many_threads_on_one_store(path: Path) -> None:
 def test_store_timestamps_never_step_back(path: Path) -> None:
     """Whatever the clock does: it is ahead by an hour here, and then right again."""
     with MessageStore.open(path) as store:
-        watermark = Watermark(path, writable=True)
-        ahead = watermark.store_timestamp + 3_600_000
-        watermark.announce(store.confirm_offset, ahead)
+        published = PublishedEnd(path, writable=True)
+        ahead = published.store_timestamp + 3_600_000
+        published.announce(store.confirm_offset, ahead)
         offset = store.put(Message("t", b"", queue_id=0)).queue_offset
         assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
 
@@ -100,9 +100,9 @@ def test_store_timestamps_never_step_back(path: Path) -> None:
 def test_one_wrong_clock_does_not_count_for_ever(path: Path) -> None:
     """It was 325 years ahead for a moment. Searches by time find what was put before and after."""
     with MessageStore.open(path) as store:
-        watermark = Watermark(path, writable=True)
-        right = watermark.store_timestamp
-        watermark.announce(store.confirm_offset, right + 325 * 365 * 86_400_000)
+        published = PublishedEnd(path, writable=True)
+        right = published.store_timestamp
+        published.announce(store.confirm_offset, right + 325 * 365 * 86_400_000)
         with pytest.warns(RuntimeWarning, match=r"10,249,200,\d\d\d s later than this machine's clock says now"):
             store.put(Message("t", b"wrong", queue_id=0))
         offsets = [store.put(Message("t", b"", queue_id=0)).queue_offset for _ in range(20)]

@@ -17,7 +17,7 @@ import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreConfig
 from store.files.checkpoint import read_checkpoint
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
 NEVER = 3_600_000
@@ -93,13 +93,13 @@ def test_each_flush_may_be_the_one_that_fails(path: Path, device: Device, number
     device.code = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[number % 3]
     store = MessageStore.open(path)
     put(store, 10, 50)
-    offset, checkpoint = Watermark(path, writable=False).flushed_offset, read_checkpoint(path)
+    offset, checkpoint = PublishedEnd(path, writable=False).flushed_offset, read_checkpoint(path)
     device.fail(number)
     with pytest.raises(FlushFailed, match=os.strerror(device.code)) as failure:
         store.flush()
     assert device.failed in str(failure.value)
     if not device.failed.endswith("watermark"):
-        assert Watermark(path, writable=False).flushed_offset == offset
+        assert PublishedEnd(path, writable=False).flushed_offset == offset
     assert read_checkpoint(path) == checkpoint
     for verb in (store.flush, store.clean, lambda: put(store, 0, 1), store.flush, store.close):
         with pytest.raises(FlushFailed, match=r"close the store in all processes, and open it anew for writing"):
@@ -215,8 +215,8 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"first"))
-        wait(lambda: Watermark(tmp_path, writable=False).flushed_offset == store.confirm_offset)
-        watermark = Watermark(tmp_path, writable=False)
+        wait(lambda: PublishedEnd(tmp_path, writable=False).flushed_offset == store.confirm_offset)
+        published = PublishedEnd(tmp_path, writable=False)
         open_files = [int(fd) for fd in os.listdir("/proc/self/fd")]
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_files) + 1, hard))
         fill = []
@@ -232,7 +232,7 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert "mq-flush" in [thread.name for thread in threading.enumerate()]
         store.put(Message("t", b"put afterwards"))
-        wait(lambda: watermark.flushed_offset == store.confirm_offset)
+        wait(lambda: published.flushed_offset == store.confirm_offset)
         assert caplog.text.count("nothing is flushed") == 1
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreConfig
 from store.files.checkpoint import read_checkpoint
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 
 SMALL = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
 
 
 def flushed(path: Path) -> int:
-    return Watermark(path, writable=False).flushed_offset
+    return PublishedEnd(path, writable=False).flushed_offset
 
 
 def test_nothing_is_flushed_before_its_time(tmp_path: Path) -> None:

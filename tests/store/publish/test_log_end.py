@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull
-from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, WATERMARK_FILE, segment_name
+from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, PUBLISHED_END_FILE, segment_name
 from store.log.commit_log import CommitLog
 from store.log.dispatch import LogChunk, walk
 from store.publish import log_end
 from store.publish.log_end import LogEnd
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.dying_writers import QUEUES
 from tests.end_to_end.test_kill import ROOT, bodies
@@ -89,7 +89,7 @@ def test_a_broker_still_below_the_end_that_a_dead_writer_announced(path: Path) -
     with broker(path) as theirs:
         put(theirs, "theirs", 1)
         with MessageStore.open(path, read_only=True) as reader:
-            assert reader.confirm_offset == theirs.confirm_offset < Watermark(path, writable=False).announced_end
+            assert reader.confirm_offset == theirs.confirm_offset < PublishedEnd(path, writable=False).announced_end
             assert bodies(reader) == bodies(theirs)
 
 
@@ -139,8 +139,8 @@ def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, mach
         last = path / COMMIT_LOG_DIR / segment_name(store.confirm_offset // SIZE * SIZE)
         assert store.confirm_offset % SIZE
     if machine_died:
-        with closing(Watermark(path, writable=True)) as watermark:
-            watermark._fields["boot_id"] = b"another"
+        with closing(PublishedEnd(path, writable=True)) as published:
+            published._fields["boot_id"] = b"another"
         (path / ABORT_FILE).touch()
     content = last.read_bytes()
     if how == "missing":
@@ -161,7 +161,7 @@ def test_a_watermark_that_was_deleted_and_rebuilt(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         follower = Follower(reader)
         follower.until(bodies(reader))
-        (path / WATERMARK_FILE).unlink()
+        (path / PUBLISHED_END_FILE).unlink()
         with MessageStore.open(path) as ours:
             put(ours, "again", 5)
             follower.until(bodies(ours))

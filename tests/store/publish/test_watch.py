@@ -10,55 +10,55 @@ from pathlib import Path
 
 import pytest
 
+from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch, Watches
-from store.publish.watermark import Watermark
 
 
 @pytest.fixture
-def watermark(tmp_path: Path) -> Watermark:
-    Watermark.create(tmp_path, 100, store_timestamp=7)
-    return Watermark(tmp_path, writable=True)
+def published(tmp_path: Path) -> PublishedEnd:
+    PublishedEnd.create(tmp_path, 100, store_timestamp=7)
+    return PublishedEnd(tmp_path, writable=True)
 
 
-def test_wakes_at_a_publication(watermark: Watermark) -> None:
+def test_wakes_at_a_publication(published: PublishedEnd) -> None:
     with Watch() as watch:
-        watch.add(watermark)
-        publisher = threading.Timer(0.05, watermark.publish, [200])
+        watch.add(published)
+        publisher = threading.Timer(0.05, published.publish, [200])
         publisher.start()
         deadline = time.monotonic() + 30
-        while watermark.confirm_offset == 100 and time.monotonic() < deadline:
+        while published.confirm_offset == 100 and time.monotonic() < deadline:
             watch.wait(deadline - time.monotonic())
     publisher.join()
-    assert watermark.confirm_offset == 200
+    assert published.confirm_offset == 200
 
 
 PUBLISHER = """
 import sys
 from pathlib import Path
-from store.publish.watermark import Watermark
-watermark = Watermark(Path(sys.argv[1]), writable=True)
+from store.publish.published_end import PublishedEnd
+published = PublishedEnd(Path(sys.argv[1]), writable=True)
 for line in sys.stdin:
-    watermark.publish(int(line))
+    published.publish(int(line))
 """
 
 
-def test_wakes_at_another_process(watermark: Watermark) -> None:
-    root = watermark.path.parent
+def test_wakes_at_another_process(published: PublishedEnd) -> None:
+    root = published.path.parent
     process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root)], stdin=subprocess.PIPE, text=True)
     assert process.stdin is not None
     with Watch() as watch:
-        watch.add(watermark)
+        watch.add(published)
         for offset in range(101, 111):
             print(offset, file=process.stdin, flush=True)
-            while watermark.confirm_offset != offset:
+            while published.confirm_offset != offset:
                 watch.wait(30)
     process.stdin.close()
     assert process.wait() == 0
 
 
-def test_ends_in_time(watermark: Watermark) -> None:
+def test_ends_in_time(published: PublishedEnd) -> None:
     with Watch() as watch:
-        watch.add(watermark)
+        watch.add(published)
         watch.wait(0)
         watch.wait(0.001)
 
@@ -68,16 +68,16 @@ def inotify_instances() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts inotify instances")
-def test_watches_are_used_again_and_all_closed(watermark: Watermark) -> None:
+def test_watches_are_used_again_and_all_closed(published: PublishedEnd) -> None:
     gc.collect()  # those of others
     before = inotify_instances()
-    watches = Watches(watermark)
+    watches = Watches(published)
     with watches.one() as first, watches.one() as second:
         assert first is not second
     with watches.one() as third:
         assert third in (first, second)
         watches.close()
         assert inotify_instances() == before + 1
-        watermark.publish(200)
+        published.publish(200)
         third.wait(30)
     assert inotify_instances() == before

@@ -19,7 +19,7 @@ from types import FrameType
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreError
-from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, TOPICS_FILE, WATERMARK_FILE, segment_name
+from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, PUBLISHED_END_FILE, TOPICS_FILE, segment_name
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 
@@ -185,7 +185,7 @@ def look(path: Path, expected: Found, *, read_only: bool) -> list[set[Name]]:
 def says_all(path: Path, source: Path) -> bool:
     """Whether what says where the log begins and ends, and what the topics are, is as it was."""
     first = path / COMMIT_LOG_DIR / segment_name(0)
-    marks = (WATERMARK_FILE, TOPICS_FILE, CONF_FILE)
+    marks = (PUBLISHED_END_FILE, TOPICS_FILE, CONF_FILE)
     return first.exists() and all(
         (path / mark).exists() and (path / mark).read_bytes() == (source / mark).read_bytes() for mark in marks
     )

@@ -12,10 +12,10 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.any_log import QueueRange
-from store.format.layout import WATERMARK, field_offset
+from store.format.layout import PUBLISHED_END, field_offset
 from store.index.index import Index
-from store.publish import appender, watermark
-from store.publish.watermark import Watermark
+from store.publish import appender, published_end
+from store.publish.published_end import PublishedEnd
 
 SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 100 * 20, "maxHashSlotNum": 50}
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -216,13 +216,13 @@ def test_while_the_index_is_made_anew_nobody_counts_on_it(tmp_path: Path, monkey
     keep, seen = Index.keep, []
 
     def kept(index: Index, names: list[str]) -> None:
-        seen.append(Watermark(tmp_path, writable=False).keys_from)
+        seen.append(PublishedEnd(tmp_path, writable=False).keys_from)
         keep(index, names)
 
     monkeypatch.setattr(Index, "keep", kept)
     with opened(tmp_path) as store:
         assert seen == [store.confirm_offset]
-        assert Watermark(tmp_path, writable=False).keys_from == 0
+        assert PublishedEnd(tmp_path, writable=False).keys_from == 0
 
 
 def test_when_the_machine_comes_up_again_it_is_still_known(
@@ -230,7 +230,7 @@ def test_when_the_machine_comes_up_again_it_is_still_known(
 ) -> None:
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100))
-    monkeypatch.setattr(watermark, "current_boot_id", lambda: b"another")
+    monkeypatch.setattr(published_end, "current_boot_id", lambda: b"another")
     with opened(tmp_path) as store:
         assert spans(store.stored_between(everything(store), NOW + 50, NOW + 50)) == [(50, 51)]
         assert with_key(store, "k50") == [(50, 51)]
@@ -240,7 +240,7 @@ def test_a_watermark_that_does_not_say_is_one_of_before(tmp_path: Path, clock: l
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100))
     data = bytearray((tmp_path / "watermark").read_bytes())
-    begin = field_offset(WATERMARK, "times_from")
+    begin = field_offset(PUBLISHED_END, "times_from")
     data[begin:] = bytes(len(data) - begin)
     (tmp_path / "watermark").write_bytes(data)
     with MessageStore.open(tmp_path, read_only=True) as store:

@@ -10,7 +10,7 @@ from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.read.published import PublishedQueues
 from store.upkeep.deletion import delete_topic
 
@@ -26,7 +26,7 @@ def published(tmp_path: Path) -> PublishedQueues:
         store.put_many([Message("t", bytes(1000), queue_id=1) for _ in range(40)])
         store.clean(forced=True)
     log, queues = CommitLog(tmp_path, LOG_SIZE, writable=False), ConsumeQueues(tmp_path, QUEUE_SIZE, writable=False)
-    return PublishedQueues(Topics(tmp_path), log, queues, Watermark(tmp_path, writable=False))
+    return PublishedQueues(Topics(tmp_path), log, queues, PublishedEnd(tmp_path, writable=False))
 
 
 def test_bounds(published: PublishedQueues) -> None:
@@ -59,15 +59,15 @@ def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: 
         store.create_topic("t", 1)
         store.put_many([Message("t", bytes(1000)) for _ in range(40)])
         store.clean(forced=True)
-    head = ConsumeQueue.head
+    min_offset = ConsumeQueue.min_offset
 
-    def overtaken(queue: ConsumeQueue, first: int, tail: int) -> int:
-        monkeypatch.setattr(ConsumeQueue, "head", head)
+    def overtaken(queue: ConsumeQueue, first: int, end: int) -> int:
+        monkeypatch.setattr(ConsumeQueue, "min_offset", min_offset)
         delete_topic(tmp_path, "t")
-        return head(queue, first, tail)
+        return min_offset(queue, first, end)
 
     with MessageStore.open(tmp_path, read_only=True) as reader:
         assert reader.max_offset("t", 0) == 40
-        monkeypatch.setattr(ConsumeQueue, "head", overtaken)
+        monkeypatch.setattr(ConsumeQueue, "min_offset", overtaken)
         with pytest.raises(UnknownTopic):
             reader.offsets("t", 0)

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageStore, StoreConfig, StoreLocked, UnknownTopic
 from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import ABORT_FILE, CONSUME_QUEUE_DIR, DELETED_DIR, QUEUE_ENDS_FILE, TOPICS_FILE, WATERMARK_FILE
+from store.format.layout import (
+    ABORT_FILE,
+    CONSUME_QUEUE_DIR,
+    DELETED_DIR,
+    PUBLISHED_END_FILE,
+    QUEUE_ENDS_FILE,
+    TOPICS_FILE,
+)
 from store.upkeep import deletion
 from store.upkeep.deletion import delete_topic
 from store.upkeep.repair import repair
@@ -78,9 +85,9 @@ def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_cr
         with MessageStore.open(path) as store:
             store.create_topic("t", 1)
     if how == "watermark gone":
-        (path / WATERMARK_FILE).unlink()
+        (path / PUBLISHED_END_FILE).unlink()
     elif how == "abort":
-        (path / WATERMARK_FILE).unlink()
+        (path / PUBLISHED_END_FILE).unlink()
         (path / ABORT_FILE).touch()
     elif how == "queue ends gone":
         (path / QUEUE_ENDS_FILE).unlink()
@@ -119,7 +126,7 @@ def test_created_again_it_begins_anew_also_for_a_reader_that_saw_the_old_one(
             assert reader.max_offset("t", 0) == after + 1
             assert len(store.query("t", "k", 64)) == after + 1
     assert verify(path).findings == []
-    (path / WATERMARK_FILE).unlink()  # so that all is made anew from the log
+    (path / PUBLISHED_END_FILE).unlink()  # so that all is made anew from the log
     with MessageStore.open(path) as store:
         assert bodies(store) == [*new(after), b"more 0"]
 
@@ -193,7 +200,7 @@ def test_many_lives(tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[
             store.create_topic("t", 1)
             put(store, "new", expected := count)
         if is_recovered:
-            (path / WATERMARK_FILE).unlink()
+            (path / PUBLISHED_END_FILE).unlink()
     with MessageStore.open(path) as store:
         assert bodies(store) == new(expected)
         assert bodies(store, "other") == [b"kept"] * 3

@@ -15,7 +15,7 @@ from store import ConfigError, Message, MessageStore, StoreConfig
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
 from store.index.index import Index
 from store.index.index_file import file_bytes
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 
@@ -164,7 +164,7 @@ def test_slots_counted_once_for_each_entry_stay_right(path: Path) -> None:
         assert slots_used(last) > LAST
         confirmed = store.confirm_offset
         store.put_many([message(n) for n in range(61, 65)])
-        Watermark(path, writable=True).publish(confirmed)  # as if it had died
+        PublishedEnd(path, writable=True).publish(confirmed)  # as if it had died
     with MessageStore.open(path):
         pass
     assert verify(path).findings == []
@@ -199,7 +199,7 @@ def test_an_append_under_way_or_dead_is_no_damage(path: Path) -> None:
     with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
         confirmed = reader.confirm_offset
         store.put_many([message(n) for n in range(40)])
-        Watermark(path, writable=True).publish(confirmed)  # as it is before the publication
+        PublishedEnd(path, writable=True).publish(confirmed)  # as it is before the publication
         assert verify(path).findings == []
         assert keys_found(path) == 60
     assert verify(path).findings == []

@@ -16,11 +16,11 @@ import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.files.checkpoint import read_checkpoint, write_checkpoint
-from store.format.layout import CQ_ENTRY, RECORD_HEADER, WATERMARK, field_offset, segment_name
+from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, field_offset, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.dispatch import SECTOR_BYTES, index_keys, walk
-from store.publish.watermark import checked
+from store.publish.published_end import checked
 from store.upkeep.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
@@ -43,16 +43,16 @@ def test_every_directory_has_its_case(evidence: Evidence) -> None:
     assert len(matching) == 1, "exactly one, so that their order does not matter"
     plan = plan_for(evidence)
     assert plan is matching[0]
-    if evidence.watermark and evidence.current and evidence.queues:
+    if evidence.published and evidence.current and evidence.queues:
         assert plan is None
         return
     assert plan is not None
-    assert (plan.begin is Point.FLUSHED) == (evidence.watermark and evidence.queues), "else queues are made anew"
-    alive = evidence.watermark and evidence.current
+    assert (plan.begin is Point.FLUSHED) == (evidence.published and evidence.queues), "else queues are made anew"
+    alive = evidence.published and evidence.current
     assert (plan.trusted is Point.CONFIRMED) == alive, "what is published is there"
-    assert (plan.trusted is Point.FLUSHED) == (evidence.watermark and not alive)
+    assert (plan.trusted is Point.FLUSHED) == (evidence.published and not alive)
     assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "who leaves in good order flushes the index"
-    if not evidence.watermark:
+    if not evidence.published:
         assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
         assert (plan.trusted is Point.CHECKPOINT) == (evidence.abort and evidence.checkpoint)
 
@@ -63,7 +63,7 @@ def test_every_directory_has_its_case(evidence: Evidence) -> None:
 def another_boot(path: Path) -> None:
     """As if the machine had gone down since."""
     with (path / "watermark").open("r+b") as file:
-        file.seek(field_offset(WATERMARK, "boot_id"))
+        file.seek(field_offset(PUBLISHED_END, "boot_id"))
         file.write(b"an earlier boot".ljust(40, b"\0"))
 
 
@@ -200,7 +200,7 @@ def test_store_timestamps_do_not_step_back_over_a_crash(
     path, _, _ = crashed
     future = int(time.time() * 1000) + 1_800_000
     with (path / "watermark").open("r+b") as file:
-        file.seek(field_offset(WATERMARK, "store_timestamp"))
+        file.seek(field_offset(PUBLISHED_END, "store_timestamp"))
         file.write(checked(future).to_bytes(8, "big"))
     with MessageStore.open(path) as store:
         offset = store.put(Message("t", b"next", queue_id=0)).queue_offset

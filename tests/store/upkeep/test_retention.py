@@ -14,7 +14,7 @@ import pytest
 
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
 from store.format.layout import segment_name
-from store.publish.watermark import Watermark
+from store.publish.published_end import PublishedEnd
 from store.upkeep.retention import LogSegment, Moment, Reason, decide, used_percent
 
 HOUR = 3600
@@ -275,7 +275,7 @@ def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pyte
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # a file full
         store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(30)])
-        unlink, watermark = Path.unlink, Watermark(tmp_path, writable=True)
+        unlink, published = Path.unlink, PublishedEnd(tmp_path, writable=True)
         died: list[int] = []
 
         def unlink_and_die(self: Path, missing_ok: bool = False) -> None:
@@ -283,8 +283,8 @@ def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pyte
             if self.parent.name == "commitlog" and not died:
                 died.append(store.confirm_offset)
                 dying.put(Message("t", b"dead", queue_id=0))
-                watermark.announce(store.confirm_offset, watermark.store_timestamp)
-                watermark.publish(died[0])
+                published.announce(store.confirm_offset, published.store_timestamp)
+                published.publish(died[0])
 
         monkeypatch.setattr(Path, "unlink", unlink_and_die)
         assert len(store.clean(forced=True).log) > 1

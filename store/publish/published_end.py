@@ -31,23 +31,23 @@ from store.errors import CorruptStore, FlushFailed
 from store.files.atomic import write_at, write_file
 from store.files.segment_file import sync
 from store.format.layout import (
-    WATERMARK,
-    WATERMARK_FILE,
-    WATERMARK_FILE_BYTES,
-    WATERMARK_MAGIC,
-    WATERMARK_NUMBER_BITS,
-    WATERMARK_VERSION,
+    PUBLISHED_END,
+    PUBLISHED_END_FILE,
+    PUBLISHED_END_FILE_BYTES,
+    PUBLISHED_END_MAGIC,
+    PUBLISHED_END_NUMBER_BITS,
+    PUBLISHED_END_VERSION,
     field_offset,
 )
 
-_NUMBER_BYTES = WATERMARK_NUMBER_BITS // 8
-_NUMBER_MASK = (1 << WATERMARK_NUMBER_BITS) - 1
+_NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
+_NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1
 _LOOKS = 3  # at a number that may be in the middle of a write
-_CONFIRM_OFFSET = field_offset(WATERMARK, "confirm_offset")
+_CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
-class Watermark:
-    """One mapped watermark file, closed with the last reference to it.
+class PublishedEnd:
+    """One mapped file, closed with the last reference to it.
 
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
@@ -59,26 +59,26 @@ class Watermark:
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
-        self.path = root / WATERMARK_FILE
+        self.path = root / PUBLISHED_END_FILE
         self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
         self._closed = finalize(self, os.close, self._fd)
         self._closed.atexit = False
         status = os.fstat(self._fd)
-        if status.st_size != WATERMARK_FILE_BYTES:
+        if status.st_size != PUBLISHED_END_FILE_BYTES:
             raise CorruptStore(
-                f"{self.path}: {status.st_size} bytes, expected {WATERMARK_FILE_BYTES}; "
+                f"{self.path}: {status.st_size} bytes, expected {PUBLISHED_END_FILE_BYTES}; "
                 "delete the file and open the store for writing: it is rebuilt from the log"
             )
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        mapped = mmap.mmap(self._fd, WATERMARK_FILE_BYTES, access=access)
+        mapped = mmap.mmap(self._fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
-        self._fields = np.frombuffer(mapped, WATERMARK, count=1)
+        self._fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
         magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
-        if magic != WATERMARK_MAGIC or version != WATERMARK_VERSION:
+        if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
             raise CorruptStore(
-                f"{self.path}: magic {magic!r} version {version}, expected {WATERMARK_MAGIC!r} version "
-                f"{WATERMARK_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the store "
-                "everywhere, delete the file and open the store for writing: it is rebuilt from the log"
+                f"{self.path}: magic {magic!r} version {version}, expected {PUBLISHED_END_MAGIC!r} version "
+                f"{PUBLISHED_END_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the "
+                "store everywhere, delete the file and open the store for writing: it is rebuilt from the log"
             )
 
     @staticmethod
@@ -89,18 +89,18 @@ class Watermark:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """Write a clean watermark of this boot at `confirm_offset`; into the file that readers have mapped, if any.
+        """Write a clean published end of this boot at `confirm_offset`; into the file that readers have mapped, if any.
 
         times_from, keys_from: see the properties; by default not known of what is there.
         """
-        fields = np.zeros(1, WATERMARK)
-        fields["magic"], fields["version"] = WATERMARK_MAGIC, WATERMARK_VERSION
+        fields = np.zeros(1, PUBLISHED_END)
+        fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
         fields["boot_id"] = current_boot_id()
         fields["flushed_offset"] = fields["confirm_offset"] = fields["announced_end"] = checked(confirm_offset)
         fields["store_timestamp"] = checked(store_timestamp)
         fields["times_from"] = checked(confirm_offset if times_from is None else times_from)
         fields["keys_from"] = checked(confirm_offset if keys_from is None else keys_from)
-        path, data = root / WATERMARK_FILE, fields.tobytes().ljust(WATERMARK_FILE_BYTES, b"\0")
+        path, data = root / PUBLISHED_END_FILE, fields.tobytes().ljust(PUBLISHED_END_FILE_BYTES, b"\0")
         try:
             fd = os.open(path, os.O_RDWR)
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class Watermark:
     def mark_failed(self, begin: int, failure: str) -> None:
         """Record that what lies behind `begin` may not be on the device, and why; the first failure counts."""
         if not self.has_failed:
-            self._fields["failure"] = failure.encode()[: WATERMARK["failure"].itemsize]
+            self._fields["failure"] = failure.encode()[: PUBLISHED_END["failure"].itemsize]
             self._fields["failed_from"] = checked(begin)
 
     @property
@@ -241,7 +241,7 @@ class Watermark:
 @lru_cache(maxsize=64)  # an append asks several times for the same few
 def checked(number: int) -> int:
     """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
-    return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << WATERMARK_NUMBER_BITS | number
+    return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number
 
 
 @cache

@@ -7,70 +7,70 @@ import numpy as np
 import pytest
 
 from store import CorruptStore, Message, MessageStore
-from store.format.layout import WATERMARK, WATERMARK_FILE_BYTES, field_offset
-from store.publish.watermark import Watermark, current_boot_id
+from store.format.layout import PUBLISHED_END, PUBLISHED_END_FILE_BYTES, field_offset
+from store.publish.published_end import PublishedEnd, current_boot_id
 
 
 @pytest.fixture
-def watermark(tmp_path: Path) -> Watermark:
-    Watermark.create(tmp_path, 100, store_timestamp=7)
-    return Watermark(tmp_path, writable=True)
+def published(tmp_path: Path) -> PublishedEnd:
+    PublishedEnd.create(tmp_path, 100, store_timestamp=7)
+    return PublishedEnd(tmp_path, writable=True)
 
 
-def test_a_new_one_is_clean(watermark: Watermark) -> None:
-    assert watermark.confirm_offset == watermark.announced_end == watermark.flushed_offset == 100
-    assert watermark.store_timestamp == 7
-    assert watermark.same_boot
-    assert watermark.path.stat().st_size == WATERMARK_FILE_BYTES
+def test_a_new_one_is_clean(published: PublishedEnd) -> None:
+    assert published.confirm_offset == published.announced_end == published.flushed_offset == 100
+    assert published.store_timestamp == 7
+    assert published.same_boot
+    assert published.path.stat().st_size == PUBLISHED_END_FILE_BYTES
 
 
-def test_an_append_seen_by_another_reader(watermark: Watermark) -> None:
-    reader = Watermark(watermark.path.parent, writable=False)
-    watermark.announce(150, 9)
+def test_an_append_seen_by_another_reader(published: PublishedEnd) -> None:
+    reader = PublishedEnd(published.path.parent, writable=False)
+    published.announce(150, 9)
     assert (reader.confirm_offset, reader.announced_end, reader.store_timestamp) == (100, 150, 9)
-    watermark.publish(150)
+    published.publish(150)
     assert reader.confirm_offset == 150
-    watermark.mark_flushed(150)
-    watermark.mark_flushed(120)
+    published.mark_flushed(150)
+    published.mark_flushed(120)
     assert reader.flushed_offset == 150
-    watermark.flush()
+    published.flush()
 
 
 def test_one_without_messages_has_no_time(tmp_path: Path) -> None:
-    Watermark.create(tmp_path, 0)
-    assert Watermark(tmp_path, writable=False).numbers == (0, 0, 0)
+    PublishedEnd.create(tmp_path, 0)
+    assert PublishedEnd(tmp_path, writable=False).numbers == (0, 0, 0)
 
 
-def test_made_anew_it_is_the_file_that_readers_have_mapped(watermark: Watermark) -> None:
-    Watermark.create(watermark.path.parent, 300)
-    assert not watermark.is_replaced
-    assert watermark.confirm_offset == watermark.flushed_offset == 300
+def test_made_anew_it_is_the_file_that_readers_have_mapped(published: PublishedEnd) -> None:
+    PublishedEnd.create(published.path.parent, 300)
+    assert not published.is_replaced
+    assert published.confirm_offset == published.flushed_offset == 300
 
 
-def test_a_file_that_was_deleted_is_replaced(watermark: Watermark) -> None:
-    watermark.path.unlink()
-    assert watermark.is_replaced
-    Watermark.create(watermark.path.parent, 100)
-    assert watermark.is_replaced
+def test_a_file_that_was_deleted_is_replaced(published: PublishedEnd) -> None:
+    published.path.unlink()
+    assert published.is_replaced
+    PublishedEnd.create(published.path.parent, 100)
+    assert published.is_replaced
 
 
-def test_a_closed_one_writes_into_no_other_file(watermark: Watermark) -> None:
-    watermark.close()
+def test_a_closed_one_writes_into_no_other_file(published: PublishedEnd) -> None:
+    published.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        watermark.publish(150)
+        published.publish(150)
 
 
-def test_another_boot(watermark: Watermark) -> None:
+def test_another_boot(published: PublishedEnd) -> None:
     if not current_boot_id():
         pytest.skip("this system has no boot id")
-    fields = np.frombuffer(bytearray(watermark.path.read_bytes()), WATERMARK, 1)
+    fields = np.frombuffer(bytearray(published.path.read_bytes()), PUBLISHED_END, 1)
     fields["boot_id"] = b"another"
-    with watermark.path.open("r+b") as file:
+    with published.path.open("r+b") as file:
         file.write(fields.tobytes())
-    assert not watermark.same_boot
+    assert not published.same_boot
 
 
-@pytest.mark.parametrize("size", [0, WATERMARK.itemsize, WATERMARK_FILE_BYTES + 1])
+@pytest.mark.parametrize("size", [0, PUBLISHED_END.itemsize, PUBLISHED_END_FILE_BYTES + 1])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
     MessageStore.open(tmp_path).close()
@@ -83,7 +83,7 @@ def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
 def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, writable: bool) -> None:
     os.mkfifo(tmp_path / "watermark")
     with pytest.raises(CorruptStore, match="watermark: 0 bytes, expected 4096"):
-        Watermark(tmp_path, writable=writable)
+        PublishedEnd(tmp_path, writable=writable)
 
 
 @pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (1).to_bytes(8, "big"))])
@@ -91,23 +91,23 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, writable: bool) -
 def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read_only: bool) -> None:
     MessageStore.open(tmp_path).close()
     with (tmp_path / "watermark").open("r+b") as file:
-        file.seek(field_offset(WATERMARK, field))
+        file.seek(field_offset(PUBLISHED_END, field))
         file.write(value)
     with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 2; .*delete the file"):
         MessageStore.open(tmp_path, read_only=read_only)
 
 
 @pytest.mark.parametrize("field", ["flushed_offset", "store_timestamp", "announced_end", "confirm_offset"])
-def test_every_flipped_bit_of_a_number_is_noticed(watermark: Watermark, field: str) -> None:
-    start = field_offset(WATERMARK, field)
-    right = watermark.path.read_bytes()[start : start + 8]
+def test_every_flipped_bit_of_a_number_is_noticed(published: PublishedEnd, field: str) -> None:
+    start = field_offset(PUBLISHED_END, field)
+    right = published.path.read_bytes()[start : start + 8]
     for bit in range(64):
         wrong = (int.from_bytes(right, "big") ^ 1 << bit).to_bytes(8, "big")
-        with watermark.path.open("r+b") as file:
+        with published.path.open("r+b") as file:
             file.seek(start)
             file.write(wrong)
         with pytest.raises(CorruptStore, match=f"watermark: {field} is 0x.* fails its check; delete the file and open"):
-            getattr(watermark, field)
+            getattr(published, field)
 
 
 def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"x")] * 10)
     with (tmp_path / "watermark").open("r+b") as file:
-        file.seek(field_offset(WATERMARK, "confirm_offset") + 7)
+        file.seek(field_offset(PUBLISHED_END, "confirm_offset") + 7)
         file.write(b"\0")
     for read_only in (True, False):
         with pytest.raises(CorruptStore, match="confirm_offset is 0x"):
@@ -127,4 +127,4 @@ def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
 
 def test_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Watermark(tmp_path, writable=False)
+        PublishedEnd(tmp_path, writable=False)
