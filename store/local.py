@@ -147,9 +147,9 @@ class LocalLog:
             raise
 
     def _is_same(self, queue: Queue, position: int, was: Fingerprint) -> bool:
-        """Quick; where it is not true the queue may be deleted, or not there yet, just as well."""
+        """Quick; where it is not true the message may be deleted, or not there yet, just as well."""
         try:
-            return self._store.can_have(*queue, position - 1, was)
+            return self._store.fingerprint(*queue, position - 1) == was
         except (UnknownTopic, CorruptRecord):
             return False
 

@@ -254,6 +254,23 @@ def test_another_life_between_planning_and_reading(filled: Filled, count: int) -
     assert query.accepts() == filled.rows
 
 
+def test_a_shorter_life_when_retention_took_the_one_before(filled: Filled) -> None:
+    """The last message that was planned is deleted, but that is not why the queue ends before it."""
+    filled.put("orders", 0, 250, size=1000)
+    it = reader(filled, **EARLIEST)
+    start = it.initialOffset()
+    end = latest(it, start)
+    it.stop()
+    recreate(filled, 1)
+    filled.put("orders", 0, 100, size=1000)
+    filled.store.clean(forced=True)
+    again = reader(filled, failOnDataLoss="false")
+    assert [row for row in rows(again, start, end) if row[1] == 0] == []
+    first = filled.store.min_offset("orders", 0)
+    assert 0 < first < 101
+    assert rows(again, end, latest(again, end)) == [r for r in filled.rows if r[1] == 0 and r[2] >= first]
+
+
 def test_another_life_under_a_batch_query(filled: Filled) -> None:
     from pyspark_mq.batch_reader import MqBatchReader
 
