@@ -73,12 +73,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         hold, least = (self._options.hold_timeout_seconds, self._least()) if waits else (0.0, 1)
         self._bounds = self._queues.hold(hold, offset.next, offset.next, least)
         if not is_enough(offset.next, self._bounds, least) and start == self._known:
-            return start
+            return self._idle(start)
         batch = self._begin(offset)
         ranges = self._available(offset, batch)
         if not batch.losses and {r.queue: r.end for r in ranges} == offset.next:
             self._known = start
-            return start
+            return self._idle(start)
         if not once:
             ranges = self._limit(ranges)
         following = {r.queue: r.end for r in ranges}
@@ -121,6 +121,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come."""
         if self._group is not None:
             self._group.reached(reached)
+
+    def _idle(self, start: dict[str, Any]) -> dict[str, Any]:
+        """`start`, behind which nothing is. Its group is told at once: Spark may end this process without `stop`."""
+        if self._group is not None:
+            self._group.tell()
+        return start
 
     @cached_property
     def _group(self) -> GroupProgress | None:

@@ -160,7 +160,7 @@ def test_a_lost_range_stops_the_query_and_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endingOffsets": "latest"}, "endingOffsets is for batch queries"),
+        ({"endingOffsets": "latest"}, "are for batch queries"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger takes a whole number above 0"),
         ({"startingOffsets": '{"orders": {"0": 0}}'}, "leaves out: orders/1"),
     ],
