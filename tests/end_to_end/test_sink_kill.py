@@ -1,6 +1,6 @@
 """From topic to topic with everybody killed at random: Python workers, the commit, the driver. Every row once.
 
-SINK_KILL_ROUNDS says how many drivers are killed, 3 by default, and SINK_KILLS how many other processes of each, 2 by
+SINK_KILL_ROUNDS says how many drivers are killed, 1 by default, and SINK_KILLS how many other processes of each, 2 by
 default.
 """
 
@@ -27,7 +27,7 @@ from tests.end_to_end.test_realtime import java, kill_tree, open_files, tree
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("SINK_KILL_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("SINK_KILL_ROUNDS", "1"))
 KILLS = int(os.environ.get("SINK_KILLS", "2"))
 KEYS = 7
 

@@ -34,7 +34,7 @@ from tests.driven import DrivenQuery, Json, Row
 from tests.end_to_end.churning import STEADY, acknowledged, make
 
 ROOT = Path(__file__).parents[2]
-SECONDS = float(os.environ.get("SECONDS", "15"))
+SECONDS = float(os.environ.get("STRESS_SECONDS", "8"))
 WRITERS = 2
 PATIENCE = 300.0
 LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with what is there")
