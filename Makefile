@@ -13,6 +13,7 @@ install: $(VENV)/.with-demo
 demo: $(VENV)/.with-demo
 	@$(BIN)/pyspark-mq demo
 
+# In two processes, each test in the one that is free; each process that needs it starts one Spark session.
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
 

@@ -68,6 +68,9 @@ def test_the_source_and_sql(
     query = source_recipes["matching"].writeStream.format("noop").trigger(availableNow=True).queryName("lags").start()
     query.awaitTermination()
 
+    for table in spark.catalog.listTables():  # other tests make views of the same names in this session
+        if table.isTemporary:
+            spark.catalog.dropTempView(table.name)
     statements = [each for block in recipes("sql.md", "sql", path) for each in block.split(";") if each.strip()]
     answers = [spark.sql(statement).collect() for statement in statements]
     assert sorted(answers[1]) == [Row(tags="open", n=1), Row(tags="paid", n=3)]
