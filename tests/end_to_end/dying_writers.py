@@ -65,6 +65,9 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     names = (f"w{seed}.{number}" for number in itertools.count())
     alive = [start(store_path, next(names)) for _ in range(WRITERS)]
+    acks = Path(f"{store_path}.acks")
+    while not any(each.stat().st_size for each in acks.glob(f"w{seed}.*")):  # on a busy machine they begin late
+        time.sleep(0.001)
     for _ in range(kills):
         time.sleep(chance.random() * 0.06)
         victim = alive.pop(chance.randrange(len(alive)))
