@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,14 @@ class Putting:
 
     def __init__(self, topics: Topics, config: StoreConfig, ever_put: Callable[[str], int]) -> None:
         self._topics = topics
-        self._config = config
+        self._store_host = config.store_host
+        self._encoding: dict[str, Any] = {  # what both ways of making records take
+            "store_host": config.store_host,
+            "max_message_size": config.maxMessageSize,
+            "with_keys": config.messageIndexEnable,
+            "with_tags": config.tagIndexEnable,
+            "with_crc": config.enabledAppendPropCRC,
+        }
         self._turns = _Turns(ever_put)
 
     @staticmethod
@@ -69,16 +76,7 @@ class Putting:
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
-        return encode_list(
-            messages,
-            self._choose_for_each(messages),
-            store_host=self._config.store_host,
-            max_message_size=self._config.maxMessageSize,
-            now=_now(),
-            with_keys=self._config.messageIndexEnable,
-            with_tags=self._config.tagIndexEnable,
-            with_crc=self._config.enabledAppendPropCRC,
-        )
+        return encode_list(messages, self._choose_for_each(messages), now=_now(), **self._encoding)
 
     def of_table(self, topic: str, table: object) -> Iterator[Records]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
@@ -94,24 +92,14 @@ class Putting:
         messages = MessageColumns.of(piece)
         if messages.properties is not None:
             check_name_column(pairs(messages.properties)[0])
-        return encode_columns(
-            topic,
-            messages,
-            self._choose_queues(topic, messages),
-            store_host=self._config.store_host,
-            max_message_size=self._config.maxMessageSize,
-            now=_now(),
-            with_keys=self._config.messageIndexEnable,
-            with_tags=self._config.tagIndexEnable,
-            with_crc=self._config.enabledAppendPropCRC,
-        )
+        return encode_columns(topic, messages, self._choose_queues(topic, messages), now=_now(), **self._encoding)
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
         """What to answer for messages that were appended."""
         queue_ids, queue_offsets = placed.queue_ids.tolist(), placed.queue_offsets.tolist()
         physical_offsets = placed.physical_offsets.tolist()
         # As readers will see them: a producer's own, else the place in the log.
-        ids = offset_msg_ids(*self._config.store_host, physical_offsets)
+        ids = offset_msg_ids(*self._store_host, physical_offsets)
         for row, message in enumerate(messages):
             if message.properties:
                 ids[row] = message.properties.get(PROPERTY_UNIQ_KEY) or ids[row]
