@@ -96,6 +96,7 @@ class AllOrNothing:
 
     def prepare(self) -> None:
         self._staging.prepare()
+        self._staging.begin(BATCH, self._run)
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
         file, rows = self._stage(BATCH, batches)
@@ -132,10 +133,14 @@ class OncePerBatch(AllOrNothing):
     given, which tells apart the writes of one `foreachBatch`.
     """
 
+    def prepare(self) -> None:
+        self._staging.prepare()
+
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
         query, batch = _streaming_batch()
         if self._options.producer_group is not None:
             query = f"{query}-{self._options.producer_group}"
+        self._staging.begin(query, self._run)
         file, rows = self._stage(query, batches)
         return Sent(rows, file, query, batch)
 

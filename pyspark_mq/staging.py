@@ -5,6 +5,8 @@
 An owner is a streaming query or, for other writes, "batch"; a run is one attempt of Spark's at one write. An owner has
 one live run at a time, except "batch": so whoever commits for a query deletes all its runs, and of the others those
 that nobody touched for `RETENTION_SECONDS`. A file need not outlive the machine: what is not committed is run again.
+
+Where a run is over its folder is gone, and a task that Spark has given up, but that still lives, cannot write any more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -24,6 +27,7 @@ from store.files.atomic import make_folder, open_file
 RETENTION_SECONDS = 7 * 24 * 3600.0
 BATCH = "batch"
 
+_GONE = "gone"  # instead of the run in the name of a folder that is being deleted
 _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has messages of one topic
 
 
@@ -42,12 +46,19 @@ class Staging:
         except OSError as error:
             raise self._unwritable(error) from error
 
+    def begin(self, owner: str, run: str) -> None:
+        """Make the folder of a run, if it is not there. Raises `StagingError`."""
+        try:
+            make_folder(self._folder(owner, run))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def write(self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]) -> tuple[str, int]:
         """Keep what one attempt at a task sends to topics: the file, and how many rows it has. Without any, "" and 0.
 
-        Raises `StagingError`.
+        Raises `StagingError`, also where the run has not begun, or is over.
         """
-        path, rows, writer = self._directory / f"{owner}.{run}" / f"{task}.arrow", 0, None
+        path, rows, writer = self._folder(owner, run) / f"{task}.arrow", 0, None
         try:
             with ExitStack() as opened:
                 for topic, batch in tables:
@@ -87,8 +98,11 @@ class Staging:
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._folders():
             whose, _, which = folder.name.rpartition(".")
-            if (whose == owner != BATCH) or which == run or _last_touched(folder) < oldest:
-                shutil.rmtree(folder, ignore_errors=True)  # a task that is not dead yet may still write there
+            if (whose == owner != BATCH) or which in (run, _GONE) or _last_touched(folder) < oldest:
+                _delete(folder)
+
+    def _folder(self, owner: str, run: str) -> Path:
+        return self._directory / f"{owner}.{run}"
 
     def _folders(self) -> list[Path]:
         with suppress(OSError):
@@ -103,9 +117,16 @@ class Staging:
 
 
 def _new_file(path: Path) -> pa.NativeFile:
-    make_folder(path.parent)
     os.close(open_file(path))  # with the rights that its directory gives
     return pa.OSFile(str(path), "wb")
+
+
+def _delete(folder: Path) -> None:
+    """At once for who knows its name: a task that is not dead yet may be about to make a file there."""
+    gone = folder.with_name(f"{uuid4().hex}.{_GONE}")
+    with suppress(OSError):  # somebody else deletes it
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _last_touched(folder: Path) -> float:

@@ -17,12 +17,18 @@ def batch(*bodies: str) -> pa.RecordBatch:
     return pa.record_batch({"body": list(bodies)})
 
 
+def begun(directory: Path, owner: str = "q", run: str = "run") -> Staging:
+    staging = Staging(str(directory))
+    staging.begin(owner, run)
+    return staging
+
+
 def bodies(tables: dict[str, pa.Table]) -> dict[str, list[str]]:
     return {topic: table["body"].to_pylist() for topic, table in tables.items()}
 
 
 def test_rows_of_tasks_by_topic_in_the_order_of_the_files(tmp_path: Path) -> None:
-    staging = Staging(str(tmp_path / "staging"))
+    staging = begun(tmp_path / "staging")
     first, rows = staging.write("q", "run", "0-0", [("a", batch("1", "2")), ("b", batch("3")), ("a", batch("4"))])
     second, _ = staging.write("q", "run", "1-1", [("b", batch("5").slice(0, 1)), ("a", batch("6", "7").slice(1))])
     assert rows == 4
@@ -31,13 +37,14 @@ def test_rows_of_tasks_by_topic_in_the_order_of_the_files(tmp_path: Path) -> Non
 
 
 def test_a_task_without_rows_makes_no_file(tmp_path: Path) -> None:
-    assert Staging(str(tmp_path)).write("q", "run", "0-0", []) == ("", 0)
-    assert list(tmp_path.iterdir()) == []
+    assert begun(tmp_path).write("q", "run", "0-0", []) == ("", 0)
+    assert [path.is_dir() for path in tmp_path.rglob("*")] == [True]
 
 
 def test_a_query_has_one_live_run_and_batches_have_many(tmp_path: Path) -> None:
     staging = Staging(str(tmp_path))
     for owner, run in (("q", "1"), ("q", "2"), ("q-group", "3"), ("other", "4"), ("batch", "5"), ("batch", "6")):
+        staging.begin(owner, run)
         staging.write(owner, run, "0-0", [("a", batch("1"))])
     staging.forget("q", "9")  # the commit of a stream does not know which run its tasks were
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batch.5", "batch.6", "other.4", "q-group.3"]
@@ -46,7 +53,8 @@ def test_a_query_has_one_live_run_and_batches_have_many(tmp_path: Path) -> None:
 
 
 def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> None:
-    staging = Staging(str(tmp_path))
+    begun(tmp_path, "batch", "1")
+    staging = begun(tmp_path, "batch", "2")
     paths = [Path(staging.write("batch", run, "0-0", [("a", batch("1"))])[0]) for run in "12"]
     old = time.time() - RETENTION_SECONDS - 60
     for path in (paths[0], paths[0].parent, paths[1].parent):  # the second has a file that is young
@@ -61,11 +69,31 @@ def test_a_failing_task_leaves_a_whole_file_and_raises_its_own_error(tmp_path: P
         raise RuntimeError("upstream")
 
     with pytest.raises(RuntimeError, match="upstream"):
-        Staging(str(tmp_path)).write("q", "run", "0-0", failing())
+        begun(tmp_path).write("q", "run", "0-0", failing())
+
+
+def test_a_task_that_lives_longer_than_its_run_writes_no_more(tmp_path: Path) -> None:
+    driver, task = begun(tmp_path, "batch", "1"), Staging(str(tmp_path))
+
+    def late():
+        yield "a", batch("1")
+        driver.forget("batch", "1")
+        yield "a", batch("2")
+
+    task.write("batch", "1", "0-0", late())  # its file went while it wrote
+    with pytest.raises(StagingError, match="cannot keep the rows of a write there"):
+        task.write("batch", "1", "1-1", [("a", batch("3"))])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_driver_was_deleting_is_deleted(tmp_path: Path) -> None:
+    staging = begun(tmp_path, "0123456789abcdef", "gone")
+    staging.forget("batch", "2")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
-    staging = Staging(str(tmp_path))
+    staging = begun(tmp_path)
     file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
     content = Path(file).read_bytes()
     Path(file).write_bytes(content[:3000])
