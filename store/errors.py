@@ -18,6 +18,7 @@
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
     ├── InvalidGroup             a consumer group's name that RocketMQ would refuse
+    ├── GroupConflict            a consumer that does not fit its group's other members
     ├── InvalidMessageId         a text that is no offsetMsgId
     ├── InvalidColumns           a table or a column list that does not fit
     ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
@@ -123,6 +124,10 @@ class InvalidTopic(StoreError):
 
 class InvalidGroup(StoreError):
     """A consumer group's name outside RocketMQ's rules."""
+
+
+class GroupConflict(StoreError):
+    """A consumer that cannot join: the group's members have another subscription, or one has its name."""
 
 
 class InvalidMessageId(StoreError):

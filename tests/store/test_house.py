@@ -14,13 +14,15 @@ ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
 FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
+BESIDE = {"any_group": "format"}  # it speaks of messages
 ROOF = ("writer", "store_reader", "append", "message_store", "__init__")
-ATTIC = ("local",)  # kinds of logs, made of all that is below
+ATTIC = ("local", "local_group")  # kinds of logs and of groups, made of all that is below
 
 
 def floor(module: str) -> int:
     """How high `store.<module>` lies."""
     name = module.split(".")[0]
+    name = BESIDE.get(name, name)
     if name in GROUND:
         return -1
     if name in ATTIC:

@@ -1,0 +1,159 @@
+"""What a consumer needs of its group, whoever keeps it: files beside a directory, or a cluster's broker.
+
+A group reads each message of its topics once: its members share the queues, each queue is one member's at a time, and
+the group's offsets say how far it has read. `store.local_group` is the first kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from store.any_log import Positions, Queue
+from store.format.stored_message import StoredMessage
+
+EVERYTHING = "*"
+
+
+class MessageModel(Enum):
+    """CLUSTERING: a message is read by one member. BROADCASTING: by each; every member keeps offsets of its own."""
+
+    CLUSTERING = "clustering"
+    BROADCASTING = "broadcasting"
+
+
+class ConsumeFromWhere(Enum):
+    """Where a group begins in a queue that it has no offset of, see `store.broker.group_offsets.first_offsets`."""
+
+    CONSUME_FROM_LAST_OFFSET = "last"
+    CONSUME_FROM_FIRST_OFFSET = "first"
+    CONSUME_FROM_TIMESTAMP = "timestamp"
+
+
+class Subscription(NamedTuple):
+    """Which messages of a topic a group reads. expression_type: TAG or SQL92, RocketMQ's ExpressionType."""
+
+    expression: str = EVERYTHING
+    expression_type: str = "TAG"
+
+    def __str__(self) -> str:
+        return f"{self.expression_type} {self.expression!r}"
+
+
+Subscriptions = Mapping[str, Subscription]  # by topic
+
+
+class MemberInfo(NamedTuple):
+    """A member as others see it. queues: those it has, sorted. silent_seconds: since it was last heard of."""
+
+    id: str
+    subscriptions: Subscriptions
+    model: MessageModel
+    orderly: bool
+    queues: tuple[Queue, ...]
+    silent_seconds: float
+
+
+class Member(Protocol):
+    """One consumer in its group, until it leaves: a context manager. Threads may share it.
+
+    Every verb but `leave` raises `StoreClosed` after that, `StoreForked` in a forked process, and `StoreLocked` while
+    a RocketMQ broker runs on the directory.
+    """
+
+    @property
+    def id(self) -> str:
+        """RocketMQ's client id: host@instance."""
+
+    def members(self) -> list[str]:
+        """The ids to allocate the queues to, sorted, this one among them; of a broadcasting group this one alone.
+
+        Those that were heard of within 120 s, and have not left or died.
+        """
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until the group is no longer as it was when this last was true, at most `timeout` seconds.
+
+        True if members came or went, if another gave a queue back or took one, or if offsets were reset. `leave` in
+        another thread ends it.
+        """
+
+    def lock(self, queues: Iterable[Queue]) -> set[Queue]:
+        """Those of `queues` that are this member's now: that were free, expired or its own (LOCK_BATCH_MQ).
+
+        Never one that another member has. They are its own for 60 s; call it every 20 s, also with none, for it tells
+        that this member is well. Offsets of one that is new here are read anew.
+        """
+
+    def unlock(self, queues: Iterable[Queue]) -> None:
+        """Give queues back; what was committed in them is persisted before others may have them."""
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        """The offset to read next, of those of `queues` that have one: as committed here, or else as persisted."""
+
+    def commit(self, positions: Positions) -> None:
+        """All messages before `positions` are done. In memory; smaller ones than before do not count."""
+
+    def persist(self) -> None:
+        """Bring to the group's offsets what was committed in queues that are this member's still.
+
+        Call it every 5 s. Those that somebody reset meanwhile stay as they were reset.
+        """
+
+    def resets(self) -> Positions:
+        """Where to go on in the queues that somebody reset since the last call, or since this member joined.
+
+        What was committed in them is forgotten. Until they are fetched here, commits in these queues do not count.
+        """
+
+    def send_back(self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int = 16) -> None:
+        """Let the group have messages again: later, or never, among its dead letters (CONSUMER_SEND_MSG_BACK).
+
+        delay_level: 0 for RocketMQ's own choice, 3 and one more each time; below 0 for the dead letters at once.
+        """
+
+    def leave(self) -> None:
+        """Persist, give everything back, and go. The second time, and in a forked process, this does nothing."""
+
+    def __enter__(self) -> Member: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Group(Protocol):
+    """A consumer group, whether anybody is in it or not."""
+
+    @property
+    def name(self) -> str: ...
+
+    def join(
+        self,
+        subscriptions: Subscriptions,
+        *,
+        model: MessageModel = MessageModel.CLUSTERING,
+        orderly: bool = False,
+        instance: str | None = None,
+    ) -> Member:
+        """Become a member; the group is made if it is new.
+
+        instance: a name of this process's choice, RocketMQ's instanceName: of two members at a time only one can have
+        it. A broadcasting member finds its offsets again by it. Default: another each time; DEFAULT for broadcasting.
+
+        Raises `GroupConflict` where members subscribe, or consume, otherwise, or one has this instance; `InvalidGroup`.
+        """
+
+    def members(self) -> list[MemberInfo]:
+        """Who is in it now, sorted by id."""
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        """The persisted offset of those of `queues` that have one."""
+
+    def reset(self, positions: Positions) -> None:
+        """Let the group go on from there: members that consume at once, others when they join.
+
+        Raises `UnknownTopic`, `OffsetOutOfRange`.
+        """
