@@ -108,7 +108,7 @@ class Block:
         self._need(records.sound, self._no_record)
         if with_bodies:
             _ = records.stored_bodies
-        same = records.holds("physical_offset", physical_offsets) & self._in_queue()
+        same = (records.field("physical_offset") == physical_offsets) & self._in_queue()
         if with_trailers:
             same &= self._in_topic()
             self._need(records.sound, self._no_record)
@@ -116,8 +116,9 @@ class Block:
 
     def _in_queue(self) -> Mask:
         """Where a record names this queue and its offset there, shape (n,)."""
-        same = self._records.holds("queue_id", self._queue_id)
-        return same & self._records.holds("queue_offset", self._queue_offsets)
+        same: Mask = self._records.field("queue_id") == self._queue_id
+        same &= self._records.field("queue_offset") == self._queue_offsets
+        return same
 
     def _in_topic(self) -> Mask:
         """Where a record names this topic, shape (n,); measures the parts behind the bodies."""

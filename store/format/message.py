@@ -32,7 +32,7 @@ from store.format.layout import (
     header_struct,
 )
 from store.format.properties import encode_properties
-from store.format.records import Records
+from store.format.records import Encoding, Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,10 @@ class Message:
 def encode_messages(
     messages: Sequence[Message],
     queue_ids: Sequence[int],
-    *,
-    store_host: tuple[bytes, int],
-    max_message_size: int,
+    encoding: Encoding,
     now: int,
-    with_keys: bool = True,
-    with_tags: bool = False,
-    with_crc: bool = False,
 ) -> Records:
     """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
-
-    with_keys: hash their keys for the index. with_tags: and their tags. with_crc: let each
-    record end with a CRC of all of it.
 
     Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
     values of other kinds than their fields.
@@ -100,14 +92,14 @@ def encode_messages(
     headers, rests, queues, codes, hashes, rows = [], [], [], [], [], []
     for row, (message, queue_id) in enumerate(zip(messages, queue_ids, strict=True)):
         properties = message.all_properties()
-        header, rest = _encode(message, properties, queue_id, store_host, max_message_size, now, with_crc=with_crc)
+        header, rest = _encode(message, properties, queue_id, encoding, now)
         headers.append(header)
         rests.append(rest)
         queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
         codes.append(java_hash_code(tag := tag_of(properties)))
-        if with_keys:
+        if encoding.with_keys:
             own = [key_hash(message.topic, key) for key in keys_of(properties)]
-            own += [key_hash(message.topic, INDEX_TAG_PREFIX + tag)] if tag and with_tags else []
+            own += [key_hash(message.topic, INDEX_TAG_PREFIX + tag)] if tag and encoding.with_tags else []
             hashes += own
             rows += [row] * len(own)
     return Records(
@@ -119,7 +111,7 @@ def encode_messages(
         tags_codes=np.array(codes, np.int64),
         key_hashes=np.array(hashes, np.int32),
         key_rows=np.array(rows, np.int64),
-        with_crc=with_crc,
+        with_crc=encoding.with_crc,
     )
 
 
@@ -130,16 +122,13 @@ def _encode(
     message: Message,
     all_properties: Mapping[str, str],
     queue_id: int,
-    store_host: tuple[bytes, int],
-    max_body: int,
+    encoding: Encoding,
     now: int,
-    *,
-    with_crc: bool,
 ) -> tuple[bytes, bytes]:
     """A record's header, and what follows it."""
     body, topic = _bytes(message.body), message.topic.encode()
-    check_body_size(len(body), max_body)
-    properties = encode_properties(all_properties, bytes(PROPERTY_CRC_BYTES) if with_crc else b"")
+    check_body_size(len(body), encoding.max_message_size)
+    properties = encode_properties(all_properties, bytes(PROPERTY_CRC_BYTES) if encoding.with_crc else b"")
     magic = topic_magic(message.topic)
     born = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
@@ -155,10 +144,10 @@ def _encode(
         0,
         0,
         born,
-        store_host[0],
+        encoding.store_host[0],
         0,
         0,
-        *store_host,
+        *encoding.store_host,
         0,
         0,
         len(body),

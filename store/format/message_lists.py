@@ -14,7 +14,7 @@ from store.format.arrays import arrow, blobs, texts
 from store.format.layout import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
 from store.format.message import Message, encode_messages
 from store.format.message_columns import MessageColumns
-from store.format.records import Records
+from store.format.records import Encoding, Records
 from store.format.tables import encode_columns
 
 _MANY = 40  # so many take less time through columns
@@ -25,15 +25,15 @@ class _OneByOne(Exception):
     """A message is wrong, or has what columns do not say."""
 
 
-def encode_list(messages: Sequence[Message], queue_ids: Sequence[int], *, now: int, **how: Any) -> Records:
+def encode_list(messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int) -> Records:
     """What `encode_messages` makes of the same arguments, sooner."""
     if len(messages) >= _MANY:
         try:
             topics, columns = _columns(messages, now)
-            return encode_columns(topics, columns, np.array(queue_ids, np.int64), now=now, **how)
+            return encode_columns(topics, columns, np.array(queue_ids, np.int64), encoding, now)
         except (_OneByOne, MessageRefused, UnicodeEncodeError, OverflowError):
             pass  # so that the error names the message
-    return encode_messages(messages, queue_ids, now=now, **how)
+    return encode_messages(messages, queue_ids, encoding, now)
 
 
 def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArray, MessageColumns]:

@@ -60,10 +60,10 @@ class RecordView:
         rows = gather_rows(view, self._inside(positions), RECORD_HEADER.itemsize)
         self._header_bytes = rows
         self._headers = rows.view(RECORD_HEADER)[:, 0]
-        self._v1 = self.holds("magic", MAGIC_V1)
-        self.sound &= self.holds("total_size", sizes)
+        self._v1 = self._headers["magic"] == MAGIC_V1
+        self.sound &= self._headers["total_size"] == sizes
         if not self._v1.all():
-            self.sound &= self._v1 | self.holds("magic", MAGIC_V2)
+            self.sound &= self._v1 | (self._headers["magic"] == MAGIC_V2)
         sys_flags = self._headers["sys_flag"]
         self.hosts_are_v4 = not (sys_flags & _SYS_HOST_V6).any()
         body_field = self.field_positions("body_length")
@@ -75,16 +75,6 @@ class RecordView:
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-    def holds(self, name: str, values: Ints | int) -> Mask:
-        """Where a header field before the hosts is `values` (within its range), shape (n,).
-
-        Compared as they stand on disk: cheaper than turning the bytes of the fields around.
-        """
-        field = self._headers[name]
-        expected = np.asarray(values).astype(field.dtype)
-        same: Mask = field.view(field.dtype.newbyteorder("=")) == expected.view(field.dtype.newbyteorder("="))
-        return same
 
     def field(self, name: str) -> Ints:
         """A header field of every record, int64, shape (n,)."""

@@ -17,6 +17,21 @@ from store.format.strings import Bytes
 
 
 @dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a store makes records of messages, by its settings.
+
+    store_host: address and port that records name. max_message_size: of a body, bytes. with_keys: hash the keys for the
+    index; with_tags: and the tags. with_crc: let each record end with a CRC of all of it.
+    """
+
+    store_host: tuple[bytes, int]
+    max_message_size: int
+    with_keys: bool = True
+    with_tags: bool = False
+    with_crc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Records:
     """n records, complete but for what only the append can know.
 

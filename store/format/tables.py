@@ -33,7 +33,7 @@ from store.format.message import check_body_size, check_fits, check_tag, illegal
 from store.format.message_columns import MessageColumns, pairs
 from store.format.properties import properties_too_large
 from store.format.property_columns import PropertyColumns
-from store.format.records import Records, rows_as_binary
+from store.format.records import Encoding, Records, rows_as_binary
 from store.format.strings import flat, lengths
 
 _EMPTY, _NOTHING = constant(""), constant(b"")
@@ -49,26 +49,20 @@ def encode_columns(
     topics: str | pa.StringArray,
     messages: MessageColumns,
     queue_ids: Ints,
-    *,
-    store_host: tuple[bytes, int],
-    max_message_size: int,
+    encoding: Encoding,
     now: int,
-    with_keys: bool = True,
-    with_tags: bool = False,
-    with_crc: bool = False,
 ) -> Records:
-    """Records in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen.
+    """Records in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen, `now` is ms.
 
-    topics: one for all, or one each, length n. with_keys: hash their keys for the index. with_tags: and their tags.
-    with_crc: let each record end with a CRC of all of it.
+    topics: one for all, or one each, length n.
     Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
     appended then.
     """
     count = len(messages)
     body_lengths = lengths(messages.body)
-    check_body_size(int(body_lengths.max(initial=0)), max_message_size)
+    check_body_size(int(body_lengths.max(initial=0)), encoding.max_message_size)
     texts, values = _encode_properties(messages)
-    texts[-1] += bytes(PROPERTY_CRC_BYTES) if with_crc else b""
+    texts[-1] += bytes(PROPERTY_CRC_BYTES) if encoding.with_crc else b""
     properties_lengths = sum(map(lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
@@ -76,14 +70,14 @@ def encode_columns(
     middle = _middle(named.same, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
     sizes += sum(map(lengths, named.each))
-    headers = _headers(named.magic, messages, sizes, body_lengths, queue_ids, store_host, now)
+    headers = _headers(named.magic, messages, sizes, body_lengths, queue_ids, encoding.store_host, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     tags, keys, unique_keys = messages.tags, messages.keys, None
     if messages.properties is not None:  # they may have the same under RocketMQ's names
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     _check_tags(tags)
-    filed = (unique_keys, keys, tags if with_tags else None) if with_keys else (None, None, None)
+    filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
     hashes, rows = key_hashes(topics, *filed)
     destinations, queues = named.destinations(queue_ids)
     return Records(
@@ -95,7 +89,7 @@ def encode_columns(
         tags_codes=np.zeros(count, np.int64) if tags is None else tags_codes(tags),
         key_hashes=hashes,
         key_rows=rows,
-        with_crc=with_crc,
+        with_crc=encoding.with_crc,
     )
 
 

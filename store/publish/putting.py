@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, pairs, split
 from store.format.message_lists import encode_list
-from store.format.records import Records
+from store.format.records import Encoding, Records
 from store.format.stored_message import offset_msg_ids
 from store.format.strings import lengths
 from store.format.tables import encode_columns
@@ -50,14 +50,13 @@ class Putting:
 
     def __init__(self, topics: Topics, config: StoreConfig, ever_put: Callable[[str], int]) -> None:
         self._topics = topics
-        self._store_host = config.store_host
-        self._encoding: dict[str, Any] = {  # what both ways of making records take
-            "store_host": config.store_host,
-            "max_message_size": config.maxMessageSize,
-            "with_keys": config.messageIndexEnable,
-            "with_tags": config.tagIndexEnable,
-            "with_crc": config.enabledAppendPropCRC,
-        }
+        self._encoding = Encoding(
+            store_host=config.store_host,
+            max_message_size=config.maxMessageSize,
+            with_keys=config.messageIndexEnable,
+            with_tags=config.tagIndexEnable,
+            with_crc=config.enabledAppendPropCRC,
+        )
         self._turns = _Turns(ever_put)
 
     @staticmethod
@@ -76,7 +75,7 @@ class Putting:
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
-        return encode_list(messages, self._choose_for_each(messages), now=_now(), **self._encoding)
+        return encode_list(messages, self._choose_for_each(messages), self._encoding, _now())
 
     def of_table(self, topic: str, table: object) -> Iterator[Records]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
@@ -92,14 +91,14 @@ class Putting:
         messages = MessageColumns.of(piece)
         if messages.properties is not None:
             check_name_column(pairs(messages.properties)[0])
-        return encode_columns(topic, messages, self._choose_queues(topic, messages), now=_now(), **self._encoding)
+        return encode_columns(topic, messages, self._choose_queues(topic, messages), self._encoding, _now())
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
         """What to answer for messages that were appended."""
         queue_ids, queue_offsets = placed.queue_ids.tolist(), placed.queue_offsets.tolist()
         physical_offsets = placed.physical_offsets.tolist()
         # As readers will see them: a producer's own, else the place in the log.
-        ids = offset_msg_ids(*self._store_host, physical_offsets)
+        ids = offset_msg_ids(*self._encoding.store_host, physical_offsets)
         for row, message in enumerate(messages):
             if message.properties:
                 ids[row] = message.properties.get(PROPERTY_UNIQ_KEY) or ids[row]

@@ -11,6 +11,7 @@ from store import Message, MessageStore, StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.format.message import encode_messages
+from store.format.records import Encoding
 from store.format.topic_names import is_internal_topic
 from tests.rocketmq.harness import Broker, Json, RocketMQ
 from tests.rocketmq.mixes import INDEX
@@ -33,9 +34,9 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         placed = store.put_many(messages)
         delayed = {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": f"{DELAYED_TO}"}
         later = [Message(SCHEDULE_TOPIC, f"late {n}".encode(), queue_id=0, properties=delayed) for n in range(3)]
-        host, limit = SMALL.store_host, SMALL.maxMessageSize
+        encoding = Encoding(SMALL.store_host, SMALL.maxMessageSize)
         # past the door: nobody but a broker puts there
-        store._writing().append([encode_messages(later, [0] * 3, store_host=host, max_message_size=limit, now=0)])
+        store._writing().append([encode_messages(later, [0] * 3, encoding, 0)])
         store.commit_offsets("readers", "orders", COMMITTED)
     groups = ConsumerOffsets(path)
     groups.create("readers")

@@ -16,7 +16,7 @@ from store.format.java_hash import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
 from store.format.message import encode_messages, topic_magic
 from store.format.message_columns import MessageColumns, split
-from store.format.records import Records
+from store.format.records import Encoding, Records
 from store.format.stored_message import decode_record
 from store.format.tables import encode_columns
 from tests.store.golden_bytes import PROPERTY_CRC, V1
@@ -47,9 +47,7 @@ def messages(draw: st.DrawFn) -> Message:
 
 def encode(*rows: Message, max_message_size: int = 1 << 20, with_crc: bool = False) -> Records:
     queue_ids = [row.queue_id or 0 for row in rows]
-    return encode_messages(
-        rows, queue_ids, store_host=HOST, max_message_size=max_message_size, now=NOW, with_crc=with_crc
-    )
+    return encode_messages(rows, queue_ids, Encoding(HOST, max_message_size, with_crc=with_crc), NOW)
 
 
 def decode(records: Records) -> list[StoredMessage]:
@@ -93,8 +91,7 @@ def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int, with_crc:
     for piece in split(table):
         columns = MessageColumns.of(piece)
         assert columns.queue_ids is not None
-        limits: dict[str, Any] = {"store_host": HOST, "max_message_size": 1 << 20, "now": NOW, "with_crc": with_crc}
-        bulk = encode_columns(topic, columns, columns.queue_ids, **limits)
+        bulk = encode_columns(topic, columns, columns.queue_ids, Encoding(HOST, 1 << 20, with_crc=with_crc), NOW)
         single = encode(*rows, with_crc=with_crc)
         assert bulk.encoded(0, len(rows)) == single.encoded(0, len(rows))
         assert bulk.sizes.tolist() == single.sizes.tolist()

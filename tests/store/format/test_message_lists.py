@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,15 +14,12 @@ from hypothesis import strategies as st
 from store import Message, MessageRefused
 from store.format.message import encode_messages
 from store.format.message_lists import encode_list
-from store.format.records import Records
+from store.format.records import Encoding, Records
 from tests.store.format.test_message import KEY, TAG, TEXT, messages
 
 MANY = 64
-HOW: dict[str, Any] = {
-    "store_host": (bytes([127, 0, 0, 1]), 10911),
-    "max_message_size": 1000,
-    "now": 1_700_000_000_000,
-}
+NOW = 1_700_000_000_000
+ENCODING = Encoding((bytes([127, 0, 0, 1]), 10911), max_message_size=1000)
 
 
 class Tag(StrEnum):
@@ -33,10 +31,10 @@ def many(rows: list[Message]) -> list[Message]:
     return rows * -(-MANY // len(rows))
 
 
-def outcome(encode: Any, rows: list[Message], **how: Any) -> Any:
+def outcome(encode: Any, rows: list[Message], encoding: Encoding) -> Any:
     """All that an append sees of the records, or the refusal."""
     try:
-        records: Records = encode(rows, [row.queue_id or 0 for row in rows], **HOW, **how)
+        records: Records = encode(rows, [row.queue_id or 0 for row in rows], encoding, NOW)
     except MessageRefused as refusal:
         return str(refusal), refusal.status
     return (
@@ -80,21 +78,22 @@ def odd_messages(draw: st.DrawFn) -> Message:
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=5), st.booleans(), st.booleans(), st.booleans())
 def test_the_same_records(rows: list[Message], with_keys: bool, with_tags: bool, with_crc: bool) -> None:
-    how = {"with_keys": with_keys, "with_tags": with_tags, "with_crc": with_crc}
-    assert outcome(encode_list, many(rows), **how) == outcome(encode_messages, many(rows), **how)
+    encoding = replace(ENCODING, with_keys=with_keys, with_tags=with_tags, with_crc=with_crc)
+    assert outcome(encode_list, many(rows), encoding) == outcome(encode_messages, many(rows), encoding)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(odd_messages(), min_size=1, max_size=3))
 def test_the_same_refusals(rows: list[Message]) -> None:
-    assert outcome(encode_list, many(rows), with_tags=True) == outcome(encode_messages, many(rows), with_tags=True)
+    encoding = replace(ENCODING, with_tags=True)
+    assert outcome(encode_list, many(rows), encoding) == outcome(encode_messages, many(rows), encoding)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(TAG, KEY), min_size=1, max_size=3))
 def test_usual_messages_go_through_columns(fields: list[tuple[str, str]]) -> None:
     rows = many([Message("t", b"body", tags=tag, keys=(key,), properties={"n": key}) for tag, key in fields])
-    assert isinstance(encode_list(rows, [0] * len(rows), **HOW).rests, tuple)
+    assert isinstance(encode_list(rows, [0] * len(rows), ENCODING, NOW).rests, tuple)
 
 
 @pytest.mark.parametrize("row", [0, MANY - 1])
@@ -102,4 +101,4 @@ def test_the_bad_one_of_many_is_named(row: int) -> None:
     rows = [Message("t", b"", tags="good")] * MANY
     rows[row] = Message("t", b"", tags="a|b")
     with pytest.raises(MessageRefused, match=r"tag 'a\|b': a message has one tag"):
-        encode_list(rows, [0] * MANY, **HOW)
+        encode_list(rows, [0] * MANY, ENCODING, NOW)

@@ -13,7 +13,7 @@ import pytest
 from store import InvalidColumns, MessageRefused, PutStatus
 from store.format.java_hash import java_hash_code
 from store.format.message_columns import MessageColumns, as_table, split
-from store.format.records import Records
+from store.format.records import Encoding, Records
 from store.format.stored_message import decode_record
 from store.format.tables import encode_columns
 
@@ -31,7 +31,7 @@ def encode(table: pa.Table, max_message_size: int = 1000) -> Records:
     (piece,) = split(as_table(table))
     columns = MessageColumns.of(piece)
     queues = np.zeros(len(columns), np.int64)
-    return encode_columns("t", columns, queues, store_host=HOST, max_message_size=max_message_size, now=5)
+    return encode_columns("t", columns, queues, Encoding(HOST, max_message_size), 5)
 
 
 def first_message(**columns: pa.Array) -> Any:
