@@ -172,10 +172,16 @@ class ConsumeQueue:
         return found
 
     def write(self, start: int, entries: Entries) -> None:
-        """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`."""
+        """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`, `FlushFailed`.
+
+        A file is begun when the one before is on the device: after a crash RocketMQ looks at the last three only.
+        """
         while len(entries):
-            count = min(len(entries), self.entries_per_file - start % self.entries_per_file)
-            self._segments.write(start * CQ_ENTRY.itemsize, entries[:count].tobytes())
+            position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
+            if start and index == 0 and not self._segments.exists(position):
+                self.flush(start - 1, start)
+            count = min(len(entries), self.entries_per_file - index)
+            self._segments.write(position, entries[:count].tobytes())
             entries, start = entries[count:], start + count
 
     def begin_at(self, start: int, min_physical_offset: int) -> None:
@@ -200,17 +206,18 @@ class ConsumeQueue:
     def truncate(self, max_offset: int) -> None:
         """Zero every entry from `end` on, for what a dead writer left must never count later; delete empty files.
 
-        As RocketMQ does: of an empty last file it counts the first entry. Call as the only writer.
+        As RocketMQ does: of an empty last file it counts the first entry. From the last file on, each gone on the
+        device before the one before it has a hole (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
         starts, end = self._segments.starts(), max_offset * CQ_ENTRY.itemsize
-        if not starts:
-            return
-        self._segments.zero(end, starts[-1] + self._segments.size)
-        if max_offset and end == starts[0]:  # nothing would be left that says where the queue goes on
+        if starts and max_offset and end == starts[0]:  # nothing would be left that says where the queue goes on
             self._write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
-            if start >= end:
-                self._segments.delete(start)
+            self._segments.zero(max(start, end), start + self._segments.size)
+            if start < end:
+                break
+            self._segments.delete(start)
+            self._segments.flush_names()
 
     def _write_blank(self, start: int, end: int) -> None:
         blank = np.zeros(end - start, CQ_ENTRY)

@@ -203,10 +203,10 @@ class Appender:
             return
         # Entries follow the records: where a record is not whole there are none of this append.
         names = ranges_of(self._log, confirm, announced) or self._queues.existing()
-        for name in names:
-            self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
-        self._index.truncate(confirm)
         with self._published_end.noting_failure():  # or it would come back behind what is appended next
+            for name in names:
+                self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
+            self._index.truncate(confirm)
             self._log.clear(confirm, announced)
             self._log.segments.flush_names()
         # A later time, so that a reader which saw something of it in between notices that it is undone.

@@ -11,11 +11,12 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreError
-from store.format.layout import PUBLISHED_END, PUBLISHED_END_FILE, field_offset
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, PUBLISHED_END, PUBLISHED_END_FILE, field_offset
 from store.publish.published_end import PublishedEnd
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
@@ -71,15 +72,28 @@ def check_reader(path: Path, history: History) -> None:
         pass
 
 
+def check_queue_files(tree: Tree) -> None:
+    """Each file of a queue is whole before the next one is there: RocketMQ looks for holes in the last three only."""
+    queues: dict[str, list[bytes]] = {}
+    for path, content in sorted(tree.items()):
+        if content is not None and path.startswith(f"{STORE}/{CONSUME_QUEUE_DIR}/"):
+            queues.setdefault(path.rpartition("/")[0], []).append(content)
+    for queue, contents in queues.items():
+        for number, content in enumerate(contents[:-1]):
+            assert np.frombuffer(content, CQ_ENTRY)["size"].all(), f"{queue}: file {number} of {len(contents)}"
+
+
 def crash(root: Path, tree: Tree, chance: random.Random, flush: str, history: History, cut: int) -> None:
     """The machine goes down twice: at `cut`, and somewhere in the next life, in its recovery as a rule."""
     tree = up_again(tree)
+    check_queue_files(tree)
     if chance.random() < READERS:
         restore(tree, root / "read")
         check_reader(root / "read" / STORE, history)
     changes, then = lived(root / "first", tree, chance, flush, history, cut)
     again = chance.randint(0, len(changes))
     tree = up_again(Disk(tree, changes[:again], chance).after_power_loss(chance))
+    check_queue_files(tree)
     lived(root / "second", tree, chance, flush, then, again)
 
 
@@ -162,6 +176,33 @@ def test_an_append_is_undone_as_a_whole(memory: Path, monkeypatch: pytest.Monkey
                 assert bodies in ([b"old"], [b"old", *new], [b"old", b"next"]), f"at change {cut} of {len(changes)}"
             shutil.rmtree(memory / "crash")
     assert {1, 9} <= found
+
+
+def test_a_queue_file_is_whole_before_the_next_is_begun(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has one a hole, where an append is undone, before those behind it are gone."""
+    recorder, config = Recorder(memory / "live"), small("ASYNC_FLUSH")
+    entries = config.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize
+
+    def die(published: PublishedEnd, confirm_offset: int) -> None:
+        raise KeyboardInterrupt(published, confirm_offset)
+
+    with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=config) as store:
+        store.create_topic("t", 1)
+        store.append_table("t", pa.table({"body": [b""] * (entries // 2)}))
+        with monkeypatch.context() as patched:
+            patched.setattr(PublishedEnd, "publish", die)
+            with pytest.raises(KeyboardInterrupt):
+                store.append_table("t", pa.table({"body": [b""] * (5 * entries)}))
+        begun = recorder.look()
+        store.put(Message("t", b"next"))
+        changes = recorder.changes[: recorder.look()]
+    found = set()
+    for cut in range(len(changes) + 1):
+        for number in range(4):
+            tree = Disk({}, changes[:cut], chance := random.Random(f"{cut}/{number}")).after_power_loss(chance)
+            check_queue_files(tree)
+            found.add((cut > begun, sum(CONSUME_QUEUE_DIR in path for path in tree)))
+    assert {(False, 9), (True, 9), (True, 4)} <= found, "files came and went"
 
 
 def test_what_a_recovery_cleared_away_does_not_come_back(memory: Path) -> None:
