@@ -3,6 +3,7 @@
 from store.any_log import Boundary
 from store.append import Append
 from store.errors import (
+    BadFrame,
     ConfigError,
     CorruptRecord,
     CorruptSegment,
@@ -23,6 +24,8 @@ from store.errors import (
     OffsetOutOfRange,
     PutStatus,
     ReadOnlyStore,
+    RemotingError,
+    RequestRefused,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -34,6 +37,7 @@ from store.errors import (
     StoreUnavailable,
     UnknownQueue,
     UnknownTopic,
+    Unreachable,
     UnsupportedStore,
 )
 from store.files.config import StoreConfig
@@ -53,6 +57,7 @@ __all__ = [
     "DEFAULT_COLUMNS",
     "Append",
     "AppendResult",
+    "BadFrame",
     "Boundary",
     "Cleaned",
     "ConfigError",
@@ -80,6 +85,8 @@ __all__ = [
     "PutResult",
     "PutStatus",
     "ReadOnlyStore",
+    "RemotingError",
+    "RequestRefused",
     "StoreBusy",
     "StoreClosed",
     "StoreConfig",
@@ -94,6 +101,7 @@ __all__ = [
     "TagFilter",
     "UnknownQueue",
     "UnknownTopic",
+    "Unreachable",
     "UnsupportedStore",
     "UnsupportedWarning",
     "message_filter",

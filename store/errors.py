@@ -25,6 +25,10 @@
     ├── FilterError              an expression of tags, or of SQL92, that cannot be parsed
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── MessageTooLarge          a compressed body that becomes larger than maxDecompressedMessageSize
+    ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
+    │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
+    │   ├── Unreachable          nobody answers at an address, or not in time
+    │   └── RequestRefused       the answer is not success; `.code` is RocketMQ's response code
     ├── OffsetOutOfRange
     │   ├── OffsetLost           older than what the store still has
     │   └── OffsetNotYet         newer than what the store has published
@@ -159,6 +163,30 @@ class MessageRefused(StoreError):
 
 class MessageTooLarge(StoreError):
     """A compressed body that becomes larger than `maxDecompressedMessageSize`."""
+
+
+class RemotingError(StoreError):
+    """What goes wrong between a client and a broker or a name server."""
+
+
+class BadFrame(RemotingError):
+    """Bytes that are no frame of RocketMQ's protocol, or one that is larger than its frames may be."""
+
+
+class Unreachable(RemotingError):
+    """Nobody answers at an address, or not in time."""
+
+
+class RequestRefused(RemotingError):
+    """A request that is answered with something else than success.
+
+    `code` is RocketMQ's response code, `remark` what it says in words.
+    """
+
+    def __init__(self, code: int, remark: str, where: str = "") -> None:
+        super().__init__(f"{where}{remark} (response code {int(code)})")
+        self.code = code
+        self.remark = remark
 
 
 class OffsetOutOfRange(StoreError):

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from queue import SimpleQueue
 
 from store import GetStatus, MessageStore, StoredMessage, UnknownQueue, UnknownTopic
 from store.any_log import MessageFilter
 from store.broker.hold import PullRequestHoldService, Wake
-
-
-class ResponseCode(IntEnum):
-    """RocketMQ's response codes, those a pull is answered with."""
-
-    SUCCESS = 0
-    TOPIC_NOT_EXIST = 17
-    PULL_NOT_FOUND = 19
-    PULL_RETRY_IMMEDIATELY = 20
-    PULL_OFFSET_MOVED = 21
-    INVALID_PARAMETER = 29
-
+from store.broker.response_codes import ResponseCode
 
 _CODES = {
     GetStatus.FOUND: ResponseCode.SUCCESS,

@@ -1,6 +1,7 @@
 """Makes the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
 
-Without names, directories that are there stay and only what RocketMQ sees in each is printed anew.
+Without names, directories that are there stay and only what RocketMQ sees in each is printed anew. `remoting` alone
+makes the frames of its protocol.
 """
 
 from __future__ import annotations
@@ -66,7 +67,17 @@ def expect(name: str) -> None:
     (GOLDEN / f"{name}.jsonl").write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen))
 
 
+def frames(line: str = "5.3") -> None:
+    """Write tests/golden/remoting anew: what RocketMQ's code makes of commands."""
+    made = RocketMQ(line).frames()
+    text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in made)
+    (GOLDEN / "remoting" / f"frames-{line}.jsonl").write_text(text)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["remoting"]:
+        frames()
+        sys.exit()
     for name in sys.argv[1:]:
         make(name)
     for name in sys.argv[1:] or (*GIVEN, *MADE):

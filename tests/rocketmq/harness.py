@@ -64,8 +64,8 @@ def chosen_lines() -> tuple[str, ...]:
     return tuple(line for line in LINES if line in asked or "all" in asked)
 
 
-class Broker:
-    """A running broker: an iterator over its answers, as they come."""
+class Running:
+    """A JVM that is asked by lines: an iterator over its answers, as they come."""
 
     def __init__(self, process: subprocess.Popen[str], words: IO[bytes]) -> None:
         assert process.stdin is not None
@@ -74,13 +74,7 @@ class Broker:
         self._requests, self._answers, self._words = process.stdin, process.stdout, words
 
     def ask(self, verb: str, **fields: Any) -> None:
-        """Make a request, with fields of Request in Spec.java.
-
-        send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". tidy:
-        "tidied". consume: "consumed" for each message, then "done". describe: "described". persist: "persisted".
-        produce: "done".
-        look: lines as of `RocketMQ.read` and what the admin tool answers, then "done". stop: "stopped".
-        """
+        """Make a request; its fields are those of the Java class that answers."""
         print(json.dumps({"verb": verb, **fields}), file=self._requests, flush=True)
 
     def __iter__(self) -> Iterator[Json]:
@@ -91,7 +85,7 @@ class Broker:
         if not line:
             self._process.wait(COMMAND_SECONDS)
             self._words.seek(0)
-            raise HarnessError(f"the broker ended:\n{_tail(self._words.read())}")
+            raise HarnessError(f"it ended:\n{_tail(self._words.read())}")
         answer: Json = json.loads(line)
         return answer
 
@@ -105,6 +99,32 @@ class Broker:
         for _ in self._answers:  # a full pipe would block it
             pass
         self._process.wait(COMMAND_SECONDS)
+
+
+class Broker(Running):
+    """A running broker. What it is asked has the fields of Request in Spec.java:
+
+    send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". tidy:
+    "tidied". consume: "consumed" for each message, then "done". describe: "described". persist: "persisted".
+    produce: "done".
+    look: lines as of `RocketMQ.read` and what the admin tool answers, then "done". stop: "stopped".
+    """
+
+
+class Clients(Running):
+    """RocketMQ's producer, consumers and admin tool in one JVM; see RemoteClient.java for what they are asked."""
+
+    def answers(self, verb: str, **fields: Any) -> list[Json]:
+        """What is answered up to "done"; raises `HarnessError` where something failed."""
+        self.ask(verb, **fields)
+        found: list[Json] = []
+        for answer in self:
+            if answer["kind"] == "failed":
+                raise HarnessError(f"{verb} {fields}: {answer['why']}")
+            if answer["kind"] == "done":
+                return [*found, answer] if len(answer) > 1 else found
+            found.append(answer)
+        return found
 
 
 def free_ports() -> dict[str, int]:
@@ -166,6 +186,30 @@ class RocketMQ:
         "results", one letter for each set of properties: T true, F false, N null, E an exception."""
         return self._run("conditions", HERE, {"expressions": expressions, "propertySets": property_sets})
 
+    def frames(self) -> list[Json]:
+        """Frames that RocketMQ 5's own code encodes, and its codes; see Frames.java."""
+        done = subprocess.run(self._java("Frames"), capture_output=True, timeout=COMMAND_SECONDS, check=False)
+        if done.returncode != 0:
+            raise HarnessError(f"RocketMQ {self.line}, frames:\n{_tail(done.stderr)}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    @contextmanager
+    def clients(self, name_server: str) -> Iterator[Clients]:
+        """RocketMQ's own clients, which know that name server; leaving the block halts them, as a kill does."""
+        with tempfile.TemporaryFile() as words:
+            process = subprocess.Popen(
+                self._java("RemoteClient", name_server),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                text=True,
+            )
+            clients = Clients(process, words)
+            try:
+                yield clients
+            finally:
+                clients.leave()
+
     @contextmanager
     def broker(self, directory: Path, config: Mapping[str, object] | None = None, **live: Any) -> Iterator[Broker]:
         """A name server and a broker on `directory`; leaving the block halts both, as a kill does.
@@ -203,6 +247,9 @@ class RocketMQ:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def _command(self, verb: str, directory: Path, spec: Path) -> list[str]:
+        return self._java("Main", verb, str(directory), str(spec))
+
+    def _java(self, main: str, *arguments: str) -> list[str]:
         classpath = f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath.txt').read_text()}"
         home = f"-Duser.home={self._target / 'home'}"  # where clients would put their logs
         return [
@@ -211,10 +258,8 @@ class RocketMQ:
             home,
             "-cp",
             classpath,
-            "mq.harness.Main",
-            verb,
-            str(directory),
-            str(spec),
+            f"mq.harness.{main}",
+            *arguments,
         ]
 
     def _build(self) -> None:

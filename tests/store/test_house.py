@@ -16,7 +16,7 @@ FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "broke
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
 BESIDE = {"any_group": "format"}  # it speaks of messages
 ROOF = ("writer", "store_reader", "append", "message_store", "__init__")
-ATTIC = ("local", "local_group")  # kinds of logs and of groups, made of all that is below
+ATTIC = ("local", "local_group", "remoting")  # kinds of logs and of groups, and the wire, made of all that is below
 
 
 def floor(module: str) -> int:

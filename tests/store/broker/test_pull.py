@@ -11,7 +11,8 @@ import pytest
 
 from store import GetStatus, Message, MessageStore, TagFilter, message_filter
 from store.broker.hold import PullRequestHoldService
-from store.broker.pull import PullMessageProcessor, PullRequest, ResponseCode, response_code
+from store.broker.pull import PullMessageProcessor, PullRequest, response_code
+from store.broker.response_codes import ResponseCode
 
 
 @pytest.fixture

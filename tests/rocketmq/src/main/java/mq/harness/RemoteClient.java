@@ -1,0 +1,317 @@
+package mq.harness;
+
+import com.google.gson.JsonObject;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+
+/** RocketMQ's own clients against any name server: asked by lines of standard input, halted when that closes. */
+public final class RemoteClient {
+    private final String namesrv;
+    private final Map<String, DefaultMQPushConsumer> consumers = new HashMap<>();
+    private DefaultMQProducer producer;
+    private DefaultMQAdminExt admin;
+    private int number;
+
+    private RemoteClient(String namesrv) {
+        this.namesrv = namesrv;
+        System.setProperty("rocketmq.client.rebalance.waitInterval", "500");  // instead of 20 s
+        System.setProperty("rocketmq.client.rebalance.lockInterval", "500");
+    }
+
+    /** Usage: 127.0.0.1:9876 */
+    public static void main(String[] args) throws Exception {
+        System.setOut(System.err);
+        RemoteClient client = new RemoteClient(args[0]);
+        BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = requests.readLine(); line != null; line = requests.readLine()) {
+            try {
+                client.answer(Main.GSON.fromJson(line, JsonObject.class));
+            } catch (Exception e) {
+                e.printStackTrace();
+                say("failed", "why", e.toString(), "code", e instanceof MQBrokerException broker ? broker.getResponseCode() : -1);
+            }
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static void say(String kind, Object... fields) {
+        Main.print(StoreReader.line(kind, fields));
+        Main.flush();
+    }
+
+    private void answer(JsonObject asked) throws Exception {
+        switch (asked.get("verb").getAsString()) {
+            case "send" -> send(asked);
+            case "burst" -> burst(asked);
+            case "subscribe" -> subscribe(asked);
+            case "leave" -> {
+                consumers.remove(asked.get("id").getAsString()).shutdown();
+                say("left");
+            }
+            case "offsets" -> offsets(asked);
+            case "find" -> find(asked);
+            case "createTopic" -> createTopic(asked);
+            case "topics" -> say("topics", "names", new TreeSet<>(admin().fetchAllTopicList().getTopicList()));
+            case "stats" -> stats(asked);
+            case "progress" -> progress(asked);
+            case "cluster" -> say("cluster", "brokers", admin().examineBrokerClusterInfo().getBrokerAddrTable().keySet());
+            default -> throw new IllegalArgumentException("no verb: " + asked);
+        }
+    }
+
+    private static int number(JsonObject asked, String name, int otherwise) {
+        return asked.has(name) ? asked.get(name).getAsInt() : otherwise;
+    }
+
+    private static String text(JsonObject asked, String name, String otherwise) {
+        return asked.has(name) ? asked.get(name).getAsString() : otherwise;
+    }
+
+    private DefaultMQProducer producer() throws Exception {
+        if (producer == null) {
+            producer = new DefaultMQProducer("remote-producers");
+            producer.setNamesrvAddr(namesrv);
+            producer.setSendMsgTimeout(30_000);
+            producer.setRetryTimesWhenSendFailed(0);
+            producer.start();
+        }
+        return producer;
+    }
+
+    private DefaultMQAdminExt admin() throws Exception {
+        if (admin == null) {
+            admin = new DefaultMQAdminExt("remote-admin");
+            admin.setNamesrvAddr(namesrv);
+            admin.start();
+        }
+        return admin;
+    }
+
+    /** how: sync, async, oneway, batch; messages, bodyBytes, tags (taken in turn), properties, queue, level. */
+    private void send(JsonObject asked) throws Exception {
+        int count = number(asked, "messages", 1);
+        List<Message> messages = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            messages.add(message(asked));
+        }
+        CountDownLatch left = new CountDownLatch(count);
+        switch (text(asked, "how", "sync")) {
+            case "sync" -> {
+                for (Message message : messages) {
+                    sent(asked.has("queue") ? producer().send(message, queue(asked)) : producer().send(message));
+                }
+            }
+            case "async" -> {
+                for (Message message : messages) {
+                    producer().send(message, new SendCallback() {
+                        @Override
+                        public void onSuccess(SendResult result) {
+                            sent(result);
+                            left.countDown();
+                        }
+
+                        @Override
+                        public void onException(Throwable e) {
+                            say("failed", "why", e.toString());
+                            left.countDown();
+                        }
+                    });
+                }
+                left.await();
+            }
+            case "oneway" -> {
+                for (Message message : messages) {
+                    producer().sendOneway(message);
+                }
+            }
+            case "batch" -> sent(producer().send(messages));
+            default -> throw new IllegalArgumentException("no way to send: " + asked);
+        }
+        say("done");
+    }
+
+    private MessageQueue queue(JsonObject asked) throws Exception {
+        String topic = asked.get("topic").getAsString();
+        return producer().fetchPublishMessageQueues(topic).get(number(asked, "queue", 0));
+    }
+
+    private Message message(JsonObject asked) {
+        byte[] body = ("" + number).getBytes(StandardCharsets.UTF_8);
+        byte[] padded = java.util.Arrays.copyOf(body, Math.max(body.length, number(asked, "bodyBytes", 0)));
+        Message message = new Message(asked.get("topic").getAsString(), padded);
+        if (asked.has("tags")) {
+            message.setTags(asked.getAsJsonArray("tags").get(number % asked.getAsJsonArray("tags").size()).getAsString());
+        }
+        message.setKeys("key-" + number);
+        message.putUserProperty("number", "" + number);
+        if (asked.has("level")) {
+            message.setDelayTimeLevel(number(asked, "level", 0));
+        }
+        number++;
+        return message;
+    }
+
+    private static void sent(SendResult result) {
+        say("sent", "status", result.getSendStatus().name(), "msgId", result.getMsgId(), "offsetMsgId",
+            result.getOffsetMsgId(), "queueId", result.getMessageQueue().getQueueId(), "queueOffset",
+            result.getQueueOffset(), "broker", result.getMessageQueue().getBrokerName());
+    }
+
+    /** As many sync sends (or batches) a thread as asked, from threads; says how long they took. */
+    private void burst(JsonObject asked) throws Exception {
+        int threads = number(asked, "threads", 8);
+        int each = number(asked, "each", 100);
+        int batch = number(asked, "batch", 1);
+        producer();
+        AtomicInteger failed = new AtomicInteger();
+        List<Thread> running = new ArrayList<>();
+        long begin = System.nanoTime();
+        for (int thread = 0; thread < threads; thread++) {
+            running.add(new Thread(() -> {
+                byte[] body = new byte[number(asked, "bodyBytes", 100)];
+                for (int i = 0; i < each; i++) {
+                    try {
+                        List<Message> messages = new ArrayList<>();
+                        for (int j = 0; j < batch; j++) {
+                            messages.add(new Message(asked.get("topic").getAsString(), body));
+                        }
+                        if (batch == 1) {
+                            producer.send(messages.get(0));
+                        } else {
+                            producer.send(messages);
+                        }
+                    } catch (Exception e) {
+                        e.printStackTrace();
+                        failed.incrementAndGet();
+                    }
+                }
+            }));
+        }
+        running.forEach(Thread::start);
+        for (Thread thread : running) {
+            thread.join();
+        }
+        say("burst", "nanos", System.nanoTime() - begin, "failed", failed.get());
+    }
+
+    /** id, group, topic, expression or sql, orderly, latest; failures: how often each message fails at first. */
+    private void subscribe(JsonObject asked) throws Exception {
+        String id = text(asked, "id", "one");
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(asked.get("group").getAsString());
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setInstanceName(id);
+        consumer.setConsumeFromWhere(asked.has("latest") ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+            : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setSuspendCurrentQueueTimeMillis(100);
+        if (asked.has("sql")) {
+            consumer.subscribe(asked.get("topic").getAsString(), MessageSelector.bySql(asked.get("sql").getAsString()));
+        } else {
+            consumer.subscribe(asked.get("topic").getAsString(), text(asked, "expression", "*"));
+        }
+        int failures = number(asked, "failures", 0);
+        if (asked.has("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> consumed(id, messages, failures)
+                ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                context.setDelayLevelWhenNextConsume(number(asked, "level", 1));
+                return consumed(id, messages, failures) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+                    : ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            });
+        }
+        Line.awaitTermination(consumer);
+        consumer.start();
+        consumers.put(id, consumer);
+        say("subscribed", "id", id);
+    }
+
+    private static boolean consumed(String id, List<MessageExt> messages, int failures) {
+        boolean isDone = true;
+        for (MessageExt message : messages) {
+            isDone &= message.getReconsumeTimes() >= failures;
+            say("consumed", "id", id, "topic", message.getTopic(), "queueId", message.getQueueId(), "queueOffset",
+                message.getQueueOffset(), "body", Base64.getEncoder().encodeToString(message.getBody()), "tags",
+                message.getTags(), "keys", message.getKeys(), "msgId", message.getMsgId(), "reconsumeTimes",
+                message.getReconsumeTimes(), "bornHost", message.getBornHostString(), "properties",
+                message.getProperties(), "after", System.currentTimeMillis() - message.getBornTimestamp());
+        }
+        return isDone;
+    }
+
+    /** As mqadmin's updateTopic. */
+    private void createTopic(JsonObject asked) throws Exception {
+        TopicConfig topic = new TopicConfig(asked.get("topic").getAsString());
+        topic.setReadQueueNums(number(asked, "queues", 4));
+        topic.setWriteQueueNums(number(asked, "queues", 4));
+        for (var broker : admin().examineBrokerClusterInfo().getBrokerAddrTable().values()) {
+            admin().createAndUpdateTopicConfig(broker.selectBrokerAddr(), topic);
+        }
+        say("done");
+    }
+
+    private void offsets(JsonObject asked) throws Exception {
+        String topic = asked.get("topic").getAsString();
+        for (MessageQueue queue : producer().fetchPublishMessageQueues(topic)) {
+            say("queue", "queueId", queue.getQueueId(), "min", admin().minOffset(queue), "max", admin().maxOffset(queue),
+                "at", admin().searchOffset(queue, asked.has("time") ? asked.get("time").getAsLong() : 0));
+        }
+        say("done");
+    }
+
+    /** By key, or by id: a client's own, or the broker's. */
+    private void find(JsonObject asked) throws Exception {
+        String topic = asked.get("topic").getAsString();
+        Collection<MessageExt> found = asked.has("key")
+            ? admin().queryMessage(topic, asked.get("key").getAsString(), 32, 0, System.currentTimeMillis() + 60_000).getMessageList()
+            : List.of(admin().viewMessage(topic, asked.get("id").getAsString()));
+        for (MessageExt message : found) {
+            say("found", "queueId", message.getQueueId(), "queueOffset", message.getQueueOffset(), "keys", message.getKeys(),
+                "msgId", message.getMsgId());
+        }
+        say("done");
+    }
+
+    private void stats(JsonObject asked) throws Exception {
+        admin().examineTopicStats(asked.get("topic").getAsString()).getOffsetTable().forEach((queue, offset) ->
+            say("queue", "queueId", queue.getQueueId(), "min", offset.getMinOffset(), "max", offset.getMaxOffset(),
+                "time", offset.getLastUpdateTimestamp()));
+        say("done");
+    }
+
+    private void progress(JsonObject asked) throws Exception {
+        admin().examineConsumeStats(asked.get("group").getAsString()).getOffsetTable().forEach((queue, offset) ->
+            say("queue", "topic", queue.getTopic(), "queueId", queue.getQueueId(), "broker", offset.getBrokerOffset(),
+                "consumer", offset.getConsumerOffset()));
+        Set<String> ids = new TreeSet<>();
+        admin().examineConsumerConnectionInfo(asked.get("group").getAsString()).getConnectionSet()
+            .forEach(connection -> ids.add(connection.getClientId()));
+        say("done", "clients", ids);
+    }
+}

@@ -1,0 +1,47 @@
+"""Frames come out whole, in whatever pieces the stream comes."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.errors import BadFrame
+from store.remoting.command import MAX_FRAME_BYTES
+from store.remoting.frames import Frames
+
+FRAMES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
+
+
+@given(FRAMES, st.lists(st.integers(0, 300), max_size=12))
+def test_a_stream_in_pieces(sent: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in sent)
+    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    frames = Frames()
+    came = [frame for begin, end in pairwise(bounds) for frame in frames.feed(stream[begin:end])]
+    assert came == sent
+    assert frames.is_between
+
+
+@given(st.binary(min_size=1, max_size=40), st.data())
+def test_half_a_frame_is_under_way(frame: bytes, data: st.DataObject) -> None:
+    stream = struct.pack(">i", len(frame)) + frame
+    frames = Frames()
+    assert frames.feed(stream[: data.draw(st.integers(1, len(stream) - 1))]) == []
+    assert not frames.is_between
+
+
+@pytest.mark.parametrize("length", [0, -1, MAX_FRAME_BYTES - 3, int.from_bytes(b"GET ", "big")])
+def test_a_length_that_no_frame_has_is_refused_at_once(length: int) -> None:
+    with pytest.raises(BadFrame, match="another protocol"):
+        Frames().feed(struct.pack(">i", length))
+
+
+def test_the_largest_frame_is_taken() -> None:
+    frames = Frames()
+    assert frames.feed(struct.pack(">i", MAX_FRAME_BYTES - 4)) == []
+    (frame,) = frames.feed(bytes(MAX_FRAME_BYTES - 4))
+    assert len(frame) == MAX_FRAME_BYTES - 4
