@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from store.errors import StoreClosed
+from store.format.copies import Copies, Places
 from store.format.message import Message
 from store.format.records import Records
 from store.publish.appender import AppendResult, Condition
@@ -45,6 +46,12 @@ class Append:
         parts, listed = self._open_parts(), Putting.listed(messages)
         if listed:
             parts.append([self._putting.of_messages(listed)])
+
+    def add_copies(self, copies: Copies, places: Places) -> None:
+        """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its
+        own, and with properties that nobody else may put. Raises `MessageRefused` where those become too large.
+        """
+        self._open_parts().append(list(self._putting.of_copies(copies, places)))
 
     @overload
     def publish(self, *, flush: bool = ...) -> AppendResult: ...

@@ -29,6 +29,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.files.opened import Opened, Place
 from store.files.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
+from store.format.copies import Copies
 from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME, Index
 from store.integers import integer, one_of, seconds, text
@@ -46,6 +47,7 @@ from store.read.narrowing import Narrowing
 from store.read.published import PublishedQueues
 from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
 from store.read.scan import scan_queue
+from store.read.taking import sizes_at, taken
 from store.read.whole_topic import ranges, to_arrow
 from store.system_errors import explained_verbs
 
@@ -243,6 +245,13 @@ class StoreReader(Opened):
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
         is_queued(self._log, self._topics.known, self._published.of, message)
         return self._inflated(message)
+
+    def copies(self, physical_offsets: Int64s) -> Copies:
+        """The messages whose records begin at these log offsets, all different, to be put again (see `Append`).
+
+        Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
+        """
+        return taken(self._log, physical_offsets, sizes_at(self._log, physical_offsets, self.confirm_offset))
 
     def _inflated(self, message: StoredMessage) -> StoredMessage:
         """A message with its body as its producer had it."""

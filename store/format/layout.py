@@ -154,6 +154,13 @@ PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # where a message goes that waits in a topic of the broker's
+PROPERTY_REAL_QUEUE: Final = "REAL_QID"
+PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
+PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # the slot of the timer wheel that it waits in, ms
+PROPERTY_WAIT: Final = "WAIT"
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # where a message that failed came from
+PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # and the offsetMsgId that it had there
 PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, and its offsets there
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 PROPERTY_CRC: Final = "__CRC32#"  # where it is there, it stands last: it covers the record's bytes before it
@@ -196,6 +203,11 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 SCHEDULE_DELAYS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
 )  # messageDelayLevel; larger levels count as the last
+
+# In this topic messages wait that are due at any time, given in their properties (TimerMessageStore).
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+TIMER_PRECISION_MS: Final = 1000  # timerPrecisionMs
+TIMER_MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000  # timerMaxDelaySec
 
 # --- index (IndexHeader, IndexFile) ----------------------------------------------------------------------
 # A file is one header, the slots of a hash table, then room for entries; entries of one slot form a chain,
@@ -280,5 +292,6 @@ assert INDEX_HEADER.itemsize == 40
 assert INDEX_ENTRY.itemsize == 20
 assert len(SCHEDULE_DELAYS_MS) == 18
 assert SCHEDULE_TOPIC in SYSTEM_TOPICS
+assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 assert PUBLISHED_END.itemsize <= PUBLISHED_END_FILE_BYTES
 assert field_offset(PUBLISHED_END, "confirm_offset") % 8 == 0, "published by one aligned write"

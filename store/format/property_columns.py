@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
@@ -77,6 +78,17 @@ class PropertyColumns:
         names = _strings(self._data, self._starts[keep], self._splits[keep])
         values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
+
+    def without(self, names: Iterable[str]) -> pa.BinaryArray:
+        """The encoded properties but for these, length n; all else as it stands."""
+        pieces = np.concatenate([self._named(name.encode()) for name in names])
+        edges = np.zeros(len(self._data) + 1, np.int64)
+        edges[self._starts[pieces]] += 1
+        edges[self._ends[pieces] + 1] -= 1  # behind the separator
+        kept = np.cumsum(edges[:-1]) == 0
+        bounds = np.concatenate([[0], np.cumsum(kept)])[self._bounds].astype(np.int32)
+        data = self._data[kept]
+        return pa.BinaryArray.from_buffers(pa.binary(), self._count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
     def dicts(self) -> list[dict[str, str]]:
         """`maps` as Python has them."""

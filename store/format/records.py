@@ -42,6 +42,7 @@ class Records:
     queues: int32, shape (n,), index into `destinations`.
     destinations: the (topic, queue id) pairs that occur.
     tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
+    delays: int64, shape (n,), how long each waits in SCHEDULE_TOPIC, ms, whose entries say until when; 0 for others.
     key_hashes: int32, shape (m,), for the index, in the order in which they are filed; key_rows: int64, shape (m,),
     the record of each, ascending.
     with_crc: each record's last PROPERTY_CRC_BYTES are kept free, for a CRC of what is before them.
@@ -56,6 +57,7 @@ class Records:
     key_hashes: npt.NDArray[np.int32]
     key_rows: npt.NDArray[np.int64]
     with_crc: bool = False
+    delays: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -85,12 +87,14 @@ class Records:
         data = np.frombuffer(joined.buffers()[2], np.uint8)[: int(self.sizes[first:last].sum())]
         return (_with_crcs(data, self.sizes[first:last]) if self.with_crc else data).data
 
-    def entries(self, physical_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    def entries(self, physical_offsets: npt.NDArray[np.int64], store_timestamp: int) -> npt.NDArray[np.void]:
         """ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
         entries = np.empty(len(self), CQ_ENTRY)
         entries["physical_offset"] = physical_offsets
         entries["size"] = self.sizes
         entries["tags_code"] = self.tags_codes
+        if self.delays is not None:
+            entries["tags_code"] = np.where(self.delays, store_timestamp + self.delays, self.tags_codes)
         return entries
 
 

@@ -66,7 +66,7 @@ def encode_columns(
     properties_lengths = sum(map(lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
-    named = _Topics.of(topics)
+    named = Topics.of(topics)
     middle = _middle(named.same, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
     sizes += sum(map(lengths, named.each))
@@ -93,7 +93,7 @@ def encode_columns(
     )
 
 
-class _Topics(NamedTuple):
+class Topics(NamedTuple):
     """The topics of n records.
 
     names: those that occur; which: the one that each has, shape (n,), or 0 for all. magic: of all, or of each.
@@ -107,13 +107,13 @@ class _Topics(NamedTuple):
     same: bytes
 
     @staticmethod
-    def of(topics: str | pa.StringArray) -> _Topics:
+    def of(topics: str | pa.StringArray) -> Topics:
         if isinstance(topics, str):
-            return _Topics([topics], 0, topic_magic(topics), [], _topic_field(topics))
+            return Topics([topics], 0, topic_magic(topics), [], _topic_field(topics))
         encoded = topics.dictionary_encode()
         names, which = encoded.dictionary.to_pylist(), numbers(encoded.indices).astype(np.int64)
         fields = blobs(list(map(_topic_field, names))).take(encoded.indices)
-        return _Topics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
+        return Topics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
 
     def destinations(self, queue_ids: Ints) -> tuple[list[tuple[str, int]], npt.NDArray[np.int32]]:
         """(topic, queue id) pairs that occur, and which of them each record has, shape (n,)."""
@@ -191,7 +191,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
     texts, values = [b""], []
     for name, column in own.items():
         if column is not None:
-            before, value, after = _encode_property(name, column)
+            before, value, after = encode_property(name, column)
             texts[-1] += before
             texts.append(after)
             values.append(value)
@@ -202,7 +202,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
     return [b"", b""], [pc.binary_join_element_wise(encoded, *pieces, _NOTHING)]
 
 
-def _encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
+def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
     """`name 0x01 value 0x02`: a text, n values, a text; "" for null and empty ones (RocketMQ's parser drops those)."""
     _refuse_separators(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])

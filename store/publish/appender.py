@@ -140,7 +140,7 @@ class Appender:
         written: list[_Written] = []
         for records in pieces:
             placement = self._log.place(end, records.sizes)
-            written.append(self._given_offsets(records, placement, next_offsets, begin))
+            written.append(self._given_offsets(records, placement, next_offsets, begin, store_timestamp))
             records.stamp(written[-1].result.queue_offsets, placement.physical_offsets, store_timestamp)
             self._published_end.announce(placement.end, store_timestamp)
             self._log.write(placement, records.encoded, hidden=hidden and end == begin)
@@ -167,12 +167,17 @@ class Appender:
         return AppendResult.concatenate([piece.result for piece in written])
 
     def _given_offsets(
-        self, records: Records, placement: Placement, next_offsets: dict[QueueName, int], confirm_offset: int
+        self,
+        records: Records,
+        placement: Placement,
+        next_offsets: dict[QueueName, int],
+        confirm_offset: int,
+        store_timestamp: int,
     ) -> _Written:
         """A piece that goes behind `next_offsets`, which move on."""
         physical_offsets = placement.physical_offsets
-        queue_offsets, all_entries = np.empty(len(records), np.int64), records.entries(physical_offsets)
-        entries = {}
+        queue_offsets = np.empty(len(records), np.int64)
+        entries, all_entries = {}, records.entries(physical_offsets, store_timestamp)
         for name, rows in _by_queue(records):
             if name not in next_offsets:
                 next_offsets[name] = self._queues.of(*name).max_offset(confirm_offset)

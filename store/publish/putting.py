@@ -15,6 +15,8 @@ from store.errors import PutStatus
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.arrays import constant
+from store.format.copies import Copies, Places
+from store.format.delayed import WAITING_TOPICS
 from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import PROPERTY_UNIQ_KEY
@@ -48,8 +50,16 @@ class Putting:
     one, then of one row: as even as row by row, and whoever reads a queue finds its records side by side.
     """
 
-    def __init__(self, topics: Topics, config: StoreConfig, ever_put: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        config: StoreConfig,
+        ever_put: Callable[[str], int],
+        delaying: Callable[[], None] = lambda: None,
+    ) -> None:
+        """delaying: called before messages are put that wait in a broker's topics, outside the append lock."""
         self._topics = topics
+        self._delaying = delaying
         self._encoding = Encoding(
             store_host=config.store_host,
             max_message_size=config.maxMessageSize,
@@ -92,6 +102,15 @@ class Putting:
         if messages.properties is not None:
             check_name_column(pairs(messages.properties)[0])
         return encode_columns(topic, messages, self._choose_queues(topic, messages), self._encoding, _now())
+
+    def of_copies(self, copies: Copies, places: Places) -> Iterator[Records]:
+        """Records of stored messages that are put again, past the door: it is the store itself that says where.
+
+        Raises `MessageRefused` for properties that become too large.
+        """
+        if places.topics in WAITING_TOPICS:
+            self._delaying()
+        return copies.records(places, self._encoding)
 
     def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
         """What to answer for messages that were appended."""

@@ -50,7 +50,7 @@ def test_any_stretch_of_records(rows: list[Message], data: st.DataObject) -> Non
 def test_entries_say_where_and_how_long(rows: list[Message]) -> None:
     records = encode(*rows)
     physical = np.arange(len(rows)) * 10_000
-    entries = records.entries(physical)
+    entries = records.entries(physical, 0)
     assert entries["physical_offset"].tolist() == physical.tolist()
     assert entries["size"].tolist() == records.sizes.tolist()
     assert entries["tags_code"].tolist() == records.tags_codes.tolist()

@@ -1,0 +1,100 @@
+"""Messages that a consumer group could not process come again later, and end among its dead letters.
+
+As RocketMQ's broker does it (SendMessageProcessor.consumerSendMsgBack): a copy goes into the topic %RETRY%group, by way
+of a delay level that grows with the number of tries; or into %DLQ%group after the last one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from store import AppendResult, MessageStore, StoredMessage, UnknownTopic
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.format.arrays import texts
+from store.format.copies import Copies, Places
+from store.format.delayed import in_schedule
+from store.format.layout import (
+    DLQ_TOPIC_PREFIX,
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_WAIT,
+    RETRY_TOPIC_PREFIX,
+)
+from store.format.stored_message import offset_msg_id
+from store.integers import integer
+
+MAX_RECONSUME_TIMES = 16
+_FIRST_LEVEL = 3  # of a message that failed for the first time
+DEAD_LETTER_QUEUES = 1
+
+
+def send_back(
+    store: MessageStore,
+    group: str,
+    messages: Sequence[StoredMessage],
+    *,
+    level: int = 0,
+    max_reconsume_times: int | None = None,
+) -> AppendResult:
+    """Put messages that failed back for their group, in one append; where their copies went, in their order.
+
+    level: the delay level to wait for; 0: 3 at first, one more each time (at most 18); below 0: among the dead letters
+    at once. max_reconsume_times: how often a message comes again before it goes there; default: the group's setting
+    (`retryMaxTimes`), which is 16. Missing topics are made.
+
+    Raises `InvalidGroup`, `OffsetLost` where a message was deleted meanwhile, and what `MessageStore.put` raises.
+    """
+    check_group_name(group)
+    level, settings = integer("level", level), ConsumerOffsets(store.path).settings(group) or {}
+    most = settings.get("retryMaxTimes", MAX_RECONSUME_TIMES) if max_reconsume_times is None else max_reconsume_times
+    dead = np.array([level < 0 or message.reconsume_times >= most for message in messages], np.bool_)
+    order = np.argsort(dead, kind="stable")  # the dead ones last
+    append = store.begin()
+    for is_dead in (False, True):
+        some = [messages[row] for row in order.tolist() if dead[row] == is_dead]
+        if some:
+            queues = DEAD_LETTER_QUEUES if is_dead else max(1, settings.get("retryQueueNums", 1))
+            topic = _made(store, (DLQ_TOPIC_PREFIX if is_dead else RETRY_TOPIC_PREFIX) + group, queues)
+            copies = store.copies(np.array([message.physical_offset for message in some], np.int64))
+            places = _places(some, copies, topic, random.randrange(queues))
+            append.add_copies(copies, _dead(places) if is_dead else _later(places, copies, level))
+    placed, back = append.publish(), np.argsort(order)
+    return AppendResult(placed.queue_ids[back], placed.queue_offsets[back], placed.physical_offsets[back])
+
+
+def _made(store: MessageStore, topic: str, queues: int) -> str:
+    """The topic, which is there then."""
+    try:
+        store.max_offset(topic, queues - 1)
+    except UnknownTopic:
+        store.create_topic(topic, queues)
+    return topic
+
+
+def _places(messages: Sequence[StoredMessage], copies: Copies, topic: str, queue_id: int) -> Places:
+    properties = {
+        PROPERTY_WAIT: texts(["false"] * len(messages)),
+        PROPERTY_RETRY_TOPIC: texts([each.properties.get(PROPERTY_RETRY_TOPIC) or each.topic for each in messages]),
+        PROPERTY_ORIGIN_ID: texts([each.properties.get(PROPERTY_ORIGIN_ID) or _offset_id(each) for each in messages]),
+    }
+    again = {"reconsume_times": copies.field("reconsume_times") + 1}
+    return Places(topic, np.full(len(messages), queue_id), properties, again)
+
+
+def _dead(places: Places) -> Places:
+    return places._replace(properties={**places.properties, PROPERTY_DELAY: texts(["0"] * len(places.queue_ids))})
+
+
+def _later(places: Places, copies: Copies, level: int) -> Places:
+    levels = np.full(len(copies), level) if level else _FIRST_LEVEL + copies.field("reconsume_times")
+    return in_schedule(places, levels)
+
+
+def _offset_id(message: StoredMessage) -> str:
+    host, _, port = message.store_host.rpartition(":")
+    return offset_msg_id(ipaddress.ip_address(host.strip("[]")).packed, int(port), message.physical_offset)

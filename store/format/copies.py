@@ -1,0 +1,190 @@
+"""Stored records on their way into the log again: elsewhere, with some properties changed, all else as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.cached import cached_property
+from store.format import compute as pc
+from store.format.arrays import arrow, constant
+from store.format.entering import tags_codes
+from store.format.key_hashes import key_hashes
+from store.format.layout import (
+    IPV4_BYTES,
+    IPV6_BYTES,
+    MAX_PROPERTIES_BYTES,
+    PROPERTIES_LENGTH_BYTES,
+    PROPERTY_CRC,
+    PROPERTY_CRC_BYTES,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RECORD_HEADERS,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+)
+from store.format.properties import properties_too_large
+from store.format.property_columns import PropertyColumns
+from store.format.record_view import RecordView
+from store.format.records import Encoding, Records, gather_rows, rows_as_binary
+from store.format.strings import lengths
+from store.format.tables import Topics, encode_property
+
+Ints = npt.NDArray[np.int64]
+
+_WIDEST = RECORD_HEADERS[True][False]  # the store host is ours, IPv4
+_KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsume_times", "body_length")
+
+
+class Places(NamedTuple):
+    """Where n copies go, and what they have otherwise than what they are copies of.
+
+    topics: one for all, or one each, length n. queue_ids: int64, shape (n,).
+    properties: name to its values, length n, null or "" for none. fields: of the header, int64, shape (n,).
+    delays: ms, shape (n,), as `Records` has them.
+    """
+
+    topics: str | pa.StringArray
+    queue_ids: Ints
+    properties: Mapping[str, pa.StringArray] = {}
+    fields: Mapping[str, Ints] = {}
+    delays: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What n stored records hold, whatever becomes of their segment.
+
+    headers: shape (n,), with room for an IPv6 address where they were born; an IPv4 one is in its first bytes.
+    bodies: as they are stored, length n. properties: encoded, without the checksum of a whole record, length n.
+    """
+
+    headers: npt.NDArray[np.void]
+    bodies: pa.BinaryArray
+    properties: pa.BinaryArray
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    @staticmethod
+    def of(records: RecordView) -> Copies:
+        """The records, all of them sound, their topics measured, in ascending order."""
+        headers = np.zeros(len(records), _WIDEST)
+        for name in _KEPT:
+            headers[name] = records.field(name)
+        v6 = headers["sys_flag"] & SYS_BORN_HOST_V6 != 0
+        for rows, width in ((np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)):
+            ips = gather_rows(records.view, records.field_positions("born_ip")[rows], width)
+            headers["born_ip"][rows, :width] = ips
+        headers["sys_flag"] &= ~SYS_STORE_HOST_V6
+        properties = records.properties
+        if records.have_property_crc.any():
+            properties = PropertyColumns(properties).without([PROPERTY_CRC])
+        return Copies(headers, records.stored_bodies, properties)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Copies]) -> Copies:
+        """All of `parts`, one at least."""
+        if len(parts) == 1:
+            return parts[0]
+        return Copies(
+            np.concatenate([part.headers for part in parts]),
+            pa.concat_arrays([part.bodies for part in parts]),
+            pa.concat_arrays([part.properties for part in parts]),
+        )
+
+    def take(self, rows: Ints) -> Copies:
+        """These rows, in this order."""
+        index = arrow(rows.astype(np.int64))
+        return Copies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
+
+    def value(self, name: str) -> pa.StringArray:
+        """A property, length n, null where there is none."""
+        return self._named.value(name)
+
+    def field(self, name: str) -> Ints:
+        """A header field, shape (n,)."""
+        return self.headers[name].astype(np.int64)
+
+    @cached_property
+    def _named(self) -> PropertyColumns:
+        return PropertyColumns(self.properties)
+
+    def records(self, places: Places, encoding: Encoding) -> Iterator[Records]:
+        """Records of the copies, in order; in several pieces where some were born on IPv6 hosts.
+
+        Bodies may be of any size: they are in the log. Raises `MessageRefused` for properties that become too large.
+        """
+        tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
+        filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
+        properties, codes = self._changed(places.properties), tags_codes(tags)
+        headers = self.headers.copy()
+        for name, values in places.fields.items():
+            headers[name] = values
+        ip, headers["store_port"] = encoding.store_host
+        headers["store_ip"] = np.frombuffer(ip, np.uint8)
+        headers["queue_id"] = places.queue_ids
+        v6 = headers["sys_flag"] & SYS_BORN_HOST_V6 != 0
+        cuts = [0, *(np.flatnonzero(np.diff(v6)) + 1).tolist(), len(self)]
+        for first, last in pairwise(cuts):
+            rows = slice(first, last)
+            topics = places.topics if isinstance(places.topics, str) else places.topics[rows]
+            named = Topics.of(topics)
+            hashes, owners = key_hashes(topics, *(None if each is None else each[rows] for each in filed))
+            destinations, queues = named.destinations(places.queue_ids[rows])
+            some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
+            parts = _behind_headers(self.bodies[rows], named, properties[rows], with_crc=encoding.with_crc)
+            some["magic"] = named.magic
+            some["total_size"] = sizes = some.itemsize + sum(map(_lengths, parts))
+            yield Records(
+                headers=some,
+                rests=parts,
+                sizes=np.broadcast_to(sizes, len(some)).astype(np.int64),
+                queues=queues,
+                destinations=destinations,
+                tags_codes=codes[rows],
+                key_hashes=hashes,
+                key_rows=owners,
+                with_crc=encoding.with_crc,
+                delays=None if places.delays is None else places.delays[rows],
+            )
+
+    def _changed(self, changes: Mapping[str, pa.StringArray]) -> pa.BinaryArray:
+        if not changes:
+            return self.properties
+        pieces = [self._named.without(list(changes))]
+        for name, values in changes.items():
+            before, encoded, after = encode_property(name, values)
+            pieces += [constant(before), encoded, constant(after)]
+        return pc.binary_join_element_wise(*pieces, constant(b""))
+
+
+def _behind_headers(
+    bodies: pa.BinaryArray, topics: Topics, properties: pa.BinaryArray, *, with_crc: bool
+) -> tuple[pa.BinaryArray | bytes, ...]:
+    """The parts of records behind their headers, as `Records` has them."""
+    checksum = bytes(PROPERTY_CRC_BYTES) if with_crc else b""
+    sizes = lengths(properties) + len(checksum)
+    if sizes.max() > MAX_PROPERTIES_BYTES:
+        raise properties_too_large(int(sizes.max()))
+    fields = np.ascontiguousarray(sizes.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES))
+    return bodies, *topics.each, topics.same, rows_as_binary(fields), properties, checksum
+
+
+def _lengths(part: pa.BinaryArray | bytes) -> Ints | int:
+    return len(part) if isinstance(part, bytes) else lengths(part)
+
+
+def _as(headers: npt.NDArray[np.void], kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """The headers with a shorter field for the address where they were born, or the same one, copied."""
+    made = np.empty(len(headers), kind)
+    for name in kind.names or ():
+        made[name] = headers[name][:, : kind[name].shape[0]] if kind[name].shape else headers[name]
+    return made

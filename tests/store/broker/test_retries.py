@@ -1,0 +1,122 @@
+"""Messages that failed: they come again by way of the delay levels, or end among the dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import InvalidGroup, Message, MessageStore, StoredMessage
+from store.broker.retries import send_back
+from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import GROUPS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
+from store.upkeep.verify import verify
+
+RETRY, DEAD = "%RETRY%workers", "%DLQ%workers"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 2)
+        rows = [
+            Message(
+                "orders", b"%d" % n, "A", f"k{n}", {"region": "eu"}, queue_id=n % 2, flag=n, born_timestamp=1000 + n
+            )
+            for n in range(6)
+        ]
+        it.put_many(rows)
+        yield it
+    assert verify(tmp_path / "mq").findings == []
+
+
+def messages(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredMessage]:
+    return store.get_message("workers", topic, queue_id, 0).messages
+
+
+def test_the_first_time_they_wait_at_level_three(store: MessageStore) -> None:
+    failed = messages(store, "orders")
+    placed = send_back(store, "workers", failed)
+    waiting = messages(store, SCHEDULE_TOPIC, 2)
+    assert placed.physical_offsets.tolist() == [each.physical_offset for each in waiting]
+    assert len({each.store_timestamp for each in waiting}) == 1  # in one append
+    for was, now in zip(failed, waiting, strict=True):
+        assert (now.body, now.flag, now.born_timestamp, now.born_host) == (
+            was.body,
+            was.flag,
+            was.born_timestamp,
+            was.born_host,
+        )
+        assert now.reconsume_times == 1
+        assert now.properties == {
+            **was.properties,
+            "RETRY_TOPIC": "orders",
+            "ORIGIN_MESSAGE_ID": was.msg_id,
+            "REAL_TOPIC": RETRY,
+            "REAL_QID": "0",
+            "DELAY": "3",
+            "WAIT": "false",
+        }
+    due = waiting[0].store_timestamp + SCHEDULE_DELAYS_MS[2]
+    assert store.tags_codes(SCHEDULE_TOPIC, 2, 0, 3).tolist() == [due] * 3
+    assert store.topics()[RETRY] == 1
+
+
+@pytest.mark.parametrize(("times", "level", "queue"), [(1, 0, 3), (14, 0, 16), (15, 0, 17), (1, 5, 4), (1, 99, 17)])
+def test_later_times_take_longer(store: MessageStore, times: int, level: int, queue: int) -> None:
+    """Sent back `times` times before; a level that is asked for counts instead, at most the last."""
+    failed = messages(store, "orders")[:1]
+    for number in range(times):
+        send_back(store, "workers", failed, level=1, max_reconsume_times=100)
+        failed = messages(store, SCHEDULE_TOPIC, 0)[number:]
+    send_back(store, "workers", failed, level=level)
+    (waiting,) = messages(store, SCHEDULE_TOPIC, queue)
+    assert waiting.reconsume_times == times + 1
+    assert waiting.properties["DELAY"] == str(queue + 1)
+    assert waiting.properties["RETRY_TOPIC"] == "orders"
+    assert waiting.properties["ORIGIN_MESSAGE_ID"] == messages(store, "orders")[0].msg_id
+
+
+def test_after_the_last_time_it_is_dead(store: MessageStore) -> None:
+    """Some of them may be, others not: places are answered in the order of the messages."""
+    fresh, other, again = messages(store, "orders")
+    send_back(store, "workers", [again], level=1)
+    again = messages(store, SCHEDULE_TOPIC, 0)[0]
+    placed = send_back(store, "workers", [again, fresh, other], level=2, max_reconsume_times=1)
+    (dead,) = messages(store, DEAD)
+    assert (dead.body, dead.reconsume_times, dead.properties["DELAY"]) == (again.body, 2, "0")
+    assert [each.body for each in messages(store, SCHEDULE_TOPIC, 1)] == [fresh.body, other.body]
+    assert placed.queue_ids.tolist() == [0, 1, 1]
+    assert placed.physical_offsets[0] == dead.physical_offset
+
+
+def test_at_once_where_that_is_asked_for(store: MessageStore) -> None:
+    send_back(store, "workers", messages(store, "orders"), level=-1)
+    assert [each.body for each in messages(store, DEAD)] == [b"0", b"2", b"4"]
+    assert SCHEDULE_TOPIC not in store.topics()
+
+
+def test_a_groups_own_settings_count(store: MessageStore) -> None:
+    ConsumerOffsets(store.path).create("workers")
+    file = store.path / GROUPS_FILE
+    content = json.loads(file.read_text())
+    content["subscriptionGroupTable"]["workers"] |= {"retryMaxTimes": 0, "retryQueueNums": 3}
+    file.write_text(json.dumps(content))
+    failed = messages(store, "orders")
+    send_back(store, "workers", failed)
+    assert len(messages(store, DEAD)) == 3
+    send_back(store, "workers", failed, max_reconsume_times=5)
+    assert store.topics()[RETRY] == 3
+
+
+def test_none_is_nothing(store: MessageStore) -> None:
+    before = store.confirm_offset
+    assert len(send_back(store, "workers", [])) == 0
+    assert store.confirm_offset == before
+
+
+def test_no_group(store: MessageStore) -> None:
+    with pytest.raises(InvalidGroup):
+        send_back(store, "a group", messages(store, "orders"))

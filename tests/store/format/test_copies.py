@@ -1,0 +1,112 @@
+"""Records made of records: all is kept but what is to be changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import Message, MessageRefused, StoredMessage
+from store.format.arrays import texts
+from store.format.copies import Copies, Places
+from store.format.layout import SYS_BORN_HOST_V6
+from store.format.record_view import RecordView
+from store.format.records import Encoding, Records
+from store.format.stored_message import decode_record
+from tests.store.format.test_columns import in_a_log
+from tests.store.format.test_message import encode, messages
+from tests.store.golden_bytes import PROPERTY_CRC, V1, V1_BORN_V6
+
+ENCODING = Encoding((b"\x7f\0\0\1", 10911), 1)
+
+
+def copies_of(*records: bytes) -> Copies:
+    data = b"".join(records)
+    sizes = np.array([len(record) for record in records], np.int64)
+    view = RecordView(np.frombuffer(data, np.uint8), np.cumsum(sizes) - sizes, sizes)
+    view.measure_topics()
+    assert view.sound.all()
+    return Copies.of(view)
+
+
+def stored(pieces: list[Records], places: list[int]) -> list[StoredMessage]:
+    """The messages, as they are read once they stand in a log from offset 0 on; places: their queue offsets."""
+    found = []
+    at = 0
+    for piece in pieces:
+        offsets = at + np.cumsum(piece.sizes) - piece.sizes
+        piece.stamp(np.array(places[len(found) : len(found) + len(piece)]), offsets, 1_800_000_000_000)
+        data = bytes(piece.encoded(0, len(piece)))
+        assert len(data) == piece.sizes.sum()
+        for start, size in zip((offsets - at).tolist(), piece.sizes.tolist(), strict=True):
+            found.append(decode_record(data[start : start + size], "here"))
+        at += len(data)
+    return found
+
+
+@settings(deadline=None)
+@given(st.lists(messages(), min_size=1, max_size=6), st.booleans(), st.booleans(), st.data())
+def test_all_is_kept_but_the_place(rows: list[Message], was_crc: bool, with_crc: bool, data: st.DataObject) -> None:
+    rows = [replace(row, topic="waiting", queue_id=3) for row in rows]
+    content, physical, sizes = in_a_log(rows, 0, with_crc=was_crc)
+    originals = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
+    order = np.array(data.draw(st.permutations(range(len(rows)))))
+    copies = copies_of(*originals).take(order)
+    topics = ["orders", "%RETRY%" + "g" * 140]
+    chosen = [data.draw(st.sampled_from(topics)) for _ in rows]
+    places = Places(texts(chosen), np.arange(len(rows)))
+    made = list(copies.records(places, replace(ENCODING, with_crc=with_crc)))
+    again = stored(made, list(range(len(rows))))
+    assert len(made) == 1
+    for row, (copy, was) in enumerate(zip(again, [decode_record(originals[n], "there") for n in order], strict=True)):
+        moved = {"topic": chosen[row], "queue_id": row, "queue_offset": row, "store_timestamp": copy.store_timestamp}
+        assert copy == replace(was, **moved, physical_offset=copy.physical_offset, msg_id=copy.msg_id)
+
+
+def test_what_is_filed_is_that_of_the_message() -> None:
+    """Tags codes and keys, under the new topic: as if it had been put there."""
+    row = Message("orders", b"", "paid", ("a", "b"), {"UNIQ_KEY": "U"})
+    content, _, _ = in_a_log([replace(row, topic="waiting", queue_id=3)], 0)
+    made = next(copies_of(content).records(Places("orders", np.array([0])), ENCODING))
+    put = encode(row)
+    assert made.tags_codes.tolist() == put.tags_codes.tolist()
+    assert (made.key_hashes.tolist(), made.key_rows.tolist()) == (put.key_hashes.tolist(), put.key_rows.tolist())
+
+
+def test_properties_are_changed_added_and_taken_out() -> None:
+    content, _, _ = in_a_log(
+        [Message("t", b"1", "A", "k", {"p": "1", "q": "2", "größe": "ß"}, 3), Message("t", b"2")], 0
+    )
+    first = int.from_bytes(content[:4], "big")
+    changes: dict[str, Any] = {"p": texts(["other", "new"]), "q": texts(["", "3"]), "TAGS": texts(["B", ""])}
+    fields = {"reconsume_times": np.array([1, 2]), "prepared_transaction_offset": np.array([1 << 40, 0])}
+    places = Places("t", np.array([0, 1]), changes, fields)
+    one, two = stored(list(copies_of(content[:first], content[first:]).records(places, ENCODING)), [0, 1])
+    assert one.properties == {"KEYS": "k", "p": "other", "größe": "ß", "TAGS": "B"}
+    assert two.properties == {"p": "new", "q": "3"}
+    assert [each.reconsume_times for each in (one, two)] == [1, 2]
+    assert [each.prepared_transaction_offset for each in (one, two)] == [1 << 40, 0]
+
+
+def test_rocketmqs_records_with_ipv6_hosts_and_checksums() -> None:
+    """In pieces, for the headers are of two lengths; in order."""
+    copies = copies_of(V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6)
+    made = list(copies.records(Places("real", np.arange(4)), ENCODING))
+    assert [len(piece) for piece in made] == [1, 1, 1, 1]
+    again = stored(made, [5, 6, 7, 8])
+    for copy, was in zip(again, map(decode_record, (V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6), "...."), strict=True):
+        assert (copy.body, copy.properties, copy.flag) == (was.body, was.properties, was.flag)
+        assert (copy.born_host, copy.born_timestamp) == (was.born_host, was.born_timestamp)
+        assert copy.sys_flag & SYS_BORN_HOST_V6 == was.sys_flag & SYS_BORN_HOST_V6
+    assert [copy.queue_offset for copy in again] == [5, 6, 7, 8]
+
+
+def test_properties_that_become_too_large_are_refused() -> None:
+    content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_000})], 0)
+    places = Places("t", np.array([0]), {"more": texts(["y" * 1000])})
+    with pytest.raises(MessageRefused, match="33009 bytes of properties"):
+        next(copies_of(content).records(places, ENCODING))
