@@ -92,11 +92,7 @@ class PropertyColumns:
 
     def dicts(self) -> list[dict[str, str]]:
         """`maps` as Python has them."""
-        maps = self.maps()
-        names = maps.keys.dictionary_encode()  # a text that is there once is hashed once
-        named = map(names.dictionary.to_pylist().__getitem__, names.indices.to_pylist())
-        pairs = zip(named, maps.items.to_pylist(), strict=True)
-        return [dict(islice(pairs, count)) for count in np.diff(numbers(maps.offsets)).tolist()]
+        return dicts(self.maps())
 
     @cached_property
     def _layout(self) -> list[bytes] | None:
@@ -148,6 +144,16 @@ class PropertyColumns:
             order = np.argsort(group, kind="stable")
             overridden[order[:-1]] = group[order[:-1]] == group[order[1:]]
         return overridden
+
+
+def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
+    """map<string, string>, length n, without nulls, as Python has them."""
+    first = numbers(maps.offsets)
+    pairs_of_all = slice(int(first[0]), int(first[-1]))
+    names = maps.keys[pairs_of_all].dictionary_encode()  # a text that is there once is hashed once
+    named = map(names.dictionary.to_pylist().__getitem__, names.indices.to_pylist())
+    pairs = zip(named, maps.items[pairs_of_all].to_pylist(), strict=True)
+    return [dict(islice(pairs, count)) for count in np.diff(first).tolist()]
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:

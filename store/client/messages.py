@@ -1,0 +1,288 @@
+"""The messages that a consumer gets: columns as the log gives them, and what one looks at made of them then."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+import pyarrow as pa
+
+from store.any_log import Int64s, Queue
+from store.cached import cached_property
+from store.format import compute as pc
+from store.format.arrays import numbers
+from store.format.layout import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RETRY_TOPIC_PREFIX,
+)
+from store.format.property_columns import dicts
+from store.format.stored_message import StoredMessage, offset_msg_id
+
+# What is pulled. Tags, keys and ids come out of the properties when somebody asks: of one message alone, each of their
+# columns takes as long as all those that are copied.
+COLUMNS = (
+    "queueOffset",
+    "body",
+    "properties",
+    "topic",
+    "physicalOffset",
+    "bornTimestamp",
+    "storeTimestamp",
+    "bornHost",
+    "storeHost",
+    "reconsumeTimes",
+    "flag",
+    "sysFlag",
+    "bodyCRC",
+    "preparedTransactionOffset",
+)
+
+_Value = TypeVar("_Value", covariant=True)
+
+
+class Columns:
+    """n messages of one queue, n >= 1; each list has one item a message, and is made when it is first looked at."""
+
+    def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
+        """batch: COLUMNS. tries: how often these were given out before, without going through the log again."""
+        self._queue = queue
+        self._batch = batch
+        self._tries = tries
+        self.queue_offset: list[int] = batch["queueOffset"].to_pylist()
+
+    def __len__(self) -> int:
+        return len(self.queue_offset)
+
+    def tried(self) -> Columns:
+        """The same messages, given out once more."""
+        return Columns(self._queue, self._batch, self._tries + 1)
+
+    @cached_property
+    def body_bounds(self) -> Int64s:
+        """Bytes of all bodies before each and, last, of all, int64, shape (n + 1,)."""
+        bounds = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(numbers(pc.binary_length(self._batch["body"])), out=bounds[1:])
+        return bounds
+
+    @cached_property
+    def body(self) -> list[bytes]:
+        return self._list("body")
+
+    @cached_property
+    def topic(self) -> list[str]:
+        """A message that comes again has the topic that it came from first."""
+        topics: list[str] = self._list("topic")
+        if not self._queue.topic.startswith(RETRY_TOPIC_PREFIX):
+            return topics
+        first = self._property(PROPERTY_RETRY_TOPIC)
+        return [before or topic for before, topic in zip(first, topics, strict=True)]
+
+    @cached_property
+    def queue_id(self) -> Sequence[int]:
+        return [self._queue.queue_id] * len(self)
+
+    @cached_property
+    def physical_offset(self) -> list[int]:
+        return self._list("physicalOffset")
+
+    @cached_property
+    def msg_id(self) -> list[str]:
+        ids = self._property(PROPERTY_UNIQ_KEY)
+        if None not in ids:
+            return ids  # type: ignore[return-value]
+        hosts = zip(ids, self.store_host, self.physical_offset, strict=True)
+        return [own or _offset_id(host, offset) for own, host, offset in hosts]
+
+    @cached_property
+    def tags(self) -> list[str | None]:
+        return self._property(PROPERTY_TAGS)
+
+    @cached_property
+    def keys(self) -> list[tuple[str, ...]]:
+        return [tuple(filter(None, (keys or "").split(KEY_SEPARATOR))) for keys in self._property(PROPERTY_KEYS)]
+
+    @cached_property
+    def properties(self) -> list[dict[str, str]]:
+        return dicts(self._batch["properties"])
+
+    @cached_property
+    def born_timestamp(self) -> list[int | None]:
+        return self._milliseconds("bornTimestamp")
+
+    @cached_property
+    def store_timestamp(self) -> list[int | None]:
+        return self._milliseconds("storeTimestamp")
+
+    @cached_property
+    def born_host(self) -> list[str]:
+        return self._list("bornHost")
+
+    @cached_property
+    def store_host(self) -> list[str]:
+        return self._list("storeHost")
+
+    @cached_property
+    def reconsume_times(self) -> list[int]:
+        return [times + self._tries for times in self._list("reconsumeTimes")]
+
+    @cached_property
+    def flag(self) -> list[int]:
+        return self._list("flag")
+
+    @cached_property
+    def sys_flag(self) -> list[int]:
+        return self._list("sysFlag")
+
+    @cached_property
+    def body_crc(self) -> list[int]:
+        return self._list("bodyCRC")
+
+    @cached_property
+    def prepared_transaction_offset(self) -> list[int]:
+        return self._list("preparedTransactionOffset")
+
+    def _list(self, name: str) -> list[Any]:
+        values: list[Any] = self._batch[name].to_pylist()
+        return values
+
+    def _property(self, name: str) -> list[str | None]:
+        values: list[str | None] = pc.map_lookup(self._batch["properties"], name, "last").to_pylist()
+        return values
+
+    def _milliseconds(self, name: str) -> list[int | None]:
+        return [None if at is None else at // 1000 for at in self._batch[name].view(pa.int64()).to_pylist()]
+
+
+def _offset_id(host: str, physical_offset: int) -> str:
+    ip, _, port = host.rpartition(":")
+    return offset_msg_id(ipaddress.ip_address(ip.strip("[]")).packed, int(port), physical_offset)
+
+
+class _Field(Generic[_Value]):
+    """One item of a list of `Columns`."""
+
+    def __init__(self, meaning: str) -> None:
+        self.__doc__ = meaning
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, message: ReceivedMessage, owner: type) -> _Value:
+        return getattr(message._columns, self._name)[message._row]  # type: ignore[no-any-return]
+
+
+class ReceivedMessage:
+    """One message, with the attributes of a `StoredMessage`, each looked up when it is asked for.
+
+    Timestamps are None where they are no time between the years 1 and 9999.
+    """
+
+    __slots__ = ("_columns", "_row")
+
+    def __init__(self, columns: Columns, row: int) -> None:
+        self._columns = columns
+        self._row = row
+
+    topic = _Field[str]("As it was put; also of a message that comes again.")
+    queue_id = _Field[int]("Of the queue that it was consumed from.")
+    queue_offset = _Field[int]("In the queue that it was consumed from.")
+    physical_offset = _Field[int]("Commit log offset (bytes) of its record.")
+    msg_id = _Field[str]("The client's id where the message carries one, else the offsetMsgId.")
+    properties = _Field[dict[str, str]]("All of them, tags and keys among them.")
+    born_timestamp = _Field[int | None]("ms since the epoch.")
+    store_timestamp = _Field[int | None]("ms since the epoch.")
+    born_host = _Field[str]("ip:port.")
+    store_host = _Field[str]("ip:port.")
+    reconsume_times = _Field[int]("How often it was consumed in vain.")
+    flag = _Field[int]("The user's own.")
+    sys_flag = _Field[int]("RocketMQ's.")
+    body_crc = _Field[int]("As it is stored.")
+    prepared_transaction_offset = _Field[int]("Of a transaction's half message.")
+    tags = _Field[str | None]("The message's tag.")
+    keys = _Field[tuple[str, ...]]("The message's keys.")
+
+    @property
+    def body(self) -> bytes:
+        """Decompressed."""
+        return self._columns.body[self._row]
+
+    def stored(self) -> StoredMessage:
+        """All of it, to keep, to compare or to send to another process."""
+        return StoredMessage(*(getattr(self, name) for name in _FIELDS))
+
+    def __reduce__(self) -> Any:
+        return StoredMessage, tuple(getattr(self, name) for name in _FIELDS)
+
+    def __repr__(self) -> str:
+        return f"<{self.topic}/{self.queue_id}@{self.queue_offset} {self.msg_id}>"
+
+
+_FIELDS = tuple(StoredMessage.__dataclass_fields__)
+
+
+class Messages(Sequence[ReceivedMessage]):
+    """Some messages of one queue that follow each other, as views of their columns."""
+
+    __slots__ = ("_columns", "_start", "_stop")
+
+    def __init__(self, columns: Columns, start: int, stop: int) -> None:
+        """Rows [start, stop) of `columns`."""
+        self._columns = columns
+        self._start = start
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @overload
+    def __getitem__(self, index: int) -> ReceivedMessage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ReceivedMessage]: ...
+
+    def __getitem__(self, index: int | slice) -> ReceivedMessage | Sequence[ReceivedMessage]:
+        rows = range(self._start, self._stop)[index]
+        if isinstance(rows, int):
+            return ReceivedMessage(self._columns, rows)
+        if rows.step == 1:
+            return Messages(self._columns, rows.start, rows.start + len(rows))
+        return list(map(self._view, rows))
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return map(self._view, range(self._start, self._stop))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} messages from {self[0]!r} on>" if len(self) else "<no messages>"
+
+    @property
+    def _view(self) -> partial[ReceivedMessage]:
+        return partial(ReceivedMessage, self._columns)
+
+    # --- for the queue that they wait in ----------------------------------------------------------------
+
+    @property
+    def offset(self) -> int:
+        """Queue offset of the first."""
+        return self._columns.queue_offset[self._start]
+
+    @property
+    def body_bytes(self) -> int:
+        """Of all bodies."""
+        bounds = self._columns.body_bounds
+        return int(bounds[self._stop] - bounds[self._start])
+
+    def cut(self, count: int) -> tuple[Messages, Messages]:
+        """The first `count`, and the others."""
+        middle = self._start + count
+        return Messages(self._columns, self._start, middle), Messages(self._columns, middle, self._stop)
+
+    def tried(self) -> Messages:
+        """The same, given out once more: each was consumed once more in vain."""
+        return Messages(self._columns.tried(), self._start, self._stop)

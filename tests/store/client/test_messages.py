@@ -1,0 +1,86 @@
+"""The messages that a consumer gets are those that `get_message` gives, whichever attribute is looked at first."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageStore, StoredMessage
+from store.any_log import Queue, QueueRange, ReadSpec
+from store.client.messages import COLUMNS, Columns, Messages
+from store.local import LocalLog
+from store.read.filters import EVERYTHING
+
+FIELDS = (*StoredMessage.__dataclass_fields__, "tags", "keys")
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def received(store: MessageStore, topic: str, queue_id: int) -> list[Messages]:
+    wanted = QueueRange(topic, queue_id, *store.offsets(topic, queue_id))
+    batches = LocalLog(store).scan(wanted, ReadSpec(COLUMNS, EVERYTHING, max_rows=5))
+    return [Messages(Columns(wanted.queue, batch), 0, len(batch)) for batch in batches]
+
+
+@pytest.mark.parametrize("name", ["properties-4.9", "hosts-5.3", "compressed-5.3", "transactions-5.3", "delayed-5.3"])
+def test_a_brokers_messages(name: str) -> None:
+    with MessageStore.open(GOLDEN / name, read_only=True) as store:
+        seen = 0
+        for topic, queues in store.topics().items():
+            for queue_id in range(queues):
+                stored = store.get_message("g", topic, queue_id, *store.offsets(topic, queue_id)[:1]).messages
+                got = [message for messages in received(store, topic, queue_id) for message in messages]
+                for one, other in zip(got, stored, strict=False):
+                    assert [getattr(one, field) for field in FIELDS] == [getattr(other, field) for field in FIELDS]
+                    assert pickle.loads(pickle.dumps(one)) == one.stored() == other
+                    seen += 1
+        assert seen
+
+
+@pytest.fixture
+def messages(tmp_path: Path) -> Messages:
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x" * n, tags=f"t{n}" if n % 2 else None, queue_id=0) for n in range(5)])
+        (all_of_them,) = received(store, "t", 0)
+        return all_of_them
+
+
+def test_it_is_a_sequence(messages: Messages) -> None:
+    assert [m.queue_offset for m in messages] == [0, 1, 2, 3, 4]
+    assert [m.queue_offset for m in messages[1:3]] == [1, 2]
+    assert [m.queue_offset for m in messages[3:1]] == []
+    assert [m.queue_offset for m in messages[::-2]] == [4, 2, 0]
+    assert [m.queue_offset for m in messages[1:][1:]] == [2, 3, 4]
+    assert (messages[-1].tags, messages[1].tags, messages[1].keys) == (None, "t1", ())
+    with pytest.raises(IndexError):
+        messages[2:][3]
+
+
+def test_cut_and_weighed(messages: Messages) -> None:
+    for count in range(6):
+        first, others = messages.cut(count)
+        assert [m.queue_offset for m in (*first, *others)] == [0, 1, 2, 3, 4]
+        assert (len(first), first.body_bytes + others.body_bytes) == (count, 10)
+        assert first.body_bytes == sum(range(count))
+
+
+def test_a_message_that_comes_again_has_its_first_topic(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x"))
+        (of_topic,) = received(store, "t", 0)
+    batch = of_topic._columns._batch
+    index = batch.schema.get_field_index("properties")
+    field = batch.schema.field(index)
+    retried = batch.set_column(index, field, pa.array([[("RETRY_TOPIC", "first")]], field.type))
+    assert Messages(Columns(Queue("%RETRY%g", 0), retried), 0, 1)[0].topic == "first"
+    assert Messages(Columns(Queue("t", 0), retried), 0, 1)[0].topic == "t"
+
+
+def test_given_out_again_it_was_consumed_once_more_in_vain(messages: Messages) -> None:
+    assert [m.reconsume_times for m in messages] == [0] * 5
+    assert [m.reconsume_times for m in messages[1:3]] == [0, 0]
+    assert [m.reconsume_times for m in messages.tried().tried()] == [2] * 5
