@@ -149,6 +149,7 @@ SYSTEM_TOPICS: Final = frozenset(
 
 NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
 PROPERTY_SEPARATOR: Final = 2
+SECTOR_BYTES: Final = 512  # a device writes so many at once, or none of them: they are zeros then
 PROPERTY_TAGS: Final = "TAGS"
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from store.errors import MessageRefused, PutStatus
-from store.format.layout import MAX_PROPERTIES_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR
+from store.format.layout import (
+    MAX_PROPERTIES_BYTES,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_CRC,
+    PROPERTY_SEPARATOR,
+    SECTOR_BYTES,
+)
 
 _NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
 _PROPERTY = chr(PROPERTY_SEPARATOR)
+LIKE_A_LOST_SECTOR = "\0" * SECTOR_BYTES
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
     """The property string, UTF-8, and `behind` it what does not come from the user.
 
     Raises `MessageRefused` for what is no text, for a separator inside a name or a value (it could not be read back),
-    for an empty name, for a lone surrogate, and for more than 32,767 bytes. Empty values are left out: RocketMQ's
-    parser drops them.
+    for an empty name, for a lone surrogate, for zeros that look like a lost sector, and for more than 32,767 bytes.
+    Empty values are left out: RocketMQ's parser drops them.
     """
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -31,6 +38,8 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
                 f"property {name!r}={value!r}: a name must not be empty, and neither part may contain "
                 "the separators \\x01 or \\x02",
             )
+        if LIKE_A_LOST_SECTOR in name or LIKE_A_LOST_SECTOR in value:
+            raise too_many_zeros(f"property {name!r:.40}")
     text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
     try:
         encoded = text.encode() + behind
@@ -39,6 +48,14 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
     if len(encoded) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(len(encoded))
     return encoded
+
+
+def too_many_zeros(what: str) -> MessageRefused:
+    """The refusal of zeros that a recovery would take for what a crash of the machine lost, and end the log there."""
+    return MessageRefused(
+        PutStatus.MESSAGE_ILLEGAL,
+        f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
+    )
 
 
 def properties_too_large(length: int) -> MessageRefused:

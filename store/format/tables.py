@@ -31,7 +31,7 @@ from store.format.layout import (
 )
 from store.format.message import check_body_size, check_fits, check_tag, illegal, topic_magic
 from store.format.message_columns import MessageColumns, pairs
-from store.format.properties import properties_too_large
+from store.format.properties import LIKE_A_LOST_SECTOR, properties_too_large, too_many_zeros
 from store.format.property_columns import PropertyColumns
 from store.format.records import Encoding, Records, rows_as_binary
 from store.format.strings import flat, lengths
@@ -204,7 +204,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
     """`name 0x01 value 0x02`: a text, n values, a text; "" for null and empty ones (RocketMQ's parser drops those)."""
-    _refuse_separators(name, values)
+    _refuse_what_ends_text(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
     if not values.null_count and lengths(values).all():
@@ -220,8 +220,8 @@ def _are_missing(values: pa.StringArray) -> pa.BooleanArray:
 def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     offsets = properties.offsets
     names, values = pairs(properties)
-    _refuse_separators("properties", names)
-    _refuse_separators("properties", values)
+    _refuse_what_ends_text("properties", names)
+    _refuse_what_ends_text("properties", values)
     if not lengths(names).all():
         raise illegal("properties: a name must not be empty")
     between, after = constant(chr(NAME_VALUE_SEPARATOR)), constant(chr(PROPERTY_SEPARATOR))
@@ -233,11 +233,15 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, _EMPTY))
 
 
-def _refuse_separators(name: str, values: pa.StringArray) -> None:
+def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
+    """Raises `MessageRefused` for a separator, and for zeros with which a recovery would end the log."""
     data, _ = flat(values)
-    suspicious = (data == NAME_VALUE_SEPARATOR) | (data == PROPERTY_SEPARATOR)
-    if suspicious.any() and pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
+    if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():  # as a rule
+        return
+    if pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
         raise illegal(f"{name}: no name or value may contain the separators \\x01 or \\x02")
+    if pc.any(pc.match_substring(values, LIKE_A_LOST_SECTOR)).as_py():
+        raise too_many_zeros(name)
 
 
 def _check_tags(tags: pa.StringArray | None) -> None:

@@ -27,6 +27,7 @@ from store.format.layout import (
     PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
     SCHEDULE_TOPIC,
+    SECTOR_BYTES,
 )
 from store.format.property_columns import PropertyColumns
 from store.format.record_view import Ints, Mask, RecordView
@@ -39,7 +40,6 @@ _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
 _BEGIN = struct.Struct(">ii").unpack_from  # a record's total_size and magic, or a blank's length and magic
-SECTOR_BYTES = 512  # a device writes so many at once, or none of them
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 

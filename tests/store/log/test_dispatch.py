@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.format.java_hash import java_hash_code
-from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
+from store.format.layout import CQ_ENTRY, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.log.commit_log import CommitLog
-from store.log.dispatch import SECTOR_BYTES, queue_entries, walk
+from store.log.dispatch import queue_entries, walk
 from tests.store.read.test_golden import GOLDEN, NAMES
 
 SIZE = 4096
@@ -76,6 +77,42 @@ def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, 
     content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
     content[end:] = bytes(SIZE - end)  # a record ends with its properties
     assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("at_once", [1, 60])
+@pytest.mark.parametrize("field", ["keys", "sharding_key", "value", "name"])
+def test_what_is_put_never_looks_like_a_lost_sector(tmp_path: Path, field: str, at_once: int) -> None:
+    """As many zeros as a sector has, in a row, would end the log, and all that was acknowledged behind them."""
+
+    def messages(zeros: int) -> list[Message]:
+        text = "x" + "\0" * zeros
+        properties = {"value": {"n": text}, "name": {text: "v"}}.get(field, {})
+        given = {field: text} if not properties else {}
+        return [Message("t", b"", properties=properties, **given) for _ in range(at_once)]  # type: ignore[arg-type]
+
+    def columns(zeros: int) -> pa.Table:
+        return pa.table(
+            {
+                "body": [b""] * at_once,
+                "keys": [message.keys or "" for message in messages(zeros)],
+                "shardingKey": [message.sharding_key for message in messages(zeros)],
+                "properties": pa.array(
+                    [list(message.properties.items()) for message in messages(zeros)], pa.map_(pa.string(), pa.string())
+                ),
+            }
+        )
+
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        for zeros in (SECTOR_BYTES, 4 * SECTOR_BYTES):
+            with pytest.raises(MessageRefused, match="look like a sector that the device lost"):
+                store.put_many(messages(zeros))
+            with pytest.raises(MessageRefused, match="look like a sector that the device lost"):
+                store.append_table("t", columns(zeros))
+        store.put_many(messages(SECTOR_BYTES - 1))
+        store.append_table("t", columns(SECTOR_BYTES - 1))
+        walked = walk(CommitLog(tmp_path, store.config.mappedFileSizeCommitLog, writable=False), 0, torn_from=0)
+        assert sum(len(chunk.records) for chunk in walked) == 2 * at_once
 
 
 def test_nothing_is_walked_without_a_log(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.files.checkpoint import read_checkpoint, write_checkpoint
-from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, field_offset, segment_name
+from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.dispatch import SECTOR_BYTES, index_keys, walk
+from store.log.dispatch import index_keys, walk
 from store.publish.published_end import checked
 from store.upkeep.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
 from store.upkeep.repair import repair
