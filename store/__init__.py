@@ -46,8 +46,8 @@ from store.format.columns import COLUMNS, DEFAULT_COLUMNS
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
 from store.message_store import MessageStore
-from store.publish.appender import AppendResult
 from store.publish.putting import PutResult
+from store.publish.results import AppendResult
 from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned

@@ -11,8 +11,9 @@ from store.errors import StoreClosed
 from store.format.copies import Copies, Places
 from store.format.message import Message
 from store.format.records import Records
-from store.publish.appender import AppendResult, Condition
+from store.publish.appender import Condition
 from store.publish.putting import Putting
+from store.publish.results import AppendResult
 from store.system_errors import explained_verbs
 from store.writer import Writer
 

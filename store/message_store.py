@@ -23,10 +23,10 @@ from store.index.index import Index
 from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.publish.appender import AppendResult
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
+from store.publish.results import AppendResult
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
 from store.store_reader import StoreReader

@@ -17,10 +17,11 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.log.unflushed import Ranges, Unflushed
-from store.publish.appender import Appender, AppendResult, Condition
+from store.publish.appender import Appender, Condition
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
 from store.publish.published_end import PublishedEnd
+from store.publish.results import AppendResult
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
 from store.upkeep.retention import refuse_when_full

@@ -12,7 +12,7 @@ import pyarrow as pa
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.crc import crc_digits, crcs_between, property_crc
-from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME
+from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME, RECORD_HEADER
 from store.format.strings import Bytes
 
 
@@ -61,6 +61,37 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.headers)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether `concatenate` takes them: those made one by one, for they are few."""
+        return isinstance(self.rests, list)
+
+    @staticmethod
+    def concatenate(parts: list[Records]) -> Records:
+        """Records of several makers, made in one way, one after the other; all of them `can_join`."""
+        if len(parts) == 1:
+            return parts[0]
+        numbers: dict[tuple[str, int], int] = {}
+        queues, rests, key_rows, first = [], [], [], 0
+        for part in parts:
+            assert isinstance(part.rests, list)
+            own = [numbers.setdefault(name, len(numbers)) for name in part.destinations]
+            queues += [own[queue] for queue in part.queues.tolist()]
+            rests += part.rests
+            key_rows.append(part.key_rows + first)
+            first += len(part)
+        return Records(
+            headers=np.concatenate([part.headers for part in parts], dtype=RECORD_HEADER),  # not the machine's order
+            rests=rests,
+            sizes=np.concatenate([part.sizes for part in parts]),
+            queues=np.array(queues, np.int32),
+            destinations=list(numbers),
+            tags_codes=np.concatenate([part.tags_codes for part in parts]),
+            key_hashes=np.concatenate([part.key_hashes for part in parts]),
+            key_rows=np.concatenate(key_rows),
+            with_crc=parts[0].with_crc,
+        )
 
     def stamp(
         self,

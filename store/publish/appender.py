@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -29,35 +28,11 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
 from store.publish.published_end import PublishedEnd
+from store.publish.results import AppendResult
+from store.publish.together import Together, Waiting
 
 _FAR_MS = 3_600_000  # more than clocks are set back as a rule
 Condition = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class AppendResult:
-    """Where n messages went, in their order.
-
-    queue_ids: int32, queue_offsets and physical_offsets: int64, each of shape (n,).
-    """
-
-    queue_ids: npt.NDArray[np.int32]
-    queue_offsets: npt.NDArray[np.int64]
-    physical_offsets: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.queue_ids)
-
-    @staticmethod
-    def concatenate(results: list[AppendResult]) -> AppendResult:
-        """The results of the pieces of an append."""
-        if len(results) == 1:
-            return results[0]
-        return AppendResult(
-            np.concatenate([np.empty(0, np.int32), *(result.queue_ids for result in results)]),
-            np.concatenate([np.empty(0, np.int64), *(result.queue_offsets for result in results)]),
-            np.concatenate([np.empty(0, np.int64), *(result.physical_offsets for result in results)]),
-        )
 
 
 class _Written(NamedTuple):
@@ -72,6 +47,16 @@ class _Written(NamedTuple):
     entries: dict[QueueName, tuple[int, Entries]]
     key_hashes: npt.NDArray[np.int32]
     key_offsets: npt.NDArray[np.int64]
+
+
+class _Appended(NamedTuple):
+    """[begin, end) of the log, which is all there, with its queue entries and keys, and not published yet."""
+
+    begin: int
+    end: int
+    ranges: Ranges
+    next_offsets: dict[QueueName, int]
+    result: AppendResult
 
 
 class NextOffsets(NamedTuple):
@@ -103,21 +88,27 @@ class Appender:
         self._unflushed = unflushed
         self._sync_flush = sync_flush
         self._next_offsets = NextOffsets(-1, {})
+        self._together = Together(lock, self._append_together)
 
     def append(
         self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
         """Append the records of all pieces, one after the other, under one publication; without any, do nothing.
 
-        The first two pieces are made before the lock is taken, so that short ones keep nobody waiting. flush: they are
-        on the device when this returns, all or none, as with `sync_flush`. unless: asked under the lock, before
-        anything is written; where it is true nothing is, and the answer is None.
+        The first two pieces are made before the lock is taken, so that short ones keep nobody waiting. One of few
+        messages is published together with those of other threads that wait. flush: they are on the device when this
+        returns, all or none, as with `sync_flush`. unless: asked under the lock, before anything is written; where it
+        is true nothing is, and the answer is None.
 
         Raises `StoreFull`, `MessageRefused`, `FlushFailed`, and what making a piece raises; nothing is visible then.
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
+        if not begun:
+            return AppendResult.concatenate([])
         several = len(begun) > 1
+        if begun[0].can_join and not (several or flush or unless):
+            return self._together.append(begun[0])
 
         def append() -> AppendResult | None:
             with self._published_end.noting_failure():  # under the lock: nobody goes on behind it
@@ -126,11 +117,40 @@ class Appender:
                     return None
                 flushed = flush or self._sync_flush
                 hidden = several or (flushed and len(begun[0]) > 1)
-                return self._append(chain(begun, following), flush=flushed, hidden=hidden)
+                appended = self._write(chain(begun, following), flush=flushed, hidden=hidden)
+                self._publish(appended)
+                return appended.result
 
-        return self._lock.exclusively(append) if begun else AppendResult.concatenate([])
+        return self._lock.exclusively(append)
 
-    def _append(self, pieces: Iterable[Records], *, flush: bool, hidden: bool) -> AppendResult:
+    def _append_together(self, waiting: list[Waiting]) -> None:
+        """Append what several threads wait for, and give them their results. Call under the lock. Raises as `append`.
+
+        Whoever is interrupted in the moment of the publication tells the others all the same, by one `finally` or the
+        other: they would append theirs again.
+        """
+        with self._published_end.noting_failure():
+            self.repair()
+            records = Records.concatenate([each.records for each in waiting])
+            flush = self._sync_flush
+            appended = self._write((records,), flush=flush, hidden=flush and len(records) > 1)
+            try:
+                try:
+                    self._publish(appended)
+                finally:
+                    self._tell(waiting, appended)
+            finally:
+                self._tell(waiting, appended)
+
+    def _tell(self, waiting: list[Waiting], appended: _Appended) -> None:
+        if self._published_end.confirm_offset == appended.end:
+            first = 0
+            for each in waiting:
+                last = first + len(each.records)
+                each.result = appended.result[first:last]
+                first = last
+
+    def _write(self, pieces: Iterable[Records], *, flush: bool, hidden: bool) -> _Appended:
         begin = end = self._published_end.confirm_offset
         next_offsets = self._take_next_offsets(begin)
         last = self._published_end.store_timestamp
@@ -159,12 +179,17 @@ class Appender:
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries)
             key_offsets = piece.key_offsets
             self._index.append(piece.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
+        return _Appended(
+            begin, end, ranges, next_offsets, AppendResult.concatenate([piece.result for piece in written])
+        )
+
+    def _publish(self, appended: _Appended) -> None:
+        begin, end = appended.begin, appended.end
         if not self._index.is_enabled:
             self._published_end.file_from(end)
         self._published_end.publish(end)
-        self._unflushed.note(begin, end, ranges)
-        self._next_offsets = NextOffsets(end, next_offsets)
-        return AppendResult.concatenate([piece.result for piece in written])
+        self._unflushed.note(begin, end, appended.ranges)
+        self._next_offsets = NextOffsets(end, appended.next_offsets)
 
     def _given_offsets(
         self,

@@ -47,6 +47,7 @@ _TIMEOUT_SECONDS = 30.0
 # then they grow, so that somebody's long append costs the others nothing.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
+_LOOK_SECONDS = 0.001  # between two looks whether another thread has answered: shorter than a flush
 _NOBODY_SEEN = "a process that this user may not look into ('lslocks', run by root, names it)"
 
 
@@ -80,10 +81,17 @@ class StoreLock(Opened):
         if status.st_size == 0:
             write_at(self._fd, b"lock", 0)
 
-    def exclusively(self, work: Callable[[], Result], timeout: float | None = None) -> Result:
+    def exclusively(
+        self,
+        work: Callable[[], Result],
+        timeout: float | None = None,
+        *,
+        done: Callable[[], Result | None] | None = None,
+    ) -> Result:
         """What `work` answers, called while holding the byte: at most one on this host does. Waits for its turn.
 
-        timeout: seconds, if other than this lock's own.
+        timeout: seconds, if other than this lock's own. done: what another thread has answered for this one meanwhile,
+        if it has: that is the answer then, and other processes are not waited for.
 
         Whatever is raised wherever, by a signal's handler too, the lock is free afterwards. That is why this is no
         context manager: an exception can come between a `with` and the first line of what leaves it. Two `finally`,
@@ -101,7 +109,16 @@ class StoreLock(Opened):
         try:
             try:
                 self._this_thread.is_inside = True
-                self._take_turn(self._timeout if timeout is None else timeout)
+                timeout = self._timeout if timeout is None else timeout
+                deadline = time.monotonic() + timeout
+                is_ours = False
+                while not is_ours:
+                    is_ours = self._threads.acquire(timeout=timeout if done is None else _LOOK_SECONDS)
+                    if done is not None and (answer := done()) is not None:
+                        return answer
+                    if not is_ours and time.monotonic() >= deadline:
+                        raise self._busy(timeout)
+                self._take_turn(deadline, timeout)
                 self.place.check()
                 return work()
             finally:
@@ -120,10 +137,8 @@ class StoreLock(Opened):
                     self._threads.release()
         self._this_thread.is_inside = False
 
-    def _take_turn(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        if not self._threads.acquire(timeout=timeout):
-            raise self._busy(timeout)
+    def _take_turn(self, deadline: float, timeout: float) -> None:
+        """Of all processes, this one's threads being kept out. Raises as `exclusively`."""
         self.must_be_open()  # closed while this thread waited for another
         pause, longest = _PAUSE_SECONDS
         while not _lock(self._fd, fcntl.F_WRLCK, self._byte):

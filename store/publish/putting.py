@@ -27,7 +27,7 @@ from store.format.records import Encoding, Records
 from store.format.stored_message import offset_msg_ids
 from store.format.strings import lengths
 from store.format.tables import encode_columns
-from store.publish.appender import AppendResult
+from store.publish.results import AppendResult
 
 ROWS_A_TURN = 16  # more are read no faster
 

@@ -1,0 +1,64 @@
+"""Small appends of several threads, published together: who gets the turn takes along all who wait for theirs.
+
+A turn takes about as long for the messages of ten threads as for one. What each put is whole, and told to the one who
+put it, as if it had been alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from store.errors import MessageRefused, StoreBusy
+from store.format.records import Records
+from store.publish.locks import StoreLock
+from store.publish.results import AppendResult
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """What one thread appends. result: set when, and only when, readers see it."""
+
+    records: Records
+    result: AppendResult | None = None
+
+
+class Together:
+    """The threads of one process that wait for their turn to append to one store."""
+
+    def __init__(self, lock: StoreLock, append: Callable[[list[Waiting]], None]) -> None:
+        """append: called under the lock; gives each its result, or raises and gives none to any."""
+        self._lock = lock
+        self._append = append
+        self._waiting: dict[Waiting, None] = {}  # in their order; each step at it is one of the dictionary
+
+    def append(self, records: Records) -> AppendResult:
+        """Append records, in this thread's turn or in another's. Raises as `StoreLock.exclusively`, and `append`."""
+        own = Waiting(records)
+        self._waiting[own] = None
+        try:
+            while True:
+                try:
+                    return self._lock.exclusively(lambda: self._lead(own), done=lambda: own.result)
+                except StoreBusy:
+                    if self._withdraw(own):
+                        raise
+                    # Another thread has just taken it along: how that ends is not known yet.
+        finally:
+            self._withdraw(own)
+
+    def _lead(self, own: Waiting) -> AppendResult:
+        self._withdraw(own)  # if no other thread has, which failed then
+        taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
+        try:
+            self._append(taken)
+        except MessageRefused:  # the log has no place for one of them: the others try again, each by itself
+            if len(taken) == 1:
+                raise
+            self._append([own])
+        assert own.result is not None
+        return own.result
+
+    def _withdraw(self, own: Waiting) -> bool:
+        """Let it wait no longer; whether it still did."""
+        return self._waiting.pop(own, own) is None

@@ -1,0 +1,211 @@
+"""Threads that append together: what one of them appends for all, and who is told what."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull
+from store.format.message import encode_messages
+from store.format.records import Encoding, Records
+from store.log.unflushed import Ranges, Unflushed
+from store.publish.locks import StoreLock
+from store.publish.putting import PutResult
+from store.publish.results import AppendResult
+from store.publish.together import Together, Waiting
+from tests.waiting import until
+
+THREADS = 6
+ENCODING = Encoding((bytes([127, 0, 0, 1]), 10911), max_message_size=1000)
+FULL = StoreFull("no space")
+
+
+def records(number: int) -> Records:
+    return encode_messages([Message("t", str(number).encode())], [number], ENCODING, 0)
+
+
+def number_of(each: Waiting) -> int:
+    return each.records.destinations[0][1]
+
+
+def tell(each: Waiting) -> None:
+    number = number_of(each)
+    each.result = AppendResult(np.array([number], np.int32), np.array([number]), np.array([number]))
+
+
+class Log:
+    """Takes what is appended, as `fail` lets it; `turns`: the numbers that each turn appended."""
+
+    def __init__(self, root: Path, timeout: float = 30.0) -> None:
+        self.turns: list[list[int]] = []
+        self.fail: Callable[[list[int]], Exception | None] = lambda numbers: None
+        self.lock = StoreLock(root, timeout)
+        self.together = Together(self.lock, self.append)
+
+    def append(self, waiting: list[Waiting]) -> None:
+        numbers = [number_of(each) for each in waiting]
+        if error := self.fail(numbers):
+            raise error
+        self.turns.append(numbers)
+        for each in waiting:
+            tell(each)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    it = Log(tmp_path)
+    yield it
+    it.lock.close()
+
+
+def at_once(log: Log, root: Path) -> list[Future[AppendResult]]:
+    """The outcomes of THREADS threads, which all waited before the first had its turn."""
+    other = StoreLock(root)
+    with ThreadPoolExecutor(THREADS) as pool:
+
+        def start() -> list[Future[AppendResult]]:
+            begun = [pool.submit(log.together.append, records(number)) for number in range(THREADS)]
+            until(lambda: len(log.together._waiting) == THREADS)
+            return begun
+
+        begun = other.exclusively(start)
+    other.close()
+    return begun
+
+
+def test_who_waits_is_taken_along(log: Log, tmp_path: Path) -> None:
+    outcomes = at_once(log, tmp_path)
+    (turn,) = log.turns
+    assert sorted(turn) == [*range(THREADS)]
+    assert [outcome.result().queue_ids.tolist() for outcome in outcomes] == [[number] for number in range(THREADS)]
+    assert not log.together._waiting
+
+
+def test_an_error_is_told_to_all_it_happens_to(log: Log, tmp_path: Path) -> None:
+    log.fail = lambda numbers: FULL
+    assert {type(outcome.exception()) for outcome in at_once(log, tmp_path)} == {StoreFull}
+    assert not log.together._waiting
+
+
+def test_an_error_that_passes_is_told_to_one(log: Log, tmp_path: Path) -> None:
+    failures = [FULL]
+    log.fail = lambda numbers: failures.pop() if failures else None
+    outcomes = at_once(log, tmp_path)
+    failed = [number for number, outcome in enumerate(outcomes) if outcome.exception() is FULL]
+    assert len(failed) == 1
+    assert sorted(number for turn in log.turns for number in turn) == [n for n in range(THREADS) if n not in failed]
+
+
+def test_who_is_refused_is_told_alone(log: Log, tmp_path: Path) -> None:
+    refusal = MessageRefused(PutStatus.MESSAGE_ILLEGAL, "too large for the log")
+    log.fail = lambda numbers: refusal if 3 in numbers else None
+    outcomes = at_once(log, tmp_path)
+    assert [outcome.exception() for outcome in outcomes] == [refusal if n == 3 else None for n in range(THREADS)]
+    assert sorted(number for turn in log.turns for number in turn) == [n for n in range(THREADS) if n != 3]
+
+
+def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
+    log, other = Log(tmp_path, timeout=0.05), StoreLock(tmp_path)
+
+    def in_vain() -> None:
+        with pytest.raises(StoreBusy, match=r"no turn to write within 0.05 s .* Nothing of this call is visible"):
+            log.together.append(records(1))
+
+    other.exclusively(in_vain)
+    log.together.append(records(2))
+    assert log.turns == [[2]]
+    log.lock.close()
+    other.close()
+
+
+def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path) -> None:
+    log, is_at_work, go_on = Log(tmp_path, timeout=0.05), threading.Event(), threading.Event()
+
+    def slow(numbers: list[int]) -> None:
+        is_at_work.set()
+        assert go_on.wait(30)
+
+    log.fail = slow
+    other = StoreLock(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+
+        def start() -> list[Future[AppendResult]]:
+            begun = [pool.submit(log.together.append, records(number)) for number in range(2)]
+            until(lambda: len(log.together._waiting) == 2)
+            return begun
+
+        begun = other.exclusively(start)
+        assert is_at_work.wait(30)
+        assert log.together._waiting == {}
+        with pytest.raises(StoreBusy):  # so the time of the other has passed, too
+            log.lock.exclusively(lambda: None)
+        go_on.set()
+        assert [outcome.result().queue_ids.tolist() for outcome in begun] == [[0], [1]]
+    assert [sorted(turn) for turn in log.turns] == [[0, 1]]
+    log.lock.close()
+    other.close()
+
+
+@pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_threads_that_put(tmp_path: Path, mode: str) -> None:
+    """Each hears where its own messages are, whoever appended them."""
+    config = StoreConfig(flushDiskType=mode, mappedFileSizeCommitLog=16 << 10)
+
+    def put(store: MessageStore, thread: int) -> None:
+        for number in range(10):
+            some = [
+                Message("ab"[(thread + each) % 2], f"{thread} {number} {each}".encode(), keys=(f"{thread}-{number}",))
+                for each in range(thread % 3 + 1)
+            ]
+            for message, put in zip(some, store.put_many(some), strict=True):
+                (stored,) = store.get_message("g", message.topic, put.queue_id, put.queue_offset, 1).messages
+                assert (stored.body, stored.msg_id) == (message.body, put.msg_id)
+            assert [found.body for found in store.query("a", f"{thread}-{number}")] == [
+                message.body for message in some if message.topic == "a"
+            ]
+
+    with MessageStore.open(tmp_path / "mq", config=config) as store, ThreadPoolExecutor(THREADS) as pool:
+        for topic in "ab":
+            store.create_topic(topic, 2)
+        for outcome in [pool.submit(put, store, thread) for thread in range(THREADS)]:
+            outcome.result()
+
+
+class InterruptedOnce(Unflushed):
+    """Whoever publishes first is interrupted right behind it."""
+
+    interrupts = 1
+
+    def note(self, begin: int, end: int, ranges: Ranges) -> None:
+        if self.interrupts:
+            self.interrupts = 0
+            raise KeyboardInterrupt
+        super().note(begin, end, ranges)
+
+
+def test_who_is_interrupted_tells_the_others_what_is_published(tmp_path: Path) -> None:
+    """Or else they would append theirs again."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        appender = store._writing()._appender
+        appender._unflushed = InterruptedOnce(store._log, store._queues)
+        other = StoreLock(tmp_path)
+        with ThreadPoolExecutor(THREADS) as pool:
+
+            def start() -> list[Future[PutResult]]:
+                begun = [pool.submit(store.put, Message("t", str(number).encode())) for number in range(THREADS)]
+                until(lambda: len(appender._together._waiting) == THREADS)
+                return begun
+
+            outcomes = other.exclusively(start)
+        other.close()
+        assert sum(isinstance(outcome.exception(), KeyboardInterrupt) for outcome in outcomes) == 1
+        put = {outcome.result().queue_offset for outcome in outcomes if outcome.exception() is None}
+        assert len(put) == THREADS - 1
+        messages = store.get_message("g", "t", 0, 0).messages
+        assert sorted(int(message.body) for message in messages) == [*range(THREADS)]
