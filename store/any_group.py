@@ -83,8 +83,9 @@ class Member(Protocol):
     def lock(self, queues: Iterable[Queue]) -> set[Queue]:
         """Those of `queues` that are this member's now: that were free, expired or its own (LOCK_BATCH_MQ).
 
-        Never one that another member has. They are its own for 60 s; call it every 20 s, also with none, for it tells
-        that this member is well. Offsets of one that is new here are read anew.
+        Never one that another member has, and not at once one that was its own until it expired: its reader has to
+        start anew. They are its own for 60 s; call it every 20 s, also with none, for it tells that this member is
+        well. What was committed in one that is new here is forgotten.
         """
 
     def unlock(self, queues: Iterable[Queue]) -> None:
@@ -93,25 +94,38 @@ class Member(Protocol):
     def committed(self, queues: Iterable[Queue]) -> Positions:
         """The offset to read next, of those of `queues` that have one: as committed here, or else as persisted."""
 
+    def begin(self, positions: Positions) -> None:
+        """Set the offsets of those queues that the group has none of: persisted at once, so that all members agree.
+
+        See `store.broker.group_offsets.first_offsets`. Read what counts by `committed`.
+        """
+
     def commit(self, positions: Positions) -> None:
-        """All messages before `positions` are done. In memory; smaller ones than before do not count."""
+        """All messages before `positions` are done; smaller ones than before, or of others' queues, do not count.
+
+        Without waiting for a device; but it survives this process: who gets its queues begins there.
+        """
 
     def persist(self) -> None:
-        """Bring to the group's offsets what was committed in queues that are this member's still.
+        """Bring to the group's offsets what was committed in queues that are this member's still. Call it every 5 s.
 
-        Call it every 5 s. Those that somebody reset meanwhile stay as they were reset.
+        Those that somebody reset meanwhile stay as they were reset; none goes backwards.
         """
 
     def resets(self) -> Positions:
         """Where to go on in the queues that somebody reset since the last call, or since this member joined.
 
-        What was committed in them is forgotten. Until they are fetched here, commits in these queues do not count.
+        What was committed in them is forgotten: until they are fetched here commits in these queues do not count, and
+        from then on those of messages that were read before must not come.
         """
 
-    def send_back(self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int = 16) -> None:
+    def send_back(
+        self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
+    ) -> None:
         """Let the group have messages again: later, or never, among its dead letters (CONSUMER_SEND_MSG_BACK).
 
         delay_level: 0 for RocketMQ's own choice, 3 and one more each time; below 0 for the dead letters at once.
+        max_reconsume_times: how often one comes again before it goes there; default: as the group is set, 16.
         """
 
     def leave(self) -> None:
@@ -155,5 +169,5 @@ class Group(Protocol):
     def reset(self, positions: Positions) -> None:
         """Let the group go on from there: members that consume at once, others when they join.
 
-        Raises `UnknownTopic`, `OffsetOutOfRange`.
+        Raises `UnknownGroup`, which names those with a like name, `UnknownTopic`, `OffsetOutOfRange`.
         """

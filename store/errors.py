@@ -18,6 +18,7 @@
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
     ├── InvalidGroup             a consumer group's name that RocketMQ would refuse
+    ├── UnknownGroup             a consumer group that nobody has made yet
     ├── GroupConflict            a consumer that does not fit its group's other members
     ├── InvalidMessageId         a text that is no offsetMsgId
     ├── InvalidColumns           a table or a column list that does not fit
@@ -128,6 +129,10 @@ class InvalidTopic(StoreError):
 
 class InvalidGroup(StoreError):
     """A consumer group's name outside RocketMQ's rules."""
+
+
+class UnknownGroup(StoreError):
+    """A consumer group that has no settings, no offsets and no members."""
 
 
 class GroupConflict(StoreError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -35,7 +34,7 @@ from store.index.index import END_OF_TIME, Index
 from store.integers import integer, one_of, seconds, text
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.publish.locks import OFFSETS_BYTE, StoreLock
+from store.publish.locks import among_groups
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch, Watches
@@ -324,10 +323,12 @@ class StoreReader(Opened):
         `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
         while a broker runs.
         """
-        groups = self._groups
+        groups, place = self._groups, self._place
         for queue_id in offsets:
             self._topics.check_queue(topic, queue_id)
-        with closing(StoreLock(self.path, self.config.lockTimeoutMillis / 1000, OFFSETS_BYTE)) as lock:
-            self._place.check()
-            lock.refuse_broker()
-            lock.exclusively(lambda: groups.commit(group, topic, offsets))
+
+        def commit() -> None:
+            place.check()
+            groups.commit(group, topic, offsets)
+
+        among_groups(self.path, self.config.lockTimeoutMillis / 1000, commit)

@@ -10,10 +10,11 @@ Everything is read anew in every call, for other processes write the files, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from store.any_log import Positions, Queue
 from store.errors import InvalidGroup, OffsetOutOfRange
 from store.files.admin_files import next_version, offset_table, read_json, read_table, table, write_json
 from store.format.layout import (
@@ -55,21 +56,35 @@ class ConsumerOffsets:
         found = read_table(self._offsets, _OFFSETS)
         return {key: offset_table(self._offsets, key, value) for key, value in found.items()}
 
+    def positions(self, group: str, topics: Iterable[str]) -> Positions:
+        """What `offsets` gives, of several topics."""
+        content = read_json(self._offsets)
+        return {
+            Queue(topic, queue_id): offset
+            for topic in set(topics)
+            for queue_id, offset in self._committed(content, _key(topic, group)).items()
+        }
+
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """`commit_positions` of one topic."""
+        self.commit_positions(group, {Queue(topic, queue_id): offset for queue_id, offset in offsets.items()})
+
+    def commit_positions(self, group: str, positions: Positions) -> None:
         """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
 
         Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
         """
         check_group_name(group)
-        for queue_id, offset in offsets.items():
-            if integer(f"offset of queue {queue_id}", offset) < 0:
+        for queue, offset in positions.items():
+            if integer(f"offset of queue {queue.queue_id}", offset) < 0:
                 raise OffsetOutOfRange(
-                    f"group {group}, {topic}, queue {queue_id}: {offset} is no offset; they begin at 0"
+                    f"group {group}, {queue.topic}, queue {queue.queue_id}: {offset} is no offset; they begin at 0"
                 )
         content = read_json(self._offsets)
-        key = _key(topic, group)
-        merged = self._committed(content, key) | {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
-        content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
+        for topic in {queue.topic for queue in positions}:
+            key, merged = _key(topic, group), self._committed(content, _key(topic, group))
+            merged |= {int(queue.queue_id): int(offset) for queue, offset in positions.items() if queue.topic == topic}
+            content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
         next_version(self._offsets, content)
         write_json(self._offsets, content)
 

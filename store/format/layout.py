@@ -27,6 +27,7 @@ ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
 QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON
+CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has, or had, members
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
 # What only RocketMQ makes, and shows a kind of directory (see `kinds`).
@@ -274,6 +275,10 @@ PUBLISHED_END: Final = np.dtype(
     ]
 )
 PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it
+
+# --- what a member of a consumer group has done (this project's) ---------------------------------------------
+
+DONE_OFFSET: Final = np.dtype(">i8")  # the queue offset to read next, by slot of the member; 0: nothing was done there
 
 # --- relations ------------------------------------------------------------------------------------------
 

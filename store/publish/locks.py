@@ -5,7 +5,7 @@
 | 0 | a running RocketMQ broker | exclusive (its `tryLock(0, 1)`) |
 | 0 | every store of ours that is open for writing | shared |
 | 1 | one append, repair, opening or closing | exclusive |
-| 2 | one commit of a consumer group's offsets, by a store that is open to read, too | exclusive |
+| 2 | one change of consumer groups' offsets or members, by whoever reads, too | exclusive |
 
 Open-file-description locks where the system has them: classic record locks vanish when *any* descriptor of the
 file is closed in the process. The two kinds exclude each other, so RocketMQ still sees ours. Neither kind
@@ -34,7 +34,7 @@ from store.publish.lock_holders import holders
 
 _OWNER_BYTE = 0
 _APPEND_BYTE = 1
-OFFSETS_BYTE = 2
+_GROUPS_BYTE = 2
 Result = TypeVar("Result")
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 _CLASSIC = {
@@ -131,7 +131,7 @@ class StoreLock(Opened):
             return
         if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
             if self._fd >= 0:  # or `close` gave the lock back
-                _lock(self._fd, fcntl.F_UNLCK, self._byte)
+                set_lock(self._fd, fcntl.F_UNLCK, self._byte)
             with suppress(RuntimeError):  # released as often as it was acquired
                 while True:
                     self._threads.release()
@@ -141,7 +141,7 @@ class StoreLock(Opened):
         """Of all processes, this one's threads being kept out. Raises as `exclusively`."""
         self.must_be_open()  # closed while this thread waited for another
         pause, longest = _PAUSE_SECONDS
-        while not _lock(self._fd, fcntl.F_WRLCK, self._byte):
+        while not set_lock(self._fd, fcntl.F_WRLCK, self._byte):
             if time.monotonic() >= deadline:
                 raise self._busy(timeout)
             time.sleep(pause)
@@ -160,8 +160,8 @@ class StoreLock(Opened):
 
         Raises `StoreLocked` when a RocketMQ broker holds the directory.
         """
-        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
-        if not _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE):
+        alone = set_lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        if not set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of {self._path.name}); "
                 "stop the broker, or open the directory with read_only=True"
@@ -170,15 +170,15 @@ class StoreLock(Opened):
 
     def is_last(self) -> bool:
         """True when no other writer is left; call inside `exclusively`, so that none can join meanwhile."""
-        alone = _lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
-        return _lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone  # one may join before we have left
+        alone = set_lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        return set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone  # one may join before we have left
 
     def refuse_broker(self) -> None:
         """Raises `StoreLocked` while a RocketMQ broker runs here, which keeps in memory what it writes to its files."""
-        if _is_held_exclusively(self._fd, _OWNER_BYTE):
+        if is_held(self._fd, _OWNER_BYTE):
             raise StoreLocked(
-                f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself; "
-                "commit them through the broker, or stop it"
+                f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself, "
+                "and their members; consume and commit through the broker, or stop it"
             )
 
     def close(self) -> None:
@@ -196,14 +196,14 @@ class StoreLock(Opened):
             self._closes()  # which does nothing the second time
 
 
-def _is_held_exclusively(fd: int, byte: int) -> bool:
-    """Whether somebody else has an exclusive record lock on one byte; takes none."""
+def is_held(fd: int, byte: int) -> bool:
+    """Whether somebody else, by another descriptor, has an exclusive record lock on one byte; takes none."""
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
     asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
     return bool(struct.unpack_from("h", fcntl.fcntl(fd, command, asked))[0] != fcntl.F_UNLCK)
 
 
-def _lock(fd: int, kind: int, byte: int) -> bool:
+def set_lock(fd: int, kind: int, byte: int) -> bool:
     """Set a one-byte record lock; False when another holder is in the way."""
     try:
         if _HAS_OFD:
@@ -215,6 +215,16 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
             return False
         raise
     return True
+
+
+def among_groups(root: Path, timeout: float, work: Callable[[], Result]) -> Result:
+    """What `work` answers, called while nobody else changes offsets or members of consumer groups.
+
+    timeout: seconds to wait for the turn. Raises `StoreLocked` while a broker runs, and as `exclusively`.
+    """
+    with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
+        lock.refuse_broker()
+        return lock.exclusively(work)
 
 
 def alone(root: Path, work: Callable[[], Result], what: str) -> Result:

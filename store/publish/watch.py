@@ -23,12 +23,23 @@ if sys.platform == "linux":
     import inotify_simple
 
 POLL_SECONDS = 0.02  # where the system cannot notify
+if sys.platform == "linux":
+    # The system closes the files of a process that is killed.
+    _IN_A_FOLDER = inotify_simple.masks.MOVE | (
+        inotify_simple.flags.CREATE
+        | inotify_simple.flags.DELETE
+        | inotify_simple.flags.MODIFY
+        | inotify_simple.flags.CLOSE_WRITE
+    )
 _MOST_SECONDS = 24 * 3600.0  # the kernel counts milliseconds of a wait in 31 bits
 _EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 
 
 class Published(Protocol):
-    """The end of a log, as `Watch` waits for it to move. rest_seconds: for how long it may do so without a look."""
+    """The end of a log, as `Watch` waits for it to move; or a folder, for what becomes of the files in it.
+
+    rest_seconds: for how long it may wait without a look.
+    """
 
     path: Path
 
@@ -74,7 +85,7 @@ class Watch(Opened):
         self._what = f"a watch of {end.path.parent}"
         self._ends.append(end)
         if ears.notify is not None:
-            ears.notify.add_watch(end.path, inotify_simple.flags.MODIFY)
+            ears.notify.add_watch(end.path, _IN_A_FOLDER if end.path.is_dir() else inotify_simple.flags.MODIFY)
 
     def wait(self, timeout: float) -> None:
         """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.

@@ -1,0 +1,119 @@
+"""What a member of a consumer group says of itself, and whether it fits the others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from store.any_group import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
+from store.any_log import Queue
+from store.broker.queue_locks import held
+from store.errors import GroupConflict
+from store.format.layout import RETRY_TOPIC_PREFIX
+
+SILENT_SECONDS = 120.0  # after so long RocketMQ's broker misses a client
+_ONE_WAY = "All members of a group do the same; end the others first, or join a group of another name"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member. id: host@instance.
+
+    heard, claims: `time.monotonic()`, which all processes of a host share: when it wrote this, and when it asked for
+    each queue that it has. slots: the queues, in the order in which it notes what it has done in them. resets: how many
+    of the group's it knows of. boot: the kernel's id of the boot that it runs in.
+    """
+
+    id: str
+    subscriptions: Subscriptions
+    model: MessageModel
+    orderly: bool
+    resets: int = 0
+    heard: float = -math.inf
+    boot: str = ""
+    claims: dict[Queue, float] = field(default_factory=dict)
+    slots: tuple[Queue, ...] = ()
+
+    @property
+    def instance(self) -> str:
+        return self.id.partition("@")[2]
+
+    def is_well(self, now: float) -> bool:
+        """Whether it was heard of not long ago."""
+        return now - self.heard <= SILENT_SECONDS
+
+    def info(self, now: float) -> MemberInfo:
+        """What others may know of it."""
+        queues = tuple(sorted(held(self.claims, now)))
+        return MemberInfo(self.id, self.subscriptions, self.model, self.orderly, queues, max(0.0, now - self.heard))
+
+    def to_json(self) -> bytes:
+        content = vars(self) | {
+            "model": self.model.value,
+            "claims": [[*queue, asked] for queue, asked in self.claims.items()],
+        }
+        return json.dumps(content).encode()
+
+    @staticmethod
+    def of_json(text: bytes) -> Entry:
+        """Raises `ValueError` for what `to_json` did not make."""
+        content: dict[str, Any] = json.loads(text)
+        try:
+            content["model"] = MessageModel(content["model"])
+            content["subscriptions"] = {topic: Subscription(*of) for topic, of in content["subscriptions"].items()}
+            content["claims"] = {Queue(topic, queue_id): asked for topic, queue_id, asked in content["claims"]}
+            content["slots"] = tuple(Queue(*queue) for queue in content["slots"])
+            return Entry(**content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no member's entry: {error}") from error
+
+
+def check_fit(group: str, entry: Entry, other: Entry, processes: str) -> None:
+    """Raises `GroupConflict`, which names both, for who cannot be in a group with another.
+
+    processes: those of the other.
+    """
+    if entry.id == other.id:
+        found = "has this name already: give each member an instance of its own"
+    elif entry.model is not other.model:
+        found = f"consumes by {other.model.value}, this one by {entry.model.value}. {_ONE_WAY}"
+    elif entry.orderly != other.orderly:
+        found = f"consumes {_order(other)}, this one {_order(entry)}. {_ONE_WAY}"
+    elif _meaning(entry.subscriptions) != _meaning(other.subscriptions):
+        found = (
+            f"reads {_said(other.subscriptions)}, and this one {_said(entry.subscriptions)}: each would get, and pass "
+            f"over, messages that only the other wants. {_ONE_WAY}"
+        )
+    else:
+        return
+    raise GroupConflict(f"group {group}: member {other.id} ({processes}) {found}")
+
+
+def _order(entry: Entry) -> str:
+    return "orderly" if entry.orderly else "concurrently"
+
+
+def _said(subscriptions: Subscriptions) -> str:
+    return ", ".join(f"{topic} by {found}" for topic, found in _topics(subscriptions)) or "nothing"
+
+
+def _topics(subscriptions: Subscriptions) -> Iterable[tuple[str, Subscription]]:
+    """Without what the group sent back to itself."""
+    return sorted(each for each in subscriptions.items() if not each[0].startswith(RETRY_TOPIC_PREFIX))
+
+
+def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
+    return {topic: frozenset(_wanted(found)) for topic, found in _topics(subscriptions)}
+
+
+def _wanted(subscription: Subscription) -> Iterator[str]:
+    """What makes two subscriptions the same: an expression of tags may say them in any order."""
+    if subscription.expression_type != "TAG":
+        yield from subscription
+    elif subscription.expression.strip() in ("", EVERYTHING):
+        yield EVERYTHING
+    else:
+        yield from filter(None, map(str.strip, subscription.expression.split("||")))

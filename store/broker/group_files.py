@@ -1,0 +1,82 @@
+"""The files of one consumer group, and the turns in which they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from pathlib import Path
+
+from store.any_group import MessageModel
+from store.any_log import Positions, Queue
+from store.broker.entries import Entry
+from store.broker.group_offsets import Resets, advance
+from store.broker.members import Roster, Seat
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.topics import Topics
+from store.publish.locks import Result, among_groups
+
+_OFFSETS_DIR = "offsets"  # of broadcasting members, by instance, in the group's folder
+
+
+class GroupFiles:
+    """Whether anybody is in the group or not. Raises `InvalidGroup`."""
+
+    def __init__(self, root: Path, name: str, timeout: float) -> None:
+        """timeout: how long to wait for a turn, in seconds."""
+        check_group_name(name)
+        self.root = root
+        self.name = name
+        self._timeout = timeout
+        self.offsets = ConsumerOffsets(root)
+        self.roster = Roster(root, name)
+        self.resets = Resets(root, name)
+        self._topics = Topics(root)
+
+    def in_turn(self, work: Callable[[], Result]) -> Result:
+        """What `work` answers, called after the dead were buried, while nobody else changes a group of this store.
+
+        Raises `StoreLocked` while a RocketMQ broker runs here, `StoreBusy`.
+        """
+
+        def bury_and_work() -> Result:
+            self.roster.bury(self._inherit)
+            return work()
+
+        return among_groups(self.root, self._timeout, bury_and_work)
+
+    def enter(self, entry: Entry) -> Seat:
+        """Become a member; the group is made if it is new. In turn. Raises `GroupConflict`."""
+        self.offsets.create(self.name)
+        return self.roster.enter(entry)
+
+    def reset(self, positions: Positions) -> None:
+        """Set offsets, for all, and let members know. In turn. Raises `UnknownTopic`, `OffsetOutOfRange`."""
+        for queue in positions:
+            self._topics.check_queue(*queue)
+        for offsets in (self.offsets, *self._offsets_of_instances()):
+            offsets.commit_positions(self.name, positions)
+        if self.roster.present():
+            self.resets.add(positions)
+        else:
+            self.resets.forget()
+
+    def offsets_of(self, entry: Entry) -> ConsumerOffsets:
+        """Where a member's offsets are: a broadcasting one has its own."""
+        return self.offsets if entry.model is MessageModel.CLUSTERING else self._offsets_of_instance(entry.instance)
+
+    def there(self, queues: Set[Queue]) -> set[Queue]:
+        """Those of which the topic is not deleted."""
+        counts = self._topics.queue_counts()
+        return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
+
+    def _inherit(self, entry: Entry, done: Positions) -> None:
+        """What a member that died had done, the group has done, unless it was reset meanwhile."""
+        _, reset = self.resets.since(entry.resets)
+        counts = self.there(done.keys() - reset.keys())
+        advance(self.offsets_of(entry), self.name, {queue: done[queue] for queue in counts})
+
+    def _offsets_of_instance(self, instance: str) -> ConsumerOffsets:
+        return ConsumerOffsets(self.roster.path / _OFFSETS_DIR / instance)
+
+    def _offsets_of_instances(self) -> Iterator[ConsumerOffsets]:
+        for folder in (self.roster.path / _OFFSETS_DIR).glob("*"):
+            yield self._offsets_of_instance(folder.name)

@@ -1,0 +1,212 @@
+"""Who is in a consumer group: a file for each member, and its lock, which the member holds for as long as it lives.
+
+    consumers/{group}/{member id}.member    JSON, see `Entry`
+    consumers/{group}/done/{member id}      how far it has got in each queue: one `DONE_OFFSET` for each of its slots
+
+The lock goes with the process, however that ends, and the system tells whoever watches the folder that the file was
+closed. So a member that was killed is missed at once, and what it had committed is not lost. One that lives on but is
+stopped, or hangs, is missed when it was not heard of for two minutes, as RocketMQ's broker misses a client.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from weakref import finalize
+
+import numpy as np
+
+from store.any_log import Positions, Queue
+from store.broker.entries import Entry, check_fit
+from store.errors import CorruptStore, StoreReplaced
+from store.files.atomic import make_folder, open_file, write_at
+from store.files.opened import Opened, Place, opening
+from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
+from store.publish.lock_holders import holders
+from store.publish.locks import is_held, set_lock
+from store.publish.published_end import current_boot_id
+
+_LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
+_SUFFIX = ".member"
+_DONE_DIR = "done"
+_LOCK_BYTE = 0
+_TRIES = 100  # to read an entry while it is written
+
+
+class Roster:
+    """The members of one group. What it says may be over a moment later; call `bury` and `enter` in turn with others.
+
+    path: the folder, for a `Watch`. rest_seconds: how long that may wait without a look.
+    """
+
+    rest_seconds = _LOOK_SECONDS
+
+    def __init__(self, root: Path, group: str) -> None:
+        self.path = root / CONSUMERS_DIR / group
+
+    def present(self) -> list[Entry]:
+        """The members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
+        found = (_entry(path) for path in self._files())
+        return [entry for entry in found if entry is not None]
+
+    def bury(self, inherit: Callable[[Entry, Positions], None]) -> None:
+        """Forget who died. inherit: called with what each said of itself, and has done in the queues that it had."""
+        for path in self._files():
+            if not _is_alive(path):
+                entry = _last_entry(path)
+                if entry is not None and entry.boot == _boot():  # what a crash of the machine leaves may be anything
+                    inherit(entry, _done(path, entry))
+                _done_path(path).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+
+    def enter(self, entry: Entry) -> Seat:
+        """Become a member; the dead are buried. Raises `GroupConflict` for one that does not fit the others."""
+        make_folder(self.path / _DONE_DIR)
+        for other in self.present():
+            check_fit(self.path.name, entry, other, _processes(self._file(other)))
+        return Seat(self._file(entry), entry)
+
+    def _file(self, entry: Entry) -> Path:
+        return self.path / f"{entry.id}{_SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        return sorted(self.path.glob(f"*{_SUFFIX}"))
+
+
+class Seat(Opened):
+    """A member's files and its lock: to be in the group. Whoever drops it has left, as if killed."""
+
+    def __init__(self, path: Path, entry: Entry) -> None:
+        super().__init__(f"member {entry.id} of group {path.parent.name} in {path.parents[2]}", "join")
+        self.entry = replace(entry, boot=_boot())
+        self._path = path
+        self._size = 0
+        with opening:
+            self._fd = open_file(path, os.O_EXCL)
+            self._done_fd = open_file(_done_path(path), os.O_TRUNC)
+            self._closes = finalize(self, _close, self._fd, self._done_fd)
+            self._closes.atexit = False
+        self._place = Place(path, os.fstat(self._fd))
+        set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
+        self.claim({})
+
+    def claim(self, claims: dict[Queue, float], resets: int | None = None) -> None:
+        """Say which queues this member has from now on, and how many resets it knows of; and that it is well.
+
+        Call it in turn with all others. Raises `StoreReplaced` where the file is gone. Who cannot write has left.
+        """
+        self.must_be_open()
+        self._place.check()
+        old = self.entry
+        entry = replace(
+            old,
+            heard=time.monotonic(),
+            claims=claims,
+            resets=old.resets if resets is None else resets,
+            slots=old.slots + tuple(queue for queue in claims if queue not in set(old.slots)),
+        )
+        text = entry.to_json()
+        try:
+            write_at(self._fd, text.ljust(self._size), 0)  # what was left of a longer one would not be JSON
+        except BaseException:
+            self.leave()
+            raise
+        self._size = max(self._size, len(text))
+        self.entry = entry
+        self._slots = {queue: slot for slot, queue in enumerate(entry.slots)}
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the member has not left yet, and is of this process."""
+        return not self._is_over
+
+    def note(self, queue: Queue, offset: int) -> None:
+        """How far this member has got in a queue, for who inherits it; 0: nothing."""
+        slot = self._slots.get(queue)
+        if slot is not None:
+            write_at(self._done_fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
+
+    def leave(self) -> None:
+        """The second time, and in a forked process, this does nothing."""
+        if not self._is_over:
+            self._is_over = True
+            with suppress(StoreReplaced):
+                self._place.check()
+                self._path.unlink()
+                _done_path(self._path).unlink(missing_ok=True)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._closes()
+
+
+def _is_alive(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return is_held(fd, _LOCK_BYTE)
+    finally:
+        os.close(fd)
+
+
+def _last_entry(path: Path) -> Entry | None:
+    """What one that is dead said of itself; None where it was killed while it wrote."""
+    try:
+        return Entry.of_json(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _entry(path: Path) -> Entry | None:
+    """What a member says of itself; None of one that has left or died, or has only just come."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        for attempt in range(_TRIES):
+            if not is_held(fd, _LOCK_BYTE):
+                return None
+            text = os.pread(fd, os.fstat(fd).st_size, 0)
+            try:
+                return Entry.of_json(text) if text else None
+            except ValueError:
+                time.sleep(attempt / 1e5)  # it is being written
+    finally:
+        os.close(fd)
+    raise CorruptStore(
+        f"{path}: this is not what a member of a group writes; end it ({_processes(path)}), then remove the file"
+    )
+
+
+def _done(path: Path, entry: Entry) -> Positions:
+    """What a member that is dead has done in the queues that it had."""
+    try:
+        noted = np.frombuffer(_done_path(path).read_bytes(), DONE_OFFSET).tolist()
+    except FileNotFoundError:
+        return {}
+    return {queue: done for queue, done in zip(entry.slots, noted, strict=False) if done and queue in entry.claims}
+
+
+def _done_path(path: Path) -> Path:
+    return path.parent / _DONE_DIR / path.name.removesuffix(_SUFFIX)
+
+
+def _processes(path: Path) -> str:
+    return " and ".join(map(str, holders(path, _LOCK_BYTE))) or "a process that this user may not look into"
+
+
+def _boot() -> str:
+    return current_boot_id().decode()
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,242 @@
+"""Consumer groups of the processes that share a store's directory, see `any_group`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from store import InvalidArgument, MessageStore, UnknownGroup
+from store.any_group import MemberInfo, MessageModel, Subscriptions
+from store.any_log import Positions, Queue
+from store.broker.entries import Entry
+from store.broker.group_files import GroupFiles
+from store.broker.group_offsets import GroupOffsets
+from store.broker.members import Seat
+from store.broker.queue_locks import claim, held
+from store.broker.retries import send_back
+from store.format.stored_message import StoredMessage
+from store.publish.locks import Result
+from store.publish.watch import Watch
+from store.system_errors import explained_verbs
+from store.upkeep.directory import Directory
+
+_DEFAULT_INSTANCE = "DEFAULT"
+_INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"
+_SHOWN_GROUPS = 10
+
+
+@explained_verbs
+class LocalGroup:
+    """A `Group` whose members are processes of this host: files beside the store in directory `path`.
+
+    Raises `NotAStore`, `InvalidGroup`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
+        directory = Directory.at(path)
+        directory.must_be_store()
+        self.path = directory.root
+        self.name = name
+        self._files = GroupFiles(self.path, name, directory.configuration(None).lockTimeoutMillis / 1000)
+
+    def join(
+        self,
+        subscriptions: Subscriptions,
+        *,
+        model: MessageModel = MessageModel.CLUSTERING,
+        orderly: bool = False,
+        instance: str | None = None,
+    ) -> LocalMember:
+        if instance is None:
+            own = f"{os.getpid()}#{time.monotonic_ns()}"
+            instance = own if model is MessageModel.CLUSTERING else _DEFAULT_INSTANCE
+        if not re.fullmatch(_INSTANCE, instance):
+            raise InvalidArgument(
+                f"instance={instance!r}: give up to 100 letters, digits, '%', '|', '_', '-', '#', '.'"
+            )
+        id_, files = f"{socket.gethostname()}@{instance}", self._files
+
+        def join() -> LocalMember:
+            resets, _ = files.resets.read()
+            seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, resets))
+            return LocalMember(files, seat)
+
+        return files.in_turn(join)
+
+    def members(self) -> list[MemberInfo]:
+        now = time.monotonic()
+        return [entry.info(now) for entry in self._files.roster.present()]
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        queues = list(queues)
+        found = self._files.offsets.positions(self.name, {queue.topic for queue in queues})
+        return {queue: found[queue] for queue in queues if queue in found}
+
+    def reset(self, positions: Positions) -> None:
+        known = self._files.offsets.names()
+        if self.name not in known:
+            like = difflib.get_close_matches(self.name, known) or known
+            found = ", ".join(like[:_SHOWN_GROUPS]) or "none yet"
+            raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
+        self._files.in_turn(lambda: self._files.reset(positions))
+
+
+class _Sight(NamedTuple):
+    """What a member waits for to change. queues: of each other member."""
+
+    resets: int
+    queues: dict[str, set[Queue]]
+
+
+@explained_verbs
+class LocalMember:
+    """A `Member`. Whoever drops it has left, as if killed."""
+
+    def __init__(self, files: GroupFiles, seat: Seat) -> None:
+        """Call it in turn."""
+        self.path = files.root
+        self.id = seat.entry.id
+        self._files = files
+        self._seat = seat
+        self._offsets = GroupOffsets(files.offsets_of(seat.entry), files.name, seat.note)
+        self._watch = Watch()
+        self._watch.add(files.roster)
+        self._seen = self._look()
+        self._store: MessageStore | None = None  # to send messages back
+        self._threads = threading.Lock()
+
+    def members(self) -> list[str]:
+        self._seat.must_be_open()
+        return sorted([self.id, *(entry.id for entry in self._others())])
+
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while (found := self._look()) == self._seen:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._watch.wait(left)
+        self._seen = found
+        return True
+
+    def lock(self, queues: Iterable[Queue]) -> set[Queue]:
+        wanted = set(queues)
+
+        def lock() -> set[Queue]:
+            now, own = time.monotonic(), self._seat.entry.claims
+            claims = claim(wanted, own, self._taken(now), now)
+            if own.keys() - claims.keys():
+                self._persist()
+            self._offsets.forget(own.keys() ^ claims.keys())
+            self._seat.claim(claims)
+            return wanted & claims.keys()
+
+        return self._in_turn(lock)
+
+    def unlock(self, queues: Iterable[Queue]) -> None:
+        given = set(queues)
+
+        def unlock() -> None:
+            self._persist()
+            self._offsets.forget(given)
+            self._seat.claim({queue: asked for queue, asked in self._seat.entry.claims.items() if queue not in given})
+
+        self._in_turn(unlock)
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        self._seat.must_be_open()
+        return self._offsets.committed(queues)
+
+    def begin(self, positions: Positions) -> None:
+        self._in_turn(lambda: self._offsets.begin(positions))
+
+    def commit(self, positions: Positions) -> None:
+        self._seat.must_be_open()
+        own = self._seat.entry.claims
+        self._offsets.commit({queue: offset for queue, offset in positions.items() if queue in own})
+
+    def persist(self) -> None:
+        self._seat.must_be_open()
+        if not self._offsets.is_persisted:
+            self._in_turn(self._persist)
+
+    def resets(self) -> Positions:
+        self._seat.must_be_open()
+        if not self._files.resets.since(self._seat.entry.resets)[1]:
+            return {}
+
+        def resets() -> Positions:
+            count, news = self._files.resets.since(self._seat.entry.resets)
+            self._offsets.forget(news)  # first: who is killed now leaves nothing of before
+            self._seat.claim(self._seat.entry.claims, count)
+            self._offsets.put(news)
+            return news
+
+        return self._in_turn(resets)
+
+    def send_back(
+        self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
+    ) -> None:
+        self._seat.must_be_open()
+        with self._threads:
+            if self._store is None:
+                self._store = MessageStore.open(self.path, create=False)
+        send_back(self._store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
+
+    def leave(self) -> None:
+        try:
+            if self._seat.is_taken:
+                self._in_turn(self._leave)
+        finally:
+            self._seat.leave()
+            self._watch.close()
+            with self._threads:
+                if self._store is not None:
+                    self._store.close()
+
+    def __enter__(self) -> LocalMember:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def _in_turn(self, work: Callable[[], Result]) -> Result:
+        self._seat.must_be_open()
+        return self._files.in_turn(work)
+
+    def _leave(self) -> None:
+        try:
+            self._persist()
+        finally:
+            self._seat.leave()
+
+    def _persist(self) -> None:
+        entry = self._seat.entry
+        _, reset = self._files.resets.since(entry.resets)
+        own = entry.claims.keys() - self._taken(time.monotonic()) - reset.keys()
+        self._offsets.persist(self._files.there(own))
+
+    def _look(self) -> _Sight:
+        self._seat.must_be_open()
+        resets, _ = self._files.resets.read()
+        return _Sight(resets, {entry.id: set(entry.claims) for entry in self._others()})
+
+    def _others(self) -> list[Entry]:
+        """Whom this member shares the queues with; nobody, where all get everything."""
+        if self._seat.entry.model is MessageModel.BROADCASTING:
+            return []
+        now = time.monotonic()
+        return [entry for entry in self._files.roster.present() if entry.id != self.id and entry.is_well(now)]
+
+    def _taken(self, now: float) -> set[Queue]:
+        """What others have."""
+        return set().union(*(held(entry.claims, now) for entry in self._others()))

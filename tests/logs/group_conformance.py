@@ -1,0 +1,315 @@
+"""What every kind of consumer group has to do, whoever keeps it: a class of tests for each subclass to inherit.
+
+A subclass gives the fixture `making`: a group of a log with topic "t" of four queues.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import pytest
+
+from store import GroupConflict, OffsetOutOfRange, StoreClosed, UnknownGroup, UnknownTopic
+from store.any_group import Group, MemberInfo, MessageModel, Subscription, Subscriptions
+from store.any_log import Queue
+from tests.members import RemoteMember
+from tests.waiting import PATIENCE, until
+
+ALL = [Queue("t", number) for number in range(4)]
+Q0, Q1, Q2, Q3 = ALL
+EVERYTHING = {"t": Subscription()}
+BROADCASTING = MessageModel.BROADCASTING
+
+
+class Making(Protocol):
+    """group: one that nobody has joined yet."""
+
+    group: Group
+
+    def another(self, name: str) -> Group:
+        """A group of the same log."""
+
+    def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
+        """A member in a process of its own, which is killed at last."""
+
+
+class GroupTests:
+    @pytest.fixture
+    def group(self, making: Making) -> Group:
+        return making.group
+
+    @pytest.fixture
+    def joined(self) -> Iterator[ExitStack]:
+        """Members that leave at last."""
+        with ExitStack() as stack:
+            yield stack
+
+    # --- members -----------------------------------------------------------------------------------------
+
+    def test_members_see_each_other_come_and_go(self, group: Group) -> None:
+        with group.join(EVERYTHING) as one:
+            assert one.members() == [one.id]
+            assert not one.wait(0)
+            with group.join(EVERYTHING) as other:
+                assert [one.wait(PATIENCE), one.wait(0), other.wait(0)] == [True, False, False]
+                assert one.members() == other.members() == sorted([one.id, other.id])
+            assert one.wait(PATIENCE)
+            assert one.members() == [one.id]
+        assert group.members() == []
+
+    def test_groups_do_not_see_each_other(self, making: Making) -> None:
+        with making.group.join(EVERYTHING) as one, making.another("h").join(EVERYTHING) as other:
+            assert (one.members(), other.members()) == ([one.id], [other.id])
+            assert one.lock(ALL) == other.lock(ALL) == set(ALL)
+            one.commit({Q0: 7})
+            one.persist()
+            assert other.committed(ALL) == {}
+            assert not one.wait(0)
+
+    def test_what_a_group_tells_of_its_members(self, group: Group) -> None:
+        wanted = {"t": Subscription("a > 1", "SQL92"), "u": Subscription("A || B")}
+        with group.join(wanted, orderly=True, instance="x.1") as one:
+            one.lock([Q3, Q1])
+            (info,) = group.members()
+            assert info == MemberInfo(one.id, wanted, MessageModel.CLUSTERING, True, (Q1, Q3), info.silent_seconds)
+            assert one.id.endswith("@x.1")
+            assert 0 <= info.silent_seconds < PATIENCE
+
+    def test_one_that_is_killed_is_missed(self, making: Making, group: Group) -> None:
+        with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
+            assert one.wait(PATIENCE)
+            assert one.members() == sorted([one.id, other.id])
+            assert other.call("lock", ALL) == set(ALL)
+            assert one.wait(PATIENCE)
+            assert one.lock(ALL) == set()
+            other.kill()
+            assert one.wait(PATIENCE)
+            assert one.members() == [one.id]
+            assert one.lock(ALL) == set(ALL)
+
+    def test_a_group_is_there_when_all_were_killed(self, making: Making, group: Group) -> None:
+        with making.in_process(EVERYTHING, instance="x") as other:
+            assert len(group.members()) == 1
+        assert group.members() == []
+        with group.join({"t": Subscription("A")}, instance="x") as one:
+            assert one.id == other.id
+
+    def test_leaving_ends_all(self, group: Group) -> None:
+        member = group.join(EVERYTHING)
+        member.leave()
+        member.leave()
+        for verb in (member.members, member.persist, member.resets):
+            with pytest.raises(StoreClosed):
+                verb()
+        for locking in (member.lock, member.unlock, member.committed):
+            with pytest.raises(StoreClosed):
+                locking([Q0])
+        for setting in (member.begin, member.commit):
+            with pytest.raises(StoreClosed):
+                setting({Q0: 1})
+        with pytest.raises(StoreClosed):
+            member.wait(PATIENCE)
+
+    # --- what does not fit -------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("one", "other", "says"),
+        [
+            ({"t": Subscription("A")}, {"t": Subscription("B")}, "reads t by TAG 'A', and this one t by TAG 'B'"),
+            ({"t": Subscription("A")}, {"t": Subscription("A", "SQL92")}, "'A', and this one t by SQL92 'A'"),
+            ({"t": Subscription()}, {"u": Subscription()}, "reads t by TAG '\\*', and this one u by TAG '\\*'"),
+            (EVERYTHING, EVERYTHING | {"u": Subscription("x")}, "this one t by TAG '\\*', u by TAG 'x'"),
+        ],
+    )
+    def test_two_subscriptions(self, group: Group, one: Subscriptions, other: Subscriptions, says: str) -> None:
+        with group.join(one) as first:
+            with pytest.raises(
+                GroupConflict, match=f"group {group.name}: member {first.id} .* {says}: .* end the others"
+            ):
+                group.join(other)
+            assert first.members() == [first.id]
+        group.join(other).leave()
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ({"t": Subscription("A || B")}, {"t": Subscription("B||A ")}),
+            ({"t": Subscription("")}, {"t": Subscription("*")}),
+            (EVERYTHING, EVERYTHING | {"%RETRY%g": Subscription()}),
+        ],
+    )
+    def test_two_ways_to_say_the_same(self, group: Group, one: Subscriptions, other: Subscriptions) -> None:
+        with group.join(one), group.join(other):
+            assert len(group.members()) == 2
+
+    def test_two_ways_to_consume(self, group: Group) -> None:
+        with group.join(EVERYTHING, orderly=True):
+            with pytest.raises(GroupConflict, match="consumes orderly, this one concurrently"):
+                group.join(EVERYTHING)
+            with pytest.raises(GroupConflict, match="consumes by clustering, this one by broadcasting"):
+                group.join(EVERYTHING, orderly=True, model=BROADCASTING)
+
+    def test_two_of_one_name(self, group: Group) -> None:
+        with group.join(EVERYTHING, instance="x") as one, pytest.raises(GroupConflict, match=f"{one.id} .* this name"):
+            group.join(EVERYTHING, instance="x")
+
+    # --- queues ------------------------------------------------------------------------------------------
+
+    def test_a_queue_is_one_members(self, group: Group, joined: ExitStack) -> None:
+        one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
+        one.wait(0)
+        assert one.lock([Q0, Q1]) == {Q0, Q1}
+        assert [other.wait(0), other.wait(0)] == [True, False]
+        assert other.lock(ALL) == {Q2, Q3}
+        one.wait(0)
+        assert one.lock([Q0, Q1]) == {Q0, Q1}
+        assert not other.wait(0), "renewed only"
+        other.unlock(ALL)
+        one.unlock([Q1])
+        assert other.wait(PATIENCE)
+        assert other.lock(ALL) == {Q1, Q2, Q3}
+        one.leave()
+        assert other.wait(PATIENCE)
+        assert other.lock(ALL) == set(ALL)
+
+    def test_one_that_is_stopped_loses_its_queues(
+        self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 0.2)
+        with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
+            other.call("lock", ALL)
+            other.signal(signal.SIGSTOP)
+            until(lambda: one.lock([Q0]) == {Q0})
+            one.commit({Q0: 9})
+            monkeypatch.undo()
+            other.signal(signal.SIGCONT)
+            assert other.call("lock", ALL) == set(), "one it lost, the others expired"
+            assert other.call("lock", ALL) == {Q1, Q2, Q3}
+            assert one.lock([Q0]) == {Q0}
+
+    def test_one_that_is_not_heard_of_has_no_share(
+        self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with making.in_process(EVERYTHING) as other, group.join(EVERYTHING) as one:
+            monkeypatch.setattr("store.broker.entries.SILENT_SECONDS", 0.2)
+            assert one.wait(PATIENCE)
+            assert one.members() == [one.id]
+            monkeypatch.undo()
+            other.call("lock", [])
+            assert one.wait(PATIENCE)
+            assert one.members() == sorted([one.id, other.id])
+
+    # --- offsets -----------------------------------------------------------------------------------------
+
+    def test_what_is_persisted_and_when(self, group: Group, joined: ExitStack) -> None:
+        one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
+        one.lock([Q0, Q1])
+        one.commit({Q0: 5, Q1: 7})
+        one.commit({Q0: 3})
+        assert (one.committed(ALL), other.committed(ALL), group.committed(ALL)) == ({Q0: 5, Q1: 7}, {}, {})
+        one.persist()
+        assert other.committed(ALL) == group.committed(ALL) == {Q0: 5, Q1: 7}
+        one.commit({Q0: 6})
+        one.unlock([Q0])
+        assert other.lock([Q0]) == {Q0}
+        assert other.committed([Q0, Q3]) == {Q0: 6}
+        one.commit({Q1: 8})
+        one.leave()
+        assert group.committed(ALL) == {Q0: 6, Q1: 8}
+
+    def test_commits_in_anothers_queue_do_not_count(self, group: Group, joined: ExitStack) -> None:
+        one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
+        one.lock([Q0])
+        one.commit({Q0: 5})
+        one.unlock([Q0])
+        other.lock([Q0])
+        other.commit({Q0: 6})
+        one.commit({Q0: 9, Q1: 9})
+        one.persist()
+        assert one.committed([Q0, Q1]) == {Q0: 5}
+        other.unlock([Q0])
+        one.lock([Q0])
+        assert one.committed([Q0]) == {Q0: 6}
+
+    def test_what_one_that_is_killed_has_done_is_done(self, making: Making, group: Group) -> None:
+        with group.join(EVERYTHING) as one:
+            with making.in_process(EVERYTHING) as other:
+                other.call("lock", [Q1, Q2, Q3])
+                other.call("commit", {Q1: 5, Q2: 6})
+                other.call("commit", {Q1: 7, Q3: 8})
+                other.call("unlock", [Q2])
+            assert one.lock([Q0, Q1, Q2]) == {Q0, Q1, Q2}
+            assert one.committed(ALL) == {Q1: 7, Q2: 6, Q3: 8}
+
+    def test_a_group_begins_where_the_first_says(self, group: Group, joined: ExitStack) -> None:
+        one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
+        one.begin({Q0: 10, Q1: 0})
+        other.begin({Q0: 4, Q1: 5, Q2: 6})
+        assert one.committed(ALL) == other.committed(ALL) == group.committed(ALL) == {Q0: 10, Q1: 0, Q2: 6}
+
+    # --- resets ------------------------------------------------------------------------------------------
+
+    def test_a_reset_reaches_who_consumes(self, group: Group) -> None:
+        with group.join(EVERYTHING) as one:
+            one.lock(ALL)
+            one.commit({Q0: 50, Q1: 60})
+            one.persist()
+            one.commit({Q0: 55, Q1: 65})
+            group.reset({Q0: 10, Q2: 3})
+            one.persist()
+            assert group.committed(ALL) == {Q0: 10, Q1: 65, Q2: 3}
+            assert one.wait(PATIENCE)
+            assert [one.resets(), one.resets()] == [{Q0: 10, Q2: 3}, {}]
+            assert one.committed(ALL) == {Q0: 10, Q1: 65, Q2: 3}
+            one.commit({Q0: 11})
+            group.reset({Q1: 0})
+            assert one.resets() == {Q1: 0}
+        assert group.committed(ALL) == {Q0: 11, Q1: 0, Q2: 3}
+
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_a_reset_counts_though_nobody_took_notice(self, making: Making, group: Group, killed: bool) -> None:
+        with making.in_process(EVERYTHING) as other:
+            other.call("lock", ALL)
+            other.call("commit", {Q0: 50, Q1: 60})
+            group.reset({Q0: 10})
+            if not killed:
+                other.call("leave")
+        with group.join(EVERYTHING) as one:
+            assert one.resets() == {}
+            assert one.committed(ALL) == {Q0: 10, Q1: 60}
+
+    def test_resets_of_what_is_not_there(self, making: Making, group: Group) -> None:
+        with pytest.raises(UnknownGroup, match=f"no group '{group.name}'"):
+            group.reset({Q0: 0})
+        making.another("orders-eu").join(EVERYTHING).leave()
+        with pytest.raises(UnknownGroup, match="no group 'order-eu'; there are: orders-eu"):
+            making.another("order-eu").reset({Q0: 0})
+        group.join(EVERYTHING).leave()
+        with pytest.raises(UnknownTopic):
+            group.reset({Q0: 1, Queue("t", 4): 0})
+        with pytest.raises(OffsetOutOfRange):
+            group.reset({Q0: -1})
+        assert group.committed(ALL) == {}
+
+    # --- broadcasting ------------------------------------------------------------------------------------
+
+    def test_each_gets_everything_and_keeps_its_own_offsets(self, making: Making, group: Group) -> None:
+        with making.in_process(EVERYTHING, model=BROADCASTING, instance="x") as x:
+            with group.join(EVERYTHING, model=BROADCASTING, instance="y") as y:
+                assert x.call("lock", ALL) == y.lock(ALL) == set(ALL)
+                assert y.members() == [y.id]
+                x.call("commit", {Q0: 5, Q1: 6})
+                y.commit({Q0: 7})
+                group.reset({Q1: 1})
+                assert y.resets() == {Q1: 1}
+                assert x.call("resets") == {Q1: 1}
+            x.call("commit", {Q0: 8})
+        with group.join(EVERYTHING, model=BROADCASTING, instance="x") as member:
+            assert member.committed(ALL) == {Q0: 8, Q1: 1}
+        with group.join(EVERYTHING, model=BROADCASTING, instance="y") as member:
+            assert member.committed(ALL) == {Q0: 7, Q1: 1}
+        with group.join(EVERYTHING, model=BROADCASTING) as member:
+            assert member.committed(ALL) == {}

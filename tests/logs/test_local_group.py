@@ -1,0 +1,176 @@
+"""Groups beside a directory: what every kind does, and what only a directory can meet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import InvalidArgument, InvalidGroup, Message, MessageStore, NotAStore, StoreForked, StoreReplaced
+from store.any_group import Subscriptions
+from store.any_log import Queue
+from store.local_group import LocalGroup
+from store.upkeep.deletion import delete_topic
+from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests
+from tests.members import RemoteMember, remote_member
+from tests.waiting import PATIENCE, until
+
+
+class LocalMaking:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.group = LocalGroup(path, "g")
+
+    def another(self, name: str) -> LocalGroup:
+        return LocalGroup(self.path, name)
+
+    def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
+        return remote_member(self.path, "g", subscriptions, **options)
+
+
+@pytest.fixture
+def making(tmp_path: Path) -> LocalMaking:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 4)
+    return LocalMaking(tmp_path)
+
+
+class TestLocalGroup(GroupTests):
+    pass
+
+
+def test_a_group_of_no_store(tmp_path: Path) -> None:
+    with pytest.raises(NotAStore):
+        LocalGroup(tmp_path / "x", "g")
+
+
+def test_names(making: LocalMaking) -> None:
+    with pytest.raises(InvalidGroup):
+        making.another("../g")
+    for instance in ("", "..", "a/b", "x" * 101):
+        with pytest.raises(InvalidArgument, match="instance="):
+            making.group.join(EVERYTHING, instance=instance)
+
+
+def test_a_group_has_rocketmqs_settings_once_it_was_joined(making: LocalMaking) -> None:
+    making.group.join(EVERYTHING).leave()
+    assert '"g": {' in (making.path / "config/subscriptionGroup.json").read_text()
+
+
+def test_how_soon_a_kill_and_a_leave_are_noticed(making: LocalMaking) -> None:
+    """The best of some, for others use this machine, too."""
+
+    def noticed(how: str) -> float:
+        with making.group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
+            one.wait(PATIENCE)
+            begin = time.monotonic()
+            if how == "kill":
+                other.signal(signal.SIGKILL)
+            else:
+                other.call("leave")
+            assert one.wait(PATIENCE)
+            assert one.members() == [one.id]
+            return time.monotonic() - begin
+
+    assert min(noticed("kill") for _ in range(5)) < 1
+    assert min(noticed("leave") for _ in range(5)) < 0.2
+
+
+def test_a_forked_process_is_no_member(making: LocalMaking) -> None:
+    with making.group.join(EVERYTHING) as one:
+        one.lock(ALL)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for verb in (one.members, one.persist, one.resets, lambda: one.wait(PATIENCE), lambda: one.lock([])):
+                    with pytest.raises(StoreForked):
+                        verb()
+                one.leave()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [info.queues for info in making.group.members()] == [tuple(ALL)]
+        assert one.lock([Q0]) == {Q0}
+
+
+def test_a_child_that_outlives_a_member_does_not_keep_its_place(making: LocalMaking, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        one = making.group.join(EVERYTHING)
+        grandchild = os.fork()
+        if grandchild == 0:
+            time.sleep(PATIENCE)
+            os._exit(0)
+        os.write(writing, f"{grandchild}\n{one.id}".encode())
+        time.sleep(PATIENCE)
+        os._exit(0)
+    grandchild_id, _ = os.read(reading, 1000).decode().split("\n")
+    try:
+        assert len(making.group.members()) == 1
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        until(lambda: making.group.members() == [])
+    finally:
+        os.kill(int(grandchild_id), signal.SIGKILL)
+
+
+def test_one_that_is_dropped_has_left(making: LocalMaking) -> None:
+    one = making.group.join(EVERYTHING)
+    other = making.group.join(EVERYTHING)
+    one.lock([Q0])
+    one.commit({Q0: 7})
+    del one
+    assert other.wait(PATIENCE)
+    assert other.members() == [other.id]
+    assert other.lock([Q0]) == {Q0}
+    assert other.committed([Q0]) == {Q0: 7}
+    other.leave()
+
+
+def test_what_was_done_before_a_crash_of_the_machine_does_not_count(
+    making: LocalMaking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with making.in_process(EVERYTHING) as other:
+        other.call("lock", ALL)
+        other.call("commit", {Q0: 7})
+    monkeypatch.setattr("store.broker.members.current_boot_id", lambda: b"another")
+    with making.group.join(EVERYTHING) as one:
+        assert one.committed(ALL) == {}
+
+
+def test_a_member_whose_file_was_removed_is_told(making: LocalMaking) -> None:
+    one = making.group.join(EVERYTHING)
+    (file,) = (making.path / "consumers/g").glob("*.member")
+    file.unlink()
+    with pytest.raises(StoreReplaced):
+        one.lock([Q0])
+    one.leave()
+
+
+def test_a_deleted_topic_gets_no_offsets_again(making: LocalMaking) -> None:
+    with MessageStore.open(making.path) as store:
+        store.create_topic("u", 1)
+    with making.group.join(EVERYTHING) as one:
+        one.lock([Q0, Queue("u", 0)])
+        one.commit({Q0: 1, Queue("u", 0): 9})
+        delete_topic(making.path, "u")
+    assert making.group.committed([Q0, Queue("u", 0)]) == {Q0: 1}
+
+
+def test_messages_sent_back_come_again_and_then_no_more(making: LocalMaking) -> None:
+    with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as one:
+        store.put(Message("t", b"x", queue_id=0))
+        (message,) = store.get_message("g", "t", 0, 0).messages
+        one.send_back([message])
+        assert store.max_offset("SCHEDULE_TOPIC_XXXX", 2) == 1
+        one.send_back([message], delay_level=-1)
+        assert store.max_offset("%DLQ%g", 0) == 1
+    assert not (making.path / "abort").exists()

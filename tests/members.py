@@ -1,0 +1,65 @@
+"""Members of a group in processes of their own, which can be stopped and killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from store.any_group import Subscriptions
+from store.local_group import LocalGroup
+
+_FORK = multiprocessing.get_context("fork")
+
+
+class RemoteMember:
+    """Another process, which is a member of a group; its verbs are `call`ed."""
+
+    def __init__(self, path: Path, group: str, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
+        self._here, there = _FORK.Pipe()
+        self.process = _FORK.Process(target=_serve, args=(there, path, group, subscriptions, options), daemon=True)
+        self.process.start()
+        self.id: str = self._answer()
+
+    def call(self, verb: str, *arguments: Any) -> Any:
+        """What the verb answers there."""
+        self._here.send((verb, arguments))
+        return self._answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """It is gone when this returns."""
+        self.process.kill()
+        self.process.join()
+
+    def _answer(self) -> Any:
+        found = self._here.recv()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def _serve(pipe: Connection, path: Path, group: str, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
+    with LocalGroup(path, group).join(subscriptions, **options) as member:
+        pipe.send(member.id)
+        while True:
+            verb, arguments = pipe.recv()
+            pipe.send(getattr(member, verb)(*arguments))
+
+
+@contextmanager
+def remote_member(path: Path, group: str, subscriptions: Subscriptions, **options: Any) -> Iterator[RemoteMember]:
+    """One that is killed at last."""
+    member = RemoteMember(path, group, subscriptions, options)
+    try:
+        yield member
+    finally:
+        member.kill()
