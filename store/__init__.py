@@ -1,9 +1,15 @@
 """An embedded message log in RocketMQ's on-disk format: `MessageStore` and what goes in and out of it."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from store.any_log import Boundary
 from store.append import Append
 from store.errors import (
     BadFrame,
+    BufferFull,
     ConfigError,
     CorruptRecord,
     CorruptSegment,
@@ -53,6 +59,9 @@ from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned
 
+if TYPE_CHECKING:
+    from store.client.producer import Producer
+
 __all__ = [
     "COLUMNS",
     "DEFAULT_COLUMNS",
@@ -60,6 +69,7 @@ __all__ = [
     "AppendResult",
     "BadFrame",
     "Boundary",
+    "BufferFull",
     "Cleaned",
     "ConfigError",
     "CorruptRecord",
@@ -83,6 +93,7 @@ __all__ = [
     "OffsetLost",
     "OffsetNotYet",
     "OffsetOutOfRange",
+    "Producer",
     "PutResult",
     "PutStatus",
     "ReadOnlyStore",
@@ -108,3 +119,11 @@ __all__ = [
     "UnsupportedWarning",
     "message_filter",
 ]
+
+_ABOVE = {"Producer": "store.client.producer"}  # what stands above the store is loaded when it is asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ABOVE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ABOVE[name]), name)

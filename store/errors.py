@@ -6,6 +6,7 @@
     ├── UnsupportedStore         a kind of RocketMQ directory, or topic, that is not read or not written
     ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
     ├── StoreBusy                somebody else's append did not end in time
+    ├── BufferFull               a producer's buffer that stays full
     ├── StoreNotOpen             a store, watch or hold service that is not open here, or would not be
     │   ├── StoreClosed          it was closed
     │   ├── StoreForked          it was opened in the process that this one was forked from
@@ -76,6 +77,10 @@ class StoreLocked(StoreError):
 
 class StoreBusy(StoreError):
     """No turn to append within `lockTimeoutMillis`; nothing of the call is visible, and it may be repeated."""
+
+
+class BufferFull(StoreError):
+    """A producer's buffer stayed full for too long; the message was not taken, and may be sent again."""
 
 
 class StoreNotOpen(StoreError):
@@ -164,6 +169,10 @@ class MessageRefused(StoreError):
     def __init__(self, status: PutStatus, reason: str) -> None:
         super().__init__(f"{status.name}: {reason}")
         self.status = status
+        self._reason = reason
+
+    def __reduce__(self) -> tuple[type[MessageRefused], tuple[PutStatus, str]]:
+        return type(self), (self.status, self._reason)
 
 
 class MessageTooLarge(StoreError):

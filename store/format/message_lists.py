@@ -17,21 +17,21 @@ from store.format.message_columns import MessageColumns
 from store.format.records import Encoding, Records
 from store.format.tables import encode_columns
 
-_MANY = 40  # so many take less time through columns
+MANY = 40  # so many take less time through columns
 _OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # those that messages have fields for
 
 
-class _OneByOne(Exception):
+class NotColumns(Exception):
     """A message is wrong, or has what columns do not say."""
 
 
 def encode_list(messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int) -> Records:
     """What `encode_messages` makes of the same arguments, sooner."""
-    if len(messages) >= _MANY:
+    if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)
             return encode_columns(topics, columns, np.array(queue_ids, np.int64), encoding, now)
-        except (_OneByOne, MessageRefused, UnicodeEncodeError, OverflowError):
+        except (NotColumns, MessageRefused, UnicodeEncodeError, OverflowError):
             pass  # so that the error names the message
     return encode_messages(messages, queue_ids, encoding, now)
 
@@ -56,21 +56,60 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
     )
 
 
-def _bodies(bodies: list[Any]) -> pa.BinaryArray:
+def table_of(
+    bodies: Sequence[Any],
+    tags: Sequence[Any],
+    keys: Sequence[Any],
+    properties: Sequence[Any],
+    queue_ids: Sequence[Any],
+    sharding_keys: Sequence[Any],
+    flags: Sequence[Any],
+    born_timestamps: Sequence[Any],
+) -> pa.Table:
+    """A table of messages, as `append_table` takes it, of the fields of `Message` of each, length n.
+
+    Raises `NotColumns` where a message is wrong, or has what columns do not say.
+    """
+    try:
+        columns = {
+            "body": _bodies(bodies),
+            "tags": _texts(tags),
+            "keys": _keys(keys),
+            "properties": _maps(properties),
+            "queueId": _integers(queue_ids, None),
+            "shardingKey": _texts(sharding_keys),
+            "flag": _integers(flags, 0),
+            "bornTimestamp": _integers(born_timestamps, None),
+        }
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise NotColumns from error
+    used = {name: column for name, column in columns.items() if column is not None}
+    return pa.Table.from_arrays(list(used.values()), names=list(used))
+
+
+def _integers(values: Sequence[Any], unused: int | None) -> pa.Array | None:
+    """int64, length n; None where all are `unused`."""
+    if _are({type(unused)}, values) and (unused is None or not any(values)):
+        return None
+    _need(_are({int}, values))
+    return arrow(np.array(values, np.int64))
+
+
+def _bodies(bodies: Sequence[Any]) -> pa.BinaryArray:
     if _are({bytes}, bodies):
         return blobs(bodies)
     _need(_are({bytes, str}, bodies))
     return blobs([body.encode() if isinstance(body, str) else body for body in bodies])
 
 
-def _texts(values: list[Any]) -> pa.StringArray | None:
+def _texts(values: Sequence[Any]) -> pa.StringArray | None:
     """Texts, each of which may be None, which counts as an empty one."""
     kinds = set(map(type, values))
     _need(kinds <= {str, type(None)})
     return texts(values if type(None) not in kinds else [value or "" for value in values]) if str in kinds else None
 
 
-def _keys(keys: list[Any]) -> pa.StringArray | None:
+def _keys(keys: Sequence[Any]) -> pa.StringArray | None:
     """One text for each message: its keys with blanks between them."""
     if not _are({tuple}, keys):
         _need(_are({str, tuple, list}, keys))
@@ -82,7 +121,7 @@ def _keys(keys: list[Any]) -> pa.StringArray | None:
     return texts(single if len(single) == len(keys) and all(keys) else list(map(KEY_SEPARATOR.join, keys)))
 
 
-def _maps(properties: list[Any]) -> pa.MapArray | None:
+def _maps(properties: Sequence[Any]) -> pa.MapArray | None:
     _need(_are({dict}, properties))
     if not any(properties):
         return None
@@ -95,9 +134,9 @@ def _maps(properties: list[Any]) -> pa.MapArray | None:
 
 def _need(holds: bool) -> None:
     if not holds:
-        raise _OneByOne
+        raise NotColumns
 
 
-def _are(kinds: set[type], values: list[Any]) -> bool:
+def _are(kinds: set[type], values: Sequence[Any]) -> bool:
     """Whether all values are of these types themselves: one that inherits may do anything."""
     return set(map(type, values)) <= kinds

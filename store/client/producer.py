@@ -1,0 +1,240 @@
+"""`Producer`: messages one by one, appended many at a time."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+from weakref import WeakSet, finalize
+
+import pyarrow as pa
+
+from store.client.producer_buffer import Buffer, Limits
+from store.client.producer_future import Sent
+from store.client.producer_sender import Sender
+from store.files.opened import Opened
+from store.format.layout import RECORD_HEADER
+from store.format.message import Message, check_mapping, illegal
+from store.integers import integer, seconds
+from store.message_store import MessageStore
+
+_NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
+_NO_PROPERTIES: dict[str, str] = {}
+_HEADER_BYTES = RECORD_HEADER.itemsize
+
+
+class Producer(Opened):
+    """Sends messages to a store: `send` hands one over at once, and a thread appends all that came meanwhile, in one
+    append, which readers see as a whole. Use it in a `with` statement; leaving it sends what is left.
+
+    Messages of one topic and sharding key, or of one queue, stand there in the order in which they were sent. Any
+    number of threads of one process may share a producer; in a forked process and after `close` verbs raise
+    `StoreForked` and `StoreClosed`. One that is dropped sends what is left, with a `ResourceWarning`.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | MessageStore,
+        *,
+        linger: float = 0.0,
+        batch_bytes: int = 1 << 20,
+        buffer_bytes: int = 8 << 20,
+        timeout: float = 60.0,
+    ) -> None:
+        """Open a producer for the store at a path, which has to be there, or for one that is open, and stays so.
+
+        linger: seconds that a message may wait for others, until they are `batch_bytes` bytes of records. Without it
+        what came while the append before was made goes together, which is much where much is sent. buffer_bytes: how
+        much may wait to be appended; as much again may be under way. timeout: seconds that `send` waits for room.
+
+        Raises as `MessageStore.open`, `InvalidArgument`.
+        """
+        limits = Limits(
+            seconds("linger", linger),
+            integer("batch_bytes", batch_bytes, 1),
+            integer("buffer_bytes", buffer_bytes, 1),
+            seconds("timeout", timeout),
+        )
+        owns = not isinstance(store, MessageStore)
+        self._store = MessageStore.open(store, create=False) if not isinstance(store, MessageStore) else store
+        what = f"{self._store.path}: producer"
+        super().__init__(what, f"Producer({str(self._store.path)!r})")
+        self._topics: set[str] = set()
+        self._buffer = Buffer(what, limits)
+        self._sender = Sender(what, self._store, self._buffer, owns=owns)
+        self._dropped = finalize(self, _drop, self._sender)
+        self._dropped.atexit = False
+        _finish_at_exit()
+        _unfinished.add(self._sender)
+        self._sender.start()
+
+    @overload
+    def send(self, topic: Message) -> Sent: ...
+
+    @overload
+    def send(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        tags: str | None = ...,
+        keys: str | Sequence[str] = ...,
+        properties: Mapping[str, str] | None = ...,
+        queue_id: int | None = ...,
+        sharding_key: str | None = ...,
+        flag: int = ...,
+        born_timestamp: int | None = ...,
+    ) -> Sent: ...
+
+    def send(
+        self,
+        topic: Any,
+        body: Any = b"",
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        sharding_key: str | None = None,
+        flag: int = 0,
+        born_timestamp: int | None = None,
+    ) -> Sent:
+        """Hand over a message: a `Message`, or its parts, which takes half the time. Later changes of what was given
+        change nothing.
+
+        The answer is a future of its `PutResult`, done when every reader sees the message; `asyncio.wrap_future` makes
+        it one to be awaited. It raises what `put` raises: `MessageRefused`, say, for this message alone, `StoreFull`
+        for all that would have been appended together, of which nothing is seen then. Who does not look at it gets the
+        error from `flush` or `close`.
+
+        Raises `BufferFull` where there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, `MessageRefused`
+        for what is no message.
+        """
+        if type(topic) is not str:
+            return self._send_message(topic)
+        if topic not in self._topics:
+            self._check(topic)
+        if type(body) is not bytes and type(body) is not str:
+            body = _copied(body)
+        if type(keys) is not str and type(keys) is not tuple:
+            keys = _listed(keys)
+        if properties is None:
+            properties = _NO_PROPERTIES
+        else:
+            check_mapping(properties)
+            properties = dict(properties)
+        row = body, tags, keys, properties, queue_id, sharding_key, flag, born_timestamp
+        return self._buffer.add(topic, row, _HEADER_BYTES + len(body))
+
+    def _send_message(self, message: object) -> Sent:
+        if not isinstance(message, Message):
+            raise illegal(
+                f"{message!r:.40} is a {type(message).__name__}; send takes a store.Message, or a topic first"
+            )
+        if type(message.topic) is not str:
+            raise illegal(f"topic={message.topic!r:.40}: must be a text")
+        check_mapping(message.properties)
+        return self.send(
+            message.topic,
+            message.body,
+            tags=message.tags,
+            keys=message.keys,
+            properties=message.properties or None,
+            queue_id=message.queue_id,
+            sharding_key=message.sharding_key,
+            flag=message.flag,
+            born_timestamp=message.born_timestamp,
+        )
+
+    def _check(self, topic: str) -> None:
+        """Raises for a topic that cannot be put to. One that can stays so: none is deleted while a writer is open."""
+        self._store.begin().add(topic, _NO_MESSAGES)
+        self._topics.add(topic)
+
+    def flush(self) -> None:
+        """Wait until all that was sent before is appended, or failed. What was appended every reader sees; on the
+        device it is as `flushDiskType` says.
+
+        Raises the first error that nobody was told by a future.
+        """
+        self._buffer.flush()
+        self._sender.raise_unseen()
+
+    def close(self) -> None:
+        """Append what was sent, and end. Does nothing the second time, nor in a forked process.
+
+        Raises as `flush`; also then all is closed.
+        """
+        if self._dropped.detach() is None:
+            return
+        self._sender.must_be_another_thread()
+        self._is_over = True
+        sender = self._sender
+        self._let_go()
+        sender.finish()
+        sender.raise_unseen()
+
+    def _let_go(self) -> None:
+        for room in ("_buffer", "_sender", "_store", "_topics"):
+            vars(self).pop(room, None)
+        if "_dropped" in vars(self):
+            self._dropped.detach()
+
+    if not TYPE_CHECKING:  # which knows what attributes there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """For what is missing: so no verb works without its rooms, and none has to ask whether it may."""
+            self.must_be_open()
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _copied(body: object) -> bytes:
+    """A body that its owner may change later."""
+    if isinstance(body, bytearray | memoryview | bytes):
+        return bytes(body)
+    if isinstance(body, str):
+        return body.encode()
+    raise illegal(f"a body of type {type(body).__name__}: must be bytes, or a text, which is stored as UTF-8")
+
+
+def _listed(keys: object) -> tuple[Any, ...] | str:
+    if isinstance(keys, str):
+        return keys
+    if not isinstance(keys, Sequence):
+        raise illegal(f"keys={keys!r:.40}: must be a text, or a sequence of texts")
+    return tuple(keys)
+
+
+_unfinished: WeakSet[Sender] = WeakSet()
+
+
+def _drop(sender: Sender) -> None:
+    """What `close` would have done, for a producer that was dropped, by the garbage collector in any thread; so this
+    waits for nothing."""
+    warnings.warn(f"{sender.what}: was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
+    sender.begin_to_finish()
+
+
+@cache
+def _finish_at_exit() -> None:
+    """Called when the first store is open, and so before it is closed at the end of the process."""
+    atexit.register(_finish_all)
+
+
+def _finish_all() -> None:
+    for sender in list(_unfinished):
+        if sender.is_alive():
+            _drop(sender)
+            sender.finish()

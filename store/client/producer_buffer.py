@@ -1,0 +1,109 @@
+"""What was handed to a producer and is not on its way yet. Threads hand in, one takes out; nobody polls."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from store.client.producer_future import Lot, Row, Sent
+from store.errors import BufferFull, StoreClosed
+
+
+class Limits(NamedTuple):
+    """How much waits, and how long: seconds and bytes, as `Producer` explains them."""
+
+    linger: float
+    batch_bytes: int
+    buffer_bytes: int
+    timeout: float
+
+
+class Buffer:
+    """Messages by topic, in the order in which they came, up to a limit and one more."""
+
+    def __init__(self, what: str, limits: Limits) -> None:
+        """what: whose it is, for errors."""
+        self._what = what
+        self._linger, batch_bytes, self._max_bytes, self._timeout = limits
+        self._batch_bytes = min(batch_bytes, self._max_bytes)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # the taker waits for it
+        self._room = threading.Condition(self._lock)  # and everybody else for this
+        self._lots: dict[str, Lot] = {}
+        self._bytes = 0
+        self._attend_at = 0  # from so many bytes on there is more to do than to add
+        self._is_closed = self._is_urgent = False
+        self._taken = self._settled = 0  # how many times
+        self._taker: threading.Thread | None = None
+
+    def add(self, topic: str, row: Row, size: int) -> Sent:
+        """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`."""
+        with self._lock:
+            if self._bytes >= self._attend_at:
+                self._attend()
+            lot = self._lots.get(topic)
+            if lot is None:
+                lot = self._lots[topic] = Lot(topic)
+            self._bytes += size
+            rows = lot.rows
+            rows.append(row)
+            return Sent(lot, len(rows) - 1)
+
+    def _attend(self) -> None:
+        """Before a message is added to none, to a whole batch, or to a full buffer."""
+        if self._bytes >= self._max_bytes:
+            self._wait_for_room()
+        if self._is_closed:
+            raise StoreClosed(f"{self._what}: was closed; make a new one")
+        self._work.notify()
+        self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
+
+    def _wait_for_room(self) -> None:
+        is_taker = threading.current_thread() is self._taker  # in a callback of a future: none would come
+        if not self._room.wait_for(
+            lambda: self._is_closed or self._bytes < self._max_bytes, 0.0 if is_taker else self._timeout
+        ):
+            raise BufferFull(
+                f"{self._what}: {self._bytes:,} bytes of messages wait to be appended, and none were within "
+                f"{self._timeout:g} s; this message was not taken. Send it again later, or see who keeps the store's "
+                "lock; a larger buffer_bytes stands longer bursts"
+            )
+
+    def take(self) -> list[Lot] | None:
+        """All that there is, when it is time; None when it is closed and empty. For one thread."""
+        with self._lock:
+            self._taker = threading.current_thread()
+            self._settled = self._taken
+            self._room.notify_all()
+            self._work.wait_for(lambda: self._lots or self._is_closed)
+            if self._linger and not self._is_urgent:
+                self._work.wait_for(lambda: self._is_urgent or self._bytes >= self._batch_bytes, self._linger)
+            if not self._lots:
+                return None
+            lots, self._lots = list(self._lots.values()), {}
+            self._bytes = self._attend_at = 0
+            self._is_urgent = self._is_closed
+            self._taken += 1
+            self._room.notify_all()
+            return lots
+
+    def flush(self) -> None:
+        """Wait until all that was added is settled."""
+        with self._lock:
+            if threading.current_thread() is self._taker:
+                raise BufferFull(
+                    f"{self._what}: flush was called by what a future calls when it is done, and nothing is appended "
+                    "meanwhile; call it from another thread"
+                )
+            last = self._taken + bool(self._lots)
+            self._is_urgent |= bool(self._lots)
+            self._work.notify()
+            self._room.wait_for(lambda: self._settled >= last)
+
+    def close(self) -> None:
+        """Take nothing over any more."""
+        with self._lock:
+            self._is_closed = self._is_urgent = True
+            self._attend_at = 0
+            self._work.notify()
+            self._room.notify_all()

@@ -1,0 +1,126 @@
+"""What `Producer.send` answers: a future that costs next to nothing until somebody looks at it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from bisect import bisect_right
+from concurrent.futures import Future
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from store.errors import PutStatus, StoreError
+from store.format.layout import PROPERTY_UNIQ_KEY
+from store.format.stored_message import offset_msg_ids
+from store.publish.putting import PutResult
+from store.publish.results import AppendResult
+
+# What a message is made of besides its topic, in the order of the fields of `Message`.
+Row = tuple[Any, ...]
+_properties = itemgetter(3)
+
+
+class Failure:
+    """Why some messages are not in the log. is_seen: whether somebody was told by a future."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.is_seen = False
+
+    def for_one(self) -> Exception:
+        """The error, for one of those who are told: whoever raises one adds to its traceback."""
+        self.is_seen = True
+        if not isinstance(self.error, StoreError):
+            return self.error
+        error = copy.copy(self.error)
+        error.__cause__ = self.error
+        return error
+
+
+class Placed(NamedTuple):
+    """Where messages went. first: row of the first in `result`. store_host: for their ids."""
+
+    result: AppendResult
+    first: int
+    store_host: tuple[bytes, int]
+
+
+class Lot:
+    """Messages of one topic, on their way together; and later what became of them.
+
+    rows: one a message; empty when all is settled. The sender alone settles, range after range.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.rows: list[Row] = []
+        self._ends: list[int] = []
+        self._outcomes: list[Placed | Failure] = []
+        self._unique_keys: dict[int, str] = {}
+        self._turn = threading.Lock()
+        self._watched: list[Sent] | None = []  # None when all is settled
+
+    def settle(self, end: int, outcome: Placed | Failure) -> None:
+        """Say what became of the rows behind those that were settled, up to `end`; of the last ones all are told."""
+        self._ends.append(end)
+        self._outcomes.append(outcome)
+        if end < len(self.rows):
+            return
+        if any(all_properties := list(map(_properties, self.rows))):
+            keys = (properties.get(PROPERTY_UNIQ_KEY) for properties in all_properties)
+            self._unique_keys = {row: key for row, key in enumerate(keys) if key}
+        with self._turn:
+            watched, self._watched = self._watched or (), None
+        self.rows = []
+        for each in watched:
+            self._tell(each)
+
+    def watch(self, future: Sent) -> None:
+        """Let a future be told, now or later."""
+        with self._turn:
+            if future.is_watched:  # by another thread, meanwhile
+                return
+            future.become()
+            if self._watched is not None:
+                self._watched.append(future)
+                return
+        self._tell(future)
+
+    def _tell(self, future: Sent) -> None:
+        part = bisect_right(self._ends, future.row)
+        outcome = self._outcomes[part]
+        if isinstance(outcome, Failure):
+            future.set_exception(outcome.for_one())
+            return
+        row = outcome.first + future.row - (self._ends[part - 1] if part else 0)
+        physical_offset = int(outcome.result.physical_offsets[row])
+        ids = self._unique_keys.get(future.row) or offset_msg_ids(*outcome.store_host, [physical_offset])[0]
+        queue_id, queue_offset = int(outcome.result.queue_ids[row]), int(outcome.result.queue_offsets[row])
+        future.set_result(PutResult(PutStatus.PUT_OK, queue_id, queue_offset, physical_offset, ids))
+
+
+class Sent(Future[PutResult]):
+    """A `concurrent.futures.Future` of one message, made one when it is first used as such.
+
+    Most are never looked at: until then it only knows where its message is. `cancel` does nothing, for a message that
+    was handed over cannot be called back.
+    """
+
+    is_watched = False
+
+    def __init__(self, lot: Lot, row: int) -> None:
+        self._lot = lot
+        self.row = row
+
+    def become(self) -> None:
+        """What `Future` is at its beginning, running."""
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self.is_watched = True
+
+    def __getattr__(self, name: str) -> Any:
+        """For what is missing: all that a future has, until somebody asks for any of it."""
+        if self.is_watched:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        self._lot.watch(self)
+        return getattr(self, name)

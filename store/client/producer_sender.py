@@ -1,0 +1,126 @@
+"""The thread that appends what a producer was handed, and tells the futures what became of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+
+from store.append import Append
+from store.client.producer_buffer import Buffer
+from store.client.producer_future import Failure, Lot, Placed, Row
+from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreLocked, UnknownQueue
+from store.format.message import Message
+from store.format.message_lists import MANY, NotColumns, table_of
+from store.message_store import MessageStore
+
+_logger = logging.getLogger("store")
+_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of a message, whoever sends it and when
+
+_MOST_FAILURES = 100  # are kept for `flush`; what nobody wants to hear of is logged then
+
+# A lot, and rows [first, end) of it.
+_Part = tuple[Lot, int, int]
+
+
+class Sender(threading.Thread):
+    """Appends to one store until its buffer is closed and empty. It has no reference to the producer."""
+
+    def __init__(self, what: str, store: MessageStore, buffer: Buffer, *, owns: bool) -> None:
+        """owns: close the store at the end."""
+        super().__init__(name="mq-producer", daemon=True)
+        self.what = what
+        self._store = store
+        self._buffer = buffer
+        self._owns = owns
+        self._failures: list[Failure] = []
+
+    def run(self) -> None:
+        while (lots := self._buffer.take()) is not None:
+            self._carry([(lot, 0, len(lot.rows)) for lot in lots])
+        if self._owns:
+            try:
+                self._store.close()
+            except Exception as error:  # noqa: BLE001  `close` of the producer raises it
+                self._failures.append(Failure(error))
+
+    def _carry(self, parts: Sequence[_Part]) -> None:
+        """Append all of this at once; or if some of it is refused the rest, in order."""
+        try:
+            outcomes: list[Placed | Failure] = list(self._append(parts))
+        except _REFUSALS as error:
+            if sum(end - first for _, first, end in parts) > 1:
+                for half in _halves(parts):
+                    self._carry(half)
+                return
+            outcomes = self._failed(error, parts)
+        except Exception as error:  # noqa: BLE001  the futures raise it
+            outcomes = self._failed(error, parts)
+        for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
+            lot.settle(end, outcome)
+
+    def _append(self, parts: Sequence[_Part]) -> list[Placed]:
+        append, firsts, count = self._store.begin(), [], 0
+        for lot, first, end in parts:
+            _add(append, lot.topic, lot.rows[first:end])
+            firsts.append(count)
+            count += end - first
+        result, host = append.publish(), self._store.config.store_host
+        return [Placed(result, first, host) for first in firsts]
+
+    def _failed(self, error: Exception, parts: Sequence[_Part]) -> list[Placed | Failure]:
+        traceback.clear_frames(error.__traceback__)  # they would keep the messages
+        failure = Failure(error)
+        self._failures = [each for each in self._failures if not each.is_seen]
+        if len(self._failures) < _MOST_FAILURES:
+            self._failures.append(failure)
+        else:
+            _logger.warning("%s: %s", self.what, error)
+        return [failure] * len(parts)
+
+    def raise_unseen(self) -> None:
+        """Raises the first error since the last time that nobody was told by a future."""
+        failures, self._failures = self._failures, []
+        unseen = [failure for failure in failures if not failure.is_seen]
+        if unseen:
+            error = unseen[0].for_one()
+            for failure in unseen[1:]:
+                error.add_note(f"and, of others: {failure.for_one()}")
+            raise error
+
+    def must_be_another_thread(self) -> None:
+        """Raises `StoreLocked` where this thread would wait for itself."""
+        if threading.current_thread() is self:
+            raise StoreLocked(
+                f"{self.what}: closed by what a future calls when it is done, in the thread that has to end meanwhile; "
+                "close it in another thread"
+            )
+
+    def begin_to_finish(self) -> None:
+        """What was sent is the last."""
+        self._buffer.close()
+
+    def finish(self) -> None:
+        """Wait until all is appended."""
+        self.begin_to_finish()
+        self.join()
+
+
+def _add(append: Append, topic: str, rows: Sequence[Row]) -> None:
+    """Add messages, many through columns."""
+    if len(rows) >= MANY:
+        with suppress(NotColumns):
+            append.add(topic, table_of(*zip(*rows, strict=True)))
+            return
+    append.add_messages([Message(topic, *row) for row in rows])
+
+
+def _halves(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Two or more parts by themselves, one in the middle."""
+    if len(parts) > 1:
+        return [[part] for part in parts]
+    ((lot, first, end),) = parts
+    middle = (first + end) // 2
+    return [[(lot, first, middle)], [(lot, middle, end)]]

@@ -1,0 +1,36 @@
+"""A program that produces until it is killed: `python -m tests.store.client.killed_producer STORE NAME ACKS`.
+
+Four sharding keys of its own, numbers ascending in each. What is acknowledged goes to the file ACKS, in one write.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from concurrent.futures import Future
+
+from store import Producer
+from store.publish.putting import PutResult
+
+TOPIC, QUEUES, KEYS = "t", 3, 4
+
+
+def main(path: str, name: str, acks: str) -> None:
+    fd = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(body: str, future: Future[PutResult]) -> None:
+        result = future.result()
+        os.write(fd, f"{result.queue_id} {result.queue_offset} {body}\n".encode())
+
+    with Producer(path, buffer_bytes=50_000) as producer:
+        for number in itertools.count():
+            key = f"{name}/{number % KEYS}"
+            body = f"{key}#{number}"
+            producer.send(TOPIC, body, tags="tag", keys=body, sharding_key=key).add_done_callback(
+                lambda future, body=body: note(body, future)  # type: ignore[misc]
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
