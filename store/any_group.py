@@ -160,6 +160,9 @@ class Group(Protocol):
         Raises `GroupConflict` where members subscribe, or consume, otherwise, or one has this instance; `InvalidGroup`.
         """
 
+    def create(self) -> None:
+        """Make the group, with RocketMQ's default settings, if it is new."""
+
     def members(self) -> list[MemberInfo]:
         """Who is in it now, sorted by id."""
 

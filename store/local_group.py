@@ -79,12 +79,19 @@ class LocalGroup:
         found = self._files.offsets.positions(self.name, {queue.topic for queue in queues})
         return {queue: found[queue] for queue in queues if queue in found}
 
-    def reset(self, positions: Positions) -> None:
+    def create(self) -> None:
+        self._files.in_turn(lambda: self._files.offsets.create(self.name))
+
+    def must_exist(self) -> None:
+        """Raises `UnknownGroup`, which names those with a like name."""
         known = self._files.offsets.names()
         if self.name not in known:
             like = difflib.get_close_matches(self.name, known) or known
-            found = ", ".join(like[:_SHOWN_GROUPS]) or "none yet"
+            found = ", ".join(like[:_SHOWN_GROUPS]) or "none"
             raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
+
+    def reset(self, positions: Positions) -> None:
+        self.must_exist()
         self._files.in_turn(lambda: self._files.reset(positions))
 
 

@@ -4,6 +4,7 @@ import json
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +14,10 @@ from pyspark_mq.cli.lag import Lag, lags
 from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
 from pyspark_mq.cli.tables import Cells, aligned, number
 from store import MessageStore
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.any_group import MemberInfo, MessageModel
+from store.any_log import Queue
+from store.files.consumer_offsets import ConsumerOffsets
+from store.local_group import LocalGroup
 
 
 @click.group()
@@ -44,17 +48,43 @@ def list_groups(store: str, as_json: bool) -> None:
 @click.argument("topic", required=False, shell_complete=complete_topics)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each queue.")
 def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
-    """Show where GROUP stands in each queue of the topics it reads, or of TOPIC, and how far it is behind."""
+    """Show where GROUP stands in each queue of the topics it reads, or of TOPIC, how far it is behind, and which of its
+    members reads the queue.
+    """
     with MessageStore.open(store, read_only=True) as opened:
         found = list(lags(opened, group, topic))
+    owners = owners_of(LocalGroup(store, group).members())
     if not found:
         raise click.ClickException(no_offsets(store, group, topic))
     if as_json:
-        click.echo("\n".join(json.dumps(each._asdict()) for each in found))
+        for each in found:
+            click.echo(json.dumps({**each._asdict(), "members": owners.get(Queue(each.topic, each.queue), [])}))
         return
-    rows: list[Cells] = [("topic", "queue", "offset", "end", "lag")]
-    rows += [(each.topic, str(each.queue), *map(number, (each.offset, each.end, each.messages))) for each in found]
+    rows: list[Cells] = [("topic", "queue", "offset", "end", "lag", "member")]
+    for each in found:
+        owner = " ".join(owners.get(Queue(each.topic, each.queue), ["-"]))
+        rows.append((each.topic, str(each.queue), *map(number, (each.offset, each.end, each.messages)), owner))
     click.echo(f"{aligned(rows)}\n\n{number(total(found))} messages behind")
+
+
+@groups.command()
+@STORE
+@GROUP
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each member.")
+def members(store: str, group: str, as_json: bool) -> None:
+    """Show who is in GROUP now: the processes of this host that read for it, and how many queues each has."""
+    it = LocalGroup(store, group)
+    it.must_exist()
+    found = it.members()
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(described(each)))
+        return
+    rows: list[Cells] = [("member", "reads", "mode", "queues", "silent")]
+    for each in found:
+        reads = ", ".join(f"{topic} {of.expression}" for topic, of in sorted(each.subscriptions.items()))
+        rows.append((each.id, reads, mode(each), number(len(each.queues)), f"{each.silent_seconds:.0f} s"))
+    click.echo(aligned(rows, left=3) if found else f"nobody is in {group}")
 
 
 @groups.command()
@@ -63,15 +93,18 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
 @TOPIC
 @click.option("--to", "target", metavar="PLACE", required=True, callback=place, shell_complete=words, help=f"{FORMS}.")
 @QUEUE
+@click.option("--create", is_flag=True, help="Make GROUP if it is new.")
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
-def reset(store: str, group: str, topic: str, target: Place, queue: int | None, dry_run: bool) -> None:
+def reset(store: str, group: str, topic: str, target: Place, queue: int | None, create: bool, dry_run: bool) -> None:
     """Let GROUP go on reading TOPIC from another place: an offset counts in every queue, and an age before now.
 
-    Stop the group's consumers first: those that run commit their own offsets again. An offset outside of a queue
-    becomes its first or its end.
+    Members that read meanwhile go on from there at once; what they have in hand is not committed. An offset outside of
+    a queue becomes its first or its end.
     """
-    check_group_name(group)
-    with MessageStore.open(store, create=False, read_only=dry_run) as opened:
+    it = LocalGroup(store, group)
+    if not create:
+        it.must_exist()
+    with MessageStore.open(store, read_only=True) as opened:
         queues = queues_of(opened, topic, queue)
         rows: list[Cells] = [("queue", "from", "to", "lag")]
         moved = {}
@@ -80,9 +113,12 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
             moved[each] = min(max(wanted, first), end)
             before = opened.consumer_offset(group, topic, each)
             rows.append((str(each), number(before), number(moved[each]), number(end - moved[each])))
-        if not dry_run:
-            opened.commit_offsets(group, topic, moved)
-    click.echo(f"{aligned(rows)}\n\n{'would move' if dry_run else 'moved'} {group} in {topic}")
+    readers = it.members()
+    if not dry_run:
+        it.create()
+        it.reset({Queue(topic, each): offset for each, offset in moved.items()})
+    who = f"; members that go with it: {len(readers)}" if readers else ""
+    click.echo(f"{aligned(rows)}\n\n{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
 
 
 def total(found: list[Lag]) -> int:
@@ -90,10 +126,35 @@ def total(found: list[Lag]) -> int:
     return sum(each.messages or 0 for each in found)
 
 
+def owners_of(found: list[MemberInfo]) -> dict[Queue, list[str]]:
+    """The members that have a queue: several where each gets everything."""
+    owners: dict[Queue, list[str]] = {}
+    for each in found:
+        for queue in each.queues:
+            owners.setdefault(queue, []).append(each.id)
+    return owners
+
+
+def described(member: MemberInfo) -> dict[str, Any]:
+    """A member as JSON."""
+    return {
+        "member": member.id,
+        "subscriptions": {topic: of._asdict() for topic, of in sorted(member.subscriptions.items())},
+        "model": member.model.value,
+        "orderly": member.orderly,
+        "queues": [{"topic": queue.topic, "queue": queue.queue_id} for queue in member.queues],
+        "silentSeconds": round(member.silent_seconds, 3),
+    }
+
+
+def mode(member: MemberInfo) -> str:
+    """How it consumes, in a word."""
+    broadcasting = member.model is MessageModel.BROADCASTING
+    return "broadcasting" if broadcasting else "orderly" if member.orderly else "concurrently"
+
+
 def no_offsets(store: str, group: str, topic: str | None) -> str:
     """What is wrong where a group has no offsets."""
-    known = ConsumerOffsets(Path(store)).names()
+    LocalGroup(store, group).must_exist()
     where = f"of {topic} " if topic else ""
-    if group in known:
-        return f"{store}: group {group!r} has no offsets {where}yet; 'groups reset' gives it some"
-    return f"{store}: no group {group!r}; there are: {', '.join(known) or 'none'}"
+    return f"{store}: group {group!r} has no offsets {where}yet; 'groups reset' gives it some"

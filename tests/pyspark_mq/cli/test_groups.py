@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
+from store.any_group import Subscription
+from store.any_log import Queue
+from store.local_group import LocalGroup
 from tests.pyspark_mq.cli.process import run, succeed
 
 
@@ -33,14 +36,22 @@ def test_groups_and_their_lag(read: Path) -> None:
     lines = [json.loads(line) for line in succeed("groups", "list", read, "--json").splitlines()]
     assert lines[0] == {"group": "billing", "topic": "orders", "lag": 3}
     assert [line.split() for line in succeed("groups", "show", read, "billing").splitlines()] == [
-        ["topic", "queue", "offset", "end", "lag"],
-        ["orders", "0", "1", "4", "3"],
-        ["orders", "1", "-", "2", "-"],
+        ["topic", "queue", "offset", "end", "lag", "member"],
+        ["orders", "0", "1", "4", "3", "-"],
+        ["orders", "1", "-", "2", "-", "-"],
         [],
         ["3", "messages", "behind"],
     ]
     first = json.loads(succeed("groups", "show", read, "billing", "orders", "--json").splitlines()[0])
-    assert first == {"group": "billing", "topic": "orders", "queue": 0, "offset": 1, "end": 4, "messages": 3}
+    assert first == {
+        "group": "billing",
+        "topic": "orders",
+        "queue": 0,
+        "offset": 1,
+        "end": 4,
+        "messages": 3,
+        "members": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,6 +69,40 @@ def test_a_reset_is_said_first_and_then_done(read: Path, place: str, expected: l
     assert [line.split()[1:3] for line in said[1:3]] == [["1", str(expected[0])], ["-", str(expected[1])]]
 
 
+def test_a_reset_while_the_group_consumes(read: Path) -> None:
+    group = LocalGroup(read, "billing")
+    with group.join({"orders": Subscription("a || b")}, instance="x") as one:
+        one.lock([Queue("orders", 0)])
+        one.commit({Queue("orders", 0): 3})
+        shown = [line.split() for line in succeed("groups", "show", read, "billing").splitlines()]
+        assert [line[-1] for line in shown[:3]] == ["member", one.id, "-"]
+        members = [line.split() for line in succeed("groups", "members", read, "billing").splitlines()]
+        assert members[1][:-2] == [one.id, "orders", "a", "||", "b", "concurrently", "1"]
+        (member,) = map(json.loads, succeed("groups", "members", read, "billing", "--json").splitlines())
+        assert member.pop("silentSeconds") >= 0
+        assert member == {
+            "member": one.id,
+            "subscriptions": {"orders": {"expression": "a || b", "expression_type": "TAG"}},
+            "model": "clustering",
+            "orderly": False,
+            "queues": [{"topic": "orders", "queue": 0}],
+        }
+        said = succeed("groups", "reset", read, "billing", "orders", "--to", "latest").splitlines()
+        assert said[-1] == "moved billing in orders; members that go with it: 1"
+        assert one.resets() == {Queue("orders", 0): 4, Queue("orders", 1): 2}
+    assert offsets(read) == [4, 2]
+    assert succeed("groups", "members", read, "billing") == "nobody is in billing\n"
+
+
+def test_a_group_is_made_when_that_is_asked_for(read: Path) -> None:
+    command = "groups", "reset", read, "biling", "orders", "--to", "1"
+    assert "no group 'biling'; there are: billing" in run(*command).stderr
+    succeed(*command, "--create", "--dry-run")
+    assert run(*command).returncode == 1
+    succeed(*command, "--create")
+    assert [line.split()[1] for line in succeed("groups", "list", read).splitlines()[1:]] == ["orders", "orders", "-"]
+
+
 def test_of_one_queue(read: Path) -> None:
     succeed("groups", "reset", read, "billing", "orders", "--to", "latest", "--queue", 1)
     assert offsets(read) == [1, 2]
@@ -68,6 +113,7 @@ def test_of_one_queue(read: Path) -> None:
     [
         (["show", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
         (["show", "idle"], 1, "group 'idle' has no offsets yet; 'groups reset' gives it some"),
+        (["members", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
         (["reset", "billing", "nowhere", "--to", "latest"], 1, "no topic 'nowhere'"),
         (["reset", "a group", "orders", "--to", "latest"], 1, "group 'a group': only letters"),
         (["reset", "billing", "orders", "--to", "soon"], 2, "'soon' is none of: earliest"),
