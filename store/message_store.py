@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import finalize
@@ -17,7 +16,6 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.files.kinds import warn_of_topics
 from store.files.opened import Place
 from store.files.topics import Topics
-from store.format.delayed import WAITING_TOPICS
 from store.format.message import Message
 from store.index.index import Index
 from store.integers import seconds
@@ -88,7 +86,7 @@ class MessageStore(StoreReader):
         self._place = Place(directory.root) if self._writer is None else self._writer.place
         self._queues = queues
         self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
-        delaying = partial(_make_waiting_topics, self._writer, self._topics)
+        delaying = _nothing if self._writer is None else self._writer.delay
         self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
         self._watches = Watches(self._published_end)
         self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
@@ -251,11 +249,8 @@ class MessageStore(StoreReader):
         return self._writer
 
 
-def _make_waiting_topics(writer: Writer | None, topics: Topics) -> None:
-    """The topics that delayed messages wait in are there then, as a broker has them."""
-    for topic, queues in WAITING_TOPICS.items():
-        if writer is not None and topics.queue_count(topic) < queues:
-            writer.exclusively(partial(topics.create, topic, queues))
+def _nothing() -> None:
+    """For a store that puts nothing."""
 
 
 def _drop(path: str, writer: Writer | None, watches: Watches) -> None:

@@ -9,8 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import overload
 
+from store.delays.deliverer import Deliverer
+from store.delays.delivery import Delivery
 from store.errors import StoreBusy, StoreLocked
 from store.files.config import StoreConfig
+from store.files.topics import Topics
+from store.format.delayed import WAITING_TOPICS
 from store.format.records import Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -21,7 +25,9 @@ from store.publish.appender import Appender, Condition
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
 from store.publish.published_end import PublishedEnd
+from store.publish.putting import encoding_of
 from store.publish.results import AppendResult
+from store.publish.watch import Watch
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
 from store.upkeep.retention import refuse_when_full
@@ -58,6 +64,12 @@ class Writer:
         self._appender = Appender(lock, self.published, log, index, queues, unflushed, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
         self._flusher = Flusher(self.published, log, queues, unflushed, self._note_ends, interval, lock.place)
+        self._topics = Topics(directory.root)
+        append = partial(_append, self._flusher, self._appender, directory.root, config)  # refers to no writer
+        rooms = directory.root, log, queues, self.published, encoding_of(config), append
+        self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
+        if any(map(self._topics.has_queues, WAITING_TOPICS)):
+            self._deliverer.start()
 
     def _join(self) -> PublishedEnd:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
@@ -114,13 +126,15 @@ class Writer:
         self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
         """`Appender.append`; what is not flushed here the device gets soon. Raises `StoreFull` where little is left."""
-        self._flusher.start()
-        return self._appender.append(self._while_there_is_space(pieces), flush=flush, unless=unless)
+        how = self._flusher, self._appender, self._directory.root, self._config
+        return _append(*how, pieces, flush=flush, unless=unless)
 
-    def _while_there_is_space(self, pieces: Iterable[Records]) -> Iterator[Records]:
-        for records in pieces:
-            refuse_when_full(self._directory.root, self._config)
-            yield records
+    def delay(self) -> None:
+        """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
+        for topic, queues in WAITING_TOPICS.items():
+            if self._topics.queue_count(topic) < queues:
+                self.exclusively(partial(self._topics.create, topic, queues))
+        self._deliverer.start()
 
     def after_repair(self, work: Callable[[], Result]) -> Result:
         """`exclusively`, after undoing an append that died: so `work` sees only files with what is published."""
@@ -151,7 +165,7 @@ class Writer:
 
         So it waits for nobody else's append: during one, `abort` stays for whoever leaves last.
         """
-        if self._flusher.is_this_thread:
+        if self._flusher.is_this_thread or self._deliverer.is_this_thread:
             threading.Thread(target=self._close_at_once, name="mq-drop").start()
         else:
             self._close_at_once()
@@ -162,9 +176,12 @@ class Writer:
 
     def _close(self, timeout: float | None) -> None:
         try:
+            self._deliverer.stop()
             self._flusher.stop()
+            self._deliverer.save()
             self._lock.exclusively(self._leave, timeout)
         finally:
+            self._deliverer.leave()
             self._lock.close()
 
     def _leave(self) -> None:
@@ -177,6 +194,26 @@ class Writer:
             self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
             self._directory.mark_closed()
         self._lock.close()
+
+
+def _append(
+    flusher: Flusher,
+    appender: Appender,
+    root: Path,
+    config: StoreConfig,
+    pieces: Iterable[Records],
+    *,
+    flush: bool = False,
+    unless: Condition | None = None,
+) -> AppendResult | None:
+    flusher.start()
+    return appender.append(_while_there_is_space(root, config, pieces), flush=flush, unless=unless)
+
+
+def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Records]) -> Iterator[Records]:
+    for records in pieces:
+        refuse_when_full(root, config)
+        yield records
 
 
 def _note_ends(

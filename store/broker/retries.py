@@ -15,8 +15,8 @@ import numpy as np
 from store import AppendResult, MessageStore, StoredMessage, UnknownTopic
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.arrays import texts
-from store.format.copies import Copies, Places
-from store.format.delayed import in_schedule
+from store.format.copies import Places
+from store.format.delayed import LEVELS, Waits, waiting_places
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     PROPERTY_DELAY,
@@ -29,7 +29,8 @@ from store.format.stored_message import offset_msg_id
 from store.integers import integer
 
 MAX_RECONSUME_TIMES = 16
-_FIRST_LEVEL = 3  # of a message that failed for the first time
+_LEVEL_OF_FIRST = 3  # of a message that failed for the first time
+_TIMES = "reconsume_times"
 DEAD_LETTER_QUEUES = 1
 
 
@@ -61,8 +62,8 @@ def send_back(
             queues = DEAD_LETTER_QUEUES if is_dead else max(1, settings.get("retryQueueNums", 1))
             topic = _made(store, (DLQ_TOPIC_PREFIX if is_dead else RETRY_TOPIC_PREFIX) + group, queues)
             copies = store.copies(np.array([message.physical_offset for message in some], np.int64))
-            places = _places(some, copies, topic, random.randrange(queues))
-            append.add_copies(copies, _dead(places) if is_dead else _later(places, copies, level))
+            places = _places(some, topic, random.randrange(queues))
+            append.add_copies(copies, _dead(places) if is_dead else _later(places, level))
     placed, back = append.publish(), np.argsort(order)
     return AppendResult(placed.queue_ids[back], placed.queue_offsets[back], placed.physical_offsets[back])
 
@@ -76,23 +77,24 @@ def _made(store: MessageStore, topic: str, queues: int) -> str:
     return topic
 
 
-def _places(messages: Sequence[StoredMessage], copies: Copies, topic: str, queue_id: int) -> Places:
+def _places(messages: Sequence[StoredMessage], topic: str, queue_id: int) -> Places:
     properties = {
         PROPERTY_WAIT: texts(["false"] * len(messages)),
         PROPERTY_RETRY_TOPIC: texts([each.properties.get(PROPERTY_RETRY_TOPIC) or each.topic for each in messages]),
         PROPERTY_ORIGIN_ID: texts([each.properties.get(PROPERTY_ORIGIN_ID) or _offset_id(each) for each in messages]),
     }
-    again = {"reconsume_times": copies.field("reconsume_times") + 1}
-    return Places(topic, np.full(len(messages), queue_id), properties, again)
+    again = np.array([each.reconsume_times + 1 for each in messages], np.int64)
+    return Places(topic, np.full(len(messages), queue_id), properties, {_TIMES: again})
 
 
 def _dead(places: Places) -> Places:
     return places._replace(properties={**places.properties, PROPERTY_DELAY: texts(["0"] * len(places.queue_ids))})
 
 
-def _later(places: Places, copies: Copies, level: int) -> Places:
-    levels = np.full(len(copies), level) if level else _FIRST_LEVEL + copies.field("reconsume_times")
-    return in_schedule(places, levels)
+def _later(places: Places, level: int) -> Places:
+    times = places.fields[_TIMES]
+    levels = np.full(len(times), level) if level else _LEVEL_OF_FIRST + times - 1
+    return waiting_places(places, Waits(np.minimum(levels, LEVELS), np.zeros(len(times), np.int64)))
 
 
 def _offset_id(message: StoredMessage) -> str:

@@ -99,6 +99,10 @@ class Topics:
         folder = self._root / CONSUME_QUEUE_DIR
         return {topic: sorted(_queue_ids(folder / topic)) for topic in _folders(folder)}
 
+    def has_queues(self, topic: str) -> bool:
+        """Whether a topic has the folder of a queue: something was ever put there."""
+        return bool(_folders(self._root / CONSUME_QUEUE_DIR / topic))
+
     def queues_on_disk(self) -> list[tuple[str, int]]:
         """(topic, queue id) of all that `on_disk` has."""
         return [(topic, queue_id) for topic, queue_ids in self.on_disk().items() for queue_id in queue_ids]

@@ -6,38 +6,105 @@ By level: in SCHEDULE_TOPIC, whose queue `level - 1` holds those that wait equal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers
+from store.format.arrays import arrow, constant, numbers, texts
 from store.format.copies import Copies, Places
 from store.format.layout import (
     PROPERTY_DELAY,
+    PROPERTY_DELIVER_AT,
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_OUT,
     SCHEDULE_DELAYS_MS,
     SCHEDULE_TOPIC,
+    TIMER_MAX_DELAY_MS,
     TIMER_PRECISION_MS,
     TIMER_TOPIC,
 )
+from store.format.message import Message, illegal, whole_number
+from store.format.record_view import RecordView
+from store.format.records import Encoding, Records
 
 Ints = npt.NDArray[np.int64]
 
 LEVELS = len(SCHEDULE_DELAYS_MS)
 WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # and how many queues a broker gives each
 _DELAYS = np.array([0, *SCHEDULE_DELAYS_MS], np.int64)
+_NEVER = 0  # where no time is given
 
 
-def in_schedule(places: Places, levels: Ints) -> Places:
-    """Where copies wait that go to `places` after the delays of `levels` (1 or more, larger ones count as the last)."""
-    levels = np.minimum(levels, LEVELS)
-    waiting = {PROPERTY_DELAY: _decimal(levels), **_real(places)}
+class Waits(NamedTuple):
+    """How n messages wait, int64, shape (n,) each. levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
+
+    levels: Ints
+    deliver_at: Ints
+
+    @staticmethod
+    def of_messages(messages: Sequence[Message], now: int) -> Waits | None:
+        """None where nobody waits. now: ms. Raises as `of`."""
+        if not any(message.delay_level or message.deliver_at is not None for message in messages):
+            return None
+        levels = [whole_number("delay_level", message.delay_level) for message in messages]
+        times = [0 if each.deliver_at is None else whole_number("deliver_at", each.deliver_at) for each in messages]
+        try:
+            return Waits.of(np.array(levels, np.int64), np.array(times, np.int64), now)
+        except OverflowError:
+            raise illegal("delay_level or deliver_at: no number of 64 bits; give ms since 1970") from None
+
+    @staticmethod
+    def of(levels: Ints, deliver_at: Ints, now: int) -> Waits | None:
+        """Those that are there now, or were to be delivered before, do not wait.
+
+        Raises `MessageRefused` for a level that there is not, for a time that is farther away than RocketMQ's brokers
+        take it, and for both.
+        """
+        for level in levels[(levels < 0) | (levels > LEVELS)][:1].tolist():
+            raise illegal(f"delay_level {level}: there are levels 1 (1 s) to {LEVELS} (2 h); else deliver_at")
+        for time in deliver_at[deliver_at > now + TIMER_MAX_DELAY_MS][:1].tolist():
+            days = TIMER_MAX_DELAY_MS / 86_400_000
+            raise illegal(f"deliver_at {time}: more than {days:g} days from now; it is ms since 1970, as in RocketMQ")
+        if ((levels > 0) & (deliver_at != _NEVER)).any():
+            raise illegal("delay_level and deliver_at in one message: give one of them")
+        waits = Waits(levels, np.where(deliver_at > now, deliver_at, _NEVER))
+        return waits if (waits.levels > 0).any() or (waits.deliver_at > 0).any() else None
+
+
+def waiting(records: Records, waits: Waits, encoding: Encoding) -> Records:
+    """The records, those of which that wait where they wait."""
+    starts = np.cumsum(records.sizes) - records.sizes
+    view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
+    view.measure_topics()
+    topics = texts([topic for topic, _ in records.destinations]).take(arrow(records.queues))
+    queue_ids = np.array([queue_id for _, queue_id in records.destinations], np.int64)[records.queues]
+    (made,) = Copies.of(view).records(waiting_places(Places(topics, queue_ids), waits), encoding)
+    return made
+
+
+def waiting_places(places: Places, waits: Waits) -> Places:
+    """Where messages are meanwhile that go to `places` once they have waited."""
+    levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
+    if at.any():
+        raise illegal("deliver_at: nobody delivers at any time yet; give a delay_level")
+    by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
+    topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
+    own = {
+        PROPERTY_DELAY: _where(by_level, _decimal(levels)),
+        PROPERTY_DELIVER_AT: _where(by_time, _decimal(at)),
+        PROPERTY_TIMER_OUT: _where(by_time, _decimal(timer_slots(at))),
+        PROPERTY_REAL_TOPIC: _where(anyhow, topics),
+        PROPERTY_REAL_QUEUE: _where(anyhow, _decimal(places.queue_ids)),
+    }
     return places._replace(
-        topics=SCHEDULE_TOPIC,
-        queue_ids=levels - 1,
-        properties={**places.properties, **waiting},
+        topics=pc.if_else(by_level, constant(SCHEDULE_TOPIC), pc.if_else(by_time, constant(TIMER_TOPIC), topics)),
+        queue_ids=np.where(levels > 0, levels - 1, np.where(at > 0, 0, places.queue_ids)),
+        properties={**places.properties, **{name: values for name, values in own.items() if values is not None}},
         delays=_DELAYS[levels],
     )
 
@@ -50,20 +117,17 @@ def timer_slots(deliver_at: Ints) -> Ints:
     return slots
 
 
-def real_places(copies: Copies) -> tuple[Places, npt.NDArray[np.bool_]]:
-    """Where messages belong that waited, and which of them say so, shape (n,)."""
+def real_places(copies: Copies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
+    """Topics and queue ids that messages belong to that waited, and which of them say so, shape (n,)."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))
     queue_ids = pc.if_else(arrow(said), queues, constant("0")).cast(pa.int64())
-    return Places(topics.fill_null(constant("")), numbers(queue_ids)), said
+    return topics.fill_null(constant("")), numbers(queue_ids), said
 
 
-def _real(places: Places) -> dict[str, pa.StringArray]:
-    topics, count = places.topics, len(places.queue_ids)
-    return {
-        PROPERTY_REAL_TOPIC: pa.repeat(constant(topics), count) if isinstance(topics, str) else topics,
-        PROPERTY_REAL_QUEUE: _decimal(places.queue_ids),
-    }
+def _where(mask: pa.BooleanArray, values: pa.StringArray) -> pa.StringArray | None:
+    """The values where the mask is true, "" elsewhere; None where it is nowhere."""
+    return pc.if_else(mask, values, constant("")) if pc.any(mask).as_py() else None
 
 
 def _decimal(values: Ints) -> pa.StringArray:

@@ -48,7 +48,7 @@ Mask = npt.NDArray[np.bool_]
 
 # --- the door ------------------------------------------------------------------------------------------
 
-_DELAY = "this store does not deliver delayed messages yet; leave it out, and the message is there at once"
+_DELAY = "give the message a delay_level, or the time to deliver_at"
 _LIGHT = "it would stand in light queues, which a broker alone fills"
 _BATCH = "it marks the batches of a broker's batch queues"
 RESERVED: Mapping[str, str] = {

@@ -45,6 +45,8 @@ class Message:
     properties: texts to texts. Names that mean something to RocketMQ's broker are refused (see `entering`).
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
     born_timestamp: ms since the epoch; None is now.
+    delay_level: deliver it later: 1 to 18 for 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. deliver_at: or then, ms
+    since the epoch, at most three days away. Until then it is in a topic of the broker's own.
     """
 
     topic: str
@@ -56,6 +58,8 @@ class Message:
     sharding_key: str | None = None
     flag: int = 0
     born_timestamp: int | None = None
+    delay_level: int = 0
+    deliver_at: int | None = None
 
     def all_properties(self) -> dict[str, str]:
         """The user's properties with tags, keys and sharding key under RocketMQ's names."""

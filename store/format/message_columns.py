@@ -26,13 +26,18 @@ _TABLE_COLUMNS = {
     "shardingKey": "string",
     "flag": "integer",
     "bornTimestamp": "timestamp, or integer ms since the epoch",
+    "delayLevel": "integer",
+    "deliverAt": "timestamp, or integer ms since the epoch",
 }
+WAITING_COLUMNS = frozenset(("delayLevel", "deliverAt"))
+_TIMES = frozenset(("bornTimestamp", "deliverAt"))
 # Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
 
 ANY_QUEUE = -(1 << 63)  # in a column of queue ids: none is named
 _ANY = arrow(np.array([ANY_QUEUE]))[0]
+_ZERO = arrow(np.array([0]))[0]
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,7 +48,8 @@ class MessageColumns:
 
     body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
     queue_ids: int64, shape (n,), ANY_QUEUE where none is named, or None. flags: int64, shape (n,), or None.
-    born_timestamps: int64 ms, shape (n,), or None.
+    born_timestamps: int64 ms, shape (n,), or None. delay_levels, deliver_at (ms): int64, shape (n,), 0 for
+    none, or None.
     """
 
     body: pa.BinaryArray
@@ -54,6 +60,8 @@ class MessageColumns:
     sharding_keys: pa.StringArray | None
     flags: Ints | None
     born_timestamps: Ints | None
+    delay_levels: Ints | None = None
+    deliver_at: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.body)
@@ -84,6 +92,8 @@ class MessageColumns:
             sharding_keys=text("shardingKey"),
             flags=integers("flag"),
             born_timestamps=integers("bornTimestamp"),
+            delay_levels=integers("delayLevel"),
+            deliver_at=integers("deliverAt"),
         )
 
 
@@ -236,13 +246,14 @@ def _queue_ids(column: pa.Array) -> Ints:
 def _integers(name: str, column: pa.Array) -> Ints:
     """int64, shape (n,); times in ms."""
     kind = column.type
-    if name == "bornTimestamp" and pa.types.is_timestamp(kind):
+    if name in _TIMES and pa.types.is_timestamp(kind):
         is_exact = kind.unit in ("s", "ms")  # or else what is below a millisecond goes
         try:
             column = column.cast(pa.timestamp("ms", kind.tz), safe=is_exact).cast(pa.int64())
         except pa.ArrowInvalid as error:
             raise InvalidColumns(f"column {name!r}: {error}") from error
-    values: Ints = numbers(_no_nulls(name, _cast(name, column, pa.int64(), _is_number)))
+    found = _cast(name, column, pa.int64(), _is_number)
+    values: Ints = numbers(pc.fill_null(found, _ZERO) if name in WAITING_COLUMNS else _no_nulls(name, found))
     return values
 
 

@@ -1,4 +1,4 @@
-"""The store lock: three bytes of the file `lock`.
+"""The store lock: four bytes of the file `lock`.
 
 | byte | who | how |
 |---|---|---|
@@ -6,6 +6,7 @@
 | 0 | every store of ours that is open for writing | shared |
 | 1 | one append, repair, opening or closing | exclusive |
 | 2 | one change of consumer groups' offsets or members, by whoever reads, too | exclusive |
+| 3 | the one store that delivers delayed messages, for as long as it does | exclusive |
 
 Open-file-description locks where the system has them: classic record locks vanish when *any* descriptor of the
 file is closed in the process. The two kinds exclude each other, so RocketMQ still sees ours. Neither kind
@@ -35,6 +36,7 @@ from store.publish.lock_holders import holders
 _OWNER_BYTE = 0
 _APPEND_BYTE = 1
 _GROUPS_BYTE = 2
+DELIVERY_BYTE = 3
 Result = TypeVar("Result")
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 _CLASSIC = {
@@ -194,6 +196,36 @@ class StoreLock(Opened):
         self._fd = -1
         if self._closes is not None:
             self._closes()  # which does nothing the second time
+
+
+class Turn(Opened):
+    """One byte of a store directory's lock file, held for longer than a verb: until `close`, or the process's end."""
+
+    _fd = -1
+    _closes: finalize[..., Turn] | None = None
+
+    def __init__(self, root: Path, byte: int) -> None:
+        super().__init__(f"a turn at {root}", f"MessageStore.open({str(root)!r})")
+        self._byte = byte
+        with opening:
+            self._fd = open_file(root / LOCK_FILE)
+            self._closes = finalize(self, os.close, self._fd)
+            self._closes.atexit = False
+
+    def take(self) -> bool:
+        """Whether it is this one's now; once it is, it stays so. Raises `StoreClosed`, `StoreForked`."""
+        self.must_be_open()
+        return set_lock(self._fd, fcntl.F_WRLCK, self._byte)
+
+    def close(self) -> None:
+        """Give it back."""
+        self._is_over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._fd = -1
+        if self._closes is not None:
+            self._closes()
 
 
 def is_held(fd: int, byte: int) -> bool:

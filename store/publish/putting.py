@@ -16,12 +16,12 @@ from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.arrays import constant
 from store.format.copies import Copies, Places
-from store.format.delayed import WAITING_TOPICS
+from store.format.delayed import Waits, waiting
 from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
-from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, pairs, split
+from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, pairs, split
 from store.format.message_lists import encode_list
 from store.format.records import Encoding, Records
 from store.format.stored_message import offset_msg_ids
@@ -42,6 +42,17 @@ class PutResult(NamedTuple):
     msg_id: str
 
 
+def encoding_of(config: StoreConfig) -> Encoding:
+    """How a store with these settings makes records."""
+    return Encoding(
+        store_host=config.store_host,
+        max_message_size=config.maxMessageSize,
+        with_keys=config.messageIndexEnable,
+        with_tags=config.tagIndexEnable,
+        with_crc=config.enabledAppendPropCRC,
+    )
+
+
 class Putting:
     """Makes records for one store. Messages that name no queue take turns, each topic by itself.
 
@@ -60,13 +71,7 @@ class Putting:
         """delaying: called before messages are put that wait in a broker's topics, outside the append lock."""
         self._topics = topics
         self._delaying = delaying
-        self._encoding = Encoding(
-            store_host=config.store_host,
-            max_message_size=config.maxMessageSize,
-            with_keys=config.messageIndexEnable,
-            with_tags=config.tagIndexEnable,
-            with_crc=config.enabledAppendPropCRC,
-        )
+        self._encoding = encoding_of(config)
         self._turns = _Turns(ever_put)
 
     @staticmethod
@@ -85,7 +90,10 @@ class Putting:
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
-        return encode_list(messages, self._choose_for_each(messages), self._encoding, _now())
+        now = _now()
+        records = encode_list(messages, self._choose_for_each(messages), self._encoding, now)
+        waits = Waits.of_messages(messages, now)
+        return records if waits is None else self._waiting(records, waits)
 
     def of_table(self, topic: str, table: object) -> Iterator[Records]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
@@ -95,20 +103,33 @@ class Putting:
         """
         self._queues(_text("topic", topic))
         source = as_table(table)
+        if not WAITING_COLUMNS.isdisjoint(source.schema.names):
+            self._delaying()  # now: what makes the pieces may have the lock
         return (self._of_piece(topic, piece) for piece in split(source))
 
     def _of_piece(self, topic: str, piece: pa.Table) -> Records:
         messages = MessageColumns.of(piece)
         if messages.properties is not None:
             check_name_column(pairs(messages.properties)[0])
-        return encode_columns(topic, messages, self._choose_queues(topic, messages), self._encoding, _now())
+        now = _now()
+        records = encode_columns(topic, messages, self._choose_queues(topic, messages), self._encoding, now)
+        levels, times = messages.delay_levels, messages.deliver_at
+        if levels is None and times is None:
+            return records
+        nobody = np.zeros(len(messages), np.int64)
+        waits = Waits.of(nobody if levels is None else levels, nobody if times is None else times, now)
+        return records if waits is None else waiting(records, waits, self._encoding)
+
+    def _waiting(self, records: Records, waits: Waits) -> Records:
+        self._delaying()
+        return waiting(records, waits, self._encoding)
 
     def of_copies(self, copies: Copies, places: Places) -> Iterator[Records]:
         """Records of stored messages that are put again, past the door: it is the store itself that says where.
 
         Raises `MessageRefused` for properties that become too large.
         """
-        if places.topics in WAITING_TOPICS:
+        if places.delays is not None:
             self._delaying()
         return copies.records(places, self._encoding)
 

@@ -185,7 +185,7 @@ def test_reserved_properties(tmp_path: Path, name: str) -> None:
 def test_a_delay_says_what_to_do(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
-        with pytest.raises(MessageRefused, match="DELAY is reserved: this store does not deliver delayed messages yet"):
+        with pytest.raises(MessageRefused, match="DELAY is reserved: give the message a delay_level"):
             store.put(Message("t", b"", properties={"DELAY": "3"}))
 
 

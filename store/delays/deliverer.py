@@ -1,0 +1,126 @@
+"""Delivering delayed messages behind the puts, in one of the processes that have a store open for writing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from store.delays.delivery import Delivery
+from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
+from store.publish.locks import DELIVERY_BYTE, Turn
+from store.publish.watch import Watch
+
+_logger = logging.getLogger("store")
+
+_TAKE_OVER_SECONDS = 0.2  # between two tries to get the turn from who died
+_SAVE_SECONDS = 5.0  # what was delivered since is looked for in the log by who takes over
+_REST_SECONDS = 0.01  # at least between two looks at what others put
+_AGAIN_SECONDS = 1.0  # after an error
+
+
+class Deliverer:
+    """Delivers what is due while it is this process's turn: at most one on a host has it, and the system gives it back
+    when that one dies.
+
+    The thread begins with the first message that is to be delayed, or with the opening of a store where there ever were
+    any. It sleeps until the next one is due, or something is published.
+    """
+
+    def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
+        """delivery: makes what delivers, when it is this one's turn. watch: makes what wakes at publications."""
+        self._root = root
+        self._delivery = delivery
+        self._new_watch = watch
+        self._watch: Watch | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()
+        self._turn: Turn | None = None
+        self._delivering: Delivery | None = None
+        self._save_at = math.inf  # time.monotonic()
+        self._told = ""
+
+    def start(self) -> None:
+        """Deliver from now on in the background; does nothing while it does."""
+        with self._starting:
+            if self._thread is None and not self._stopping.is_set():
+                self._watch = self._new_watch()
+                thread = threading.Thread(target=self._run, name="mq-deliver", daemon=True)
+                thread.start()
+                self._thread = thread  # not before: who stops it can only wait for one that runs
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether it is the background thread that asks."""
+        return self._thread is threading.current_thread()
+
+    def stop(self) -> None:
+        """End the background thread. The turn is kept until `leave`."""
+        with self._starting:
+            self._stopping.set()
+            watch, thread = self._watch, self._thread
+        if watch is not None:
+            watch.interrupt()
+        if thread is not None:
+            thread.join()
+
+    def save(self) -> None:
+        """Write how far this is, which is on the device by now. Call after `stop`."""
+        if self._delivering is not None:
+            for _ in range(2):  # the first one notes it
+                self._delivering.save()
+
+    def leave(self) -> None:
+        """Let another one deliver. Call after `stop`."""
+        if self._turn is not None:
+            self._turn.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    # --- the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        assert self._watch is not None
+        while not self._stopping.is_set():
+            try:
+                rest = self._go_on(self._watch)
+                self._told = ""
+            except (FlushFailed, StoreNotOpen, CorruptStore):
+                if not self._stopping.is_set():
+                    _logger.exception("%s: no delayed messages are delivered any more", self._root)
+                return
+            except (StoreError, OSError) as error:
+                if self._told != (told := repr(error)):  # once, not at every try
+                    _logger.exception("%s: delayed messages wait; tried again every %g s", self._root, _AGAIN_SECONDS)
+                self._told, rest = told, _AGAIN_SECONDS
+            self._stopping.wait(rest)
+
+    def _go_on(self, watch: Watch) -> float:
+        """Deliver what is due, if it is this one's turn, and wait for the next; for how long to do nothing then."""
+        if self._delivering is None:
+            self._turn = self._turn or Turn(self._root, DELIVERY_BYTE)
+            if not self._turn.take():
+                return _TAKE_OVER_SECONDS
+            self._delivering = self._delivery()
+            self._save_at = time.monotonic() + _SAVE_SECONDS
+        delivery = self._delivering
+        delivery.look()
+        while delivery.step(_now()):
+            if self._stopping.is_set():
+                return 0.0
+            delivery.look()
+        if time.monotonic() >= self._save_at:
+            delivery.save()
+            self._save_at = time.monotonic() + _SAVE_SECONDS
+        due = delivery.next_time()
+        at = math.inf if due is None else time.monotonic() + (due - _now()) / 1000
+        watch.wait(min(at, math.inf if delivery.is_saved else self._save_at) - time.monotonic())
+        return max(0.0, min(at - time.monotonic(), _REST_SECONDS))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

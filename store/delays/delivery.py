@@ -1,0 +1,140 @@
+"""`Delivery`: one bounded step after the other, by the one process that has the turn to deliver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from store.any_log import Int64s
+from store.delays.delivered import FIELD, delivered_behind, proof
+from store.delays.due import Due
+from store.delays.levels import Levels
+from store.delays.progress import Progress
+from store.errors import CorruptRecord, OffsetLost
+from store.files.topics import Topics
+from store.format.arrays import arrow, numbers
+from store.format.copies import Copies, Places
+from store.format.delayed import WAITING_TOPICS, real_places
+from store.format.layout import MAX_QUEUES
+from store.format.records import Encoding, Records
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+from store.publish.published_end import PublishedEnd
+from store.publish.results import AppendResult
+from store.read.taking import taken
+
+_logger = logging.getLogger("store")
+
+_MOST = 4096  # of each queue in a step: it takes some 20 ms, for which others who append wait
+Append = Callable[[Iterable[Records]], AppendResult | None]
+
+
+class Delivery:
+    """What waits in one store, from the moment when this process has the turn.
+
+    Each message is delivered once, whenever this process or the machine dies: see `delivered`. Where it cannot be, for
+    its topic is gone or its record is damaged, it is passed over, and the log tells.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        published: PublishedEnd,
+        encoding: Encoding,
+        append: Append,
+    ) -> None:
+        """Raises `CorruptStore`."""
+        self._root = root
+        self._log = log
+        self._published_end = published
+        self._encoding = encoding
+        self._append = append
+        self._topics = Topics(root)
+        confirm, progress = published.confirm_offset, Progress.read(root)
+        self._levels = Levels(queues, progress.levels, confirm)
+        self._delivered = np.empty(0, np.int64)
+        if progress.delivered_to is not None and progress.delivered_to <= confirm:
+            self._delivered = delivered_behind(log, progress.delivered_to, confirm)
+        else:  # from here on what is delivered can be told
+            progress = Progress(progress.levels, confirm)
+            progress.write(root)
+        self._saved = progress
+        self._noted = self._progress()
+
+    def look(self) -> None:
+        """Notice what was put since."""
+        self._levels.look(self._published_end.confirm_offset)
+
+    def next_time(self) -> int | None:
+        """When the next message is due, ms since 1970; None where none waits."""
+        return self._levels.next_time()
+
+    def step(self, now: int) -> int:
+        """Deliver what is due at `now` (ms), in one append; how many messages that were, 0 where nothing is due.
+
+        Bounded: what is left is for the next step. Raises what an append raises; nothing is delivered then.
+        """
+        due, then = self._levels.due(now, _MOST)
+        left = due.without(self._delivered)
+        if len(left):
+            self._deliver(left)
+        self._levels.go_on(then)
+        return len(due)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the file says how far this is."""
+        return self._levels.offsets == self._saved.levels
+
+    def save(self) -> None:
+        """Write how far this is, if it moved, and the log is on the device as far as that was noted: call it now and
+        then, the time before noted it. Raises `StoreUnavailable` and the like.
+        """
+        noted = self._noted
+        if noted.levels != self._saved.levels:
+            if self._published_end.flushed_offset < (noted.delivered_to or 0):
+                return
+            noted.write(self._root)
+            self._saved = noted
+        self._noted = self._progress()
+
+    def _progress(self) -> Progress:
+        return Progress(self._levels.offsets, self._published_end.confirm_offset)
+
+    def _deliver(self, due: Due) -> None:
+        pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
+        if pieces:
+            self._append(pieces)
+
+    def _sound(self, due: Due) -> Iterator[tuple[Copies, Int64s]]:
+        """The messages and where they were; one by one where some are damaged, or retention took them."""
+        try:
+            yield taken(self._log, due.physical_offsets, due.sizes), due.physical_offsets
+        except (CorruptRecord, OffsetLost):
+            for row in range(len(due)):
+                offsets = due.physical_offsets[row : row + 1]
+                try:
+                    yield taken(self._log, offsets, due.sizes[row : row + 1]), offsets
+                except (CorruptRecord, OffsetLost):
+                    _logger.exception("%s: a delayed message is lost", self._root)
+
+    def _records(self, copies: Copies, offsets: Int64s) -> Iterator[Records]:
+        topics, queue_ids, known = real_places(copies)
+        encoded = topics.dictionary_encode()
+        there = [self._is_there(topic) for topic in encoded.dictionary.to_pylist()]
+        known &= np.array(there, np.bool_)[numbers(encoded.indices)] & (queue_ids < MAX_QUEUES)
+        if not known.all():
+            names = ", ".join(sorted(set(topics.filter(arrow(~known)).to_pylist())))
+            _logger.error("%s: %d delayed messages are lost: no topic %s (now)", self._root, (~known).sum(), names)
+        rows = np.flatnonzero(known)
+        if len(rows):
+            places = Places(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets[rows])})
+            yield from copies.take(rows).records(places, self._encoding)
+
+    def _is_there(self, topic: str) -> bool:
+        return topic not in WAITING_TOPICS and self._topics.queue_count(topic) > 0

@@ -1,0 +1,215 @@
+"""Delayed messages are delivered by whoever has the store open: when they are due, once, whatever dies."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
+from store.upkeep.deletion import delete_topic
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import ROOT
+from tests.store.delays.dying_deliverers import QUEUES, TOPIC
+from tests.store.format.test_delayed import all_of
+from tests.waiting import until
+
+KILLS = int(os.environ.get("DELIVERY_KILLS", "3"))
+SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=2000)
+
+
+def bodies(store: MessageStore, topic: str = TOPIC) -> Counter[bytes]:
+    return Counter(each.body for each in all_of(store, topic))
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mq-deliver"]
+
+
+def opened(path: Path) -> MessageStore:
+    store = MessageStore.open(path, config=SMALL)
+    store.create_topic(TOPIC, QUEUES)
+    return store
+
+
+def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        assert threads() == []
+        rows = [Message(TOPIC, b"%d" % n, "A", f"k{n}", {"p": "q"}, 1, flag=n, delay_level=1) for n in range(50)]
+        put_at = time.time() * 1000
+        store.put_many(rows)
+        until(lambda: store.max_offset(TOPIC, 1) == 50)
+        there, waited = all_of(store, TOPIC), all_of(store, SCHEDULE_TOPIC)
+        assert [each.body for each in there] == [row.body for row in rows]
+        for each, was, row in zip(there, waited, rows, strict=True):
+            assert each.properties == was.properties
+            assert (each.tags, each.keys, each.flag, each.queue_id) == (row.tags, (row.keys,), row.flag, 1)
+            assert (each.born_timestamp, each.born_host) == (was.born_timestamp, was.born_host)
+            assert each.store_timestamp >= put_at + 1000
+            assert each.prepared_transaction_offset == ~was.physical_offset
+        assert [each.body for each in store.query(TOPIC, "k7")] == [b"7"]
+        assert len(threads()) == 1
+    assert threads() == []
+    assert verify(tmp_path).findings == []
+    content = json.loads((tmp_path / DELAY_OFFSETS_FILE).read_text())
+    assert content["offsetTable"] == {"1": 50}
+
+
+def test_those_that_waited_while_nobody_was_there(tmp_path: Path) -> None:
+    """And not again at the next opening, whether the file says so or only the log."""
+    with opened(tmp_path) as store:
+        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(10)])
+    before = (tmp_path / DELAY_OFFSETS_FILE).read_text()
+    time.sleep(1.0)  # until they are due
+    for _ in range(3):
+        with opened(tmp_path) as store:
+            until(lambda: len(all_of(store, TOPIC)) >= 10)
+        (tmp_path / DELAY_OFFSETS_FILE).write_text(before)
+    with opened(tmp_path) as store:
+        until(lambda: threads() != [])
+        store.put(Message(TOPIC, b"last", delay_level=1))
+        until(lambda: bodies(store)[b"last"] == 1)
+        assert set(bodies(store).values()) == {1}
+
+
+def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
+    """Three processes at a time put and deliver; one after the other is killed. Everything that waited is delivered
+    once, nothing before its time.
+    """
+    path = tmp_path / "mq"
+    opened(path).close()
+    chance = random.Random(KILLS)
+    command = [sys.executable, "-m", "tests.store.delays.dying_deliverers", str(path)]
+    running = []
+    for number in range(KILLS + 3):
+        running.append(subprocess.Popen([*command, str(number)], cwd=ROOT, stdout=subprocess.PIPE))
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"put\n"
+        time.sleep(chance.uniform(0, 1.5))  # some of what was put is delivered meanwhile
+        if number >= 2:
+            running.pop(chance.randrange(3)).kill()
+    for process in running:
+        process.kill()
+        process.wait()
+    with MessageStore.open(path) as store:
+        waited = [*all_of(store, SCHEDULE_TOPIC), *all_of(store, TIMER_TOPIC)]
+        expected = Counter(each.body for each in waited)
+        assert set(expected.values()) == {1}
+
+        def are_delivered() -> bool:
+            delivered = bodies(store)
+            del delivered[b"at once"]
+            assert max(delivered.values()) == 1, delivered.most_common(3)
+            return delivered == expected
+
+        until(are_delivered, every=0.05)
+        by_place = {each.physical_offset: each for each in waited}
+        for each in all_of(store, TOPIC):
+            if each.body != b"at once":
+                was = by_place[~each.prepared_transaction_offset]
+                assert was.body == each.body
+                due = int(was.properties.get("TIMER_DELIVER_MS", was.store_timestamp + 1000))
+                assert each.store_timestamp >= due
+    assert verify(path).findings == []
+
+
+def test_another_process_takes_over(tmp_path: Path) -> None:
+    """The one that put them, and had the turn, is killed before they are due."""
+    opened(tmp_path).close()
+    code = f"""
+import sys
+from store import Message, MessageStore
+store = MessageStore.open({str(tmp_path)!r})
+store.put_many([Message({TOPIC!r}, b"%d" % n, delay_level=1) for n in range(5)])
+print("put", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"put\n"
+        with MessageStore.open(tmp_path) as store:  # delivers nothing as long as the other has the turn
+            first.kill()
+            until(lambda: len(all_of(store, TOPIC)) == 5)
+            assert set(bodies(store).values()) == {1}
+
+
+def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as store:
+        store.create_topic("gone", 1)
+        store.put_many([Message("gone", b"1", delay_level=1), Message(TOPIC, b"2", delay_level=1)])
+    delete_topic(tmp_path, "gone")
+    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
+        until(lambda: len(all_of(store, TOPIC)) == 1)
+        assert "gone" not in store.topics()
+    assert "1 delayed messages are lost: no topic gone" in caplog.text
+
+
+def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as store:
+        placed = store.put_many([Message(TOPIC, b"body %d" % n, delay_level=1) for n in range(3)])
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[placed[1].physical_offset + 88] ^= 1
+    segment.write_bytes(content)
+    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
+        until(lambda: len(all_of(store, TOPIC)) == 2)
+        assert bodies(store).keys() == {b"body 0", b"body 2"}
+    assert "a delayed message is lost" in caplog.text
+
+
+def test_a_store_that_is_dropped_leaves_no_thread(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(Message(TOPIC, b"", delay_level=2))
+    assert len(threads()) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del store
+        gc.collect()
+    until(lambda: threads() == [])
+    with opened(tmp_path) as store:  # nobody has the turn
+        until(lambda: len(all_of(store, TOPIC)) == 1)
+
+
+def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
+    """Nor does it keep the turn, when it outlives its parent's store."""
+    store = opened(tmp_path)
+    store.put(Message(TOPIC, b"", delay_level=1))
+    until(lambda: (tmp_path / DELAY_OFFSETS_FILE).exists())  # the turn was taken
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    store.close()
+    with opened(tmp_path) as store:
+        until(lambda: len(all_of(store, TOPIC)) == 1)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is delivered that might have been before; putting goes on."""
+    with opened(tmp_path) as store:
+        store.put(Message(TOPIC, b"", delay_level=1))
+    (tmp_path / DELAY_OFFSETS_FILE).write_text('{"offsetTable": {"1": "x"}}')
+    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
+        until(lambda: threads() == [])
+        store.put(Message(TOPIC, b"now"))
+        assert bodies(store) == {b"now": 1}
+    assert "delayOffset.json: offsetTable['1'] is \"x\"" in caplog.text

@@ -1,0 +1,125 @@
+"""Messages that wait: where, until when, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import InvalidColumns, Message, MessageRefused, MessageStore, StoredMessage
+from store.format.delayed import LEVELS, Waits, timer_slots
+from store.format.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC, TIMER_MAX_DELAY_MS, TIMER_TOPIC
+from store.upkeep.verify import verify
+
+NOW = 1_800_000_000_000
+
+
+def all_of(store: MessageStore, topic: str) -> list[StoredMessage]:
+    found = []
+    for queue_id in range(store.topics().get(topic, 0)):
+        offset, end = store.offsets(topic, queue_id)
+        while offset < end:
+            got = store.get_message("g", topic, queue_id, offset)
+            found += got.messages
+            offset = got.next_begin_offset
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 100])  # one by one, and by columns
+def test_a_list_of_messages(tmp_path: Path, count: int) -> None:
+    """Some wait, others do not; each place is answered as it is."""
+    rows = [
+        Message("orders", b"%d" % n, "A", f"k{n}", {"region": "eu"}, n % 4, flag=n, delay_level=n % (LEVELS + 1) or 0)
+        for n in range(18, 18 + count)
+    ]
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 4)
+        results = store.put_many(rows)
+        waiting = {each.physical_offset: each for each in all_of(store, SCHEDULE_TOPIC)}
+        there = {each.physical_offset: each for each in all_of(store, "orders")}
+        for row, result in zip(rows, results, strict=True):
+            found = (waiting if row.delay_level else there)[result.physical_offset]
+            assert (found.body, found.flag, found.tags, found.keys) == (row.body, row.flag, row.tags, (row.keys,))
+            assert (found.queue_id, found.queue_offset) == (result.queue_id, result.queue_offset)
+            if row.delay_level:
+                own = {"DELAY": str(row.delay_level), "REAL_TOPIC": "orders", "REAL_QID": str(row.queue_id)}
+                assert found.properties == {"TAGS": "A", "KEYS": row.keys, "region": "eu", **own}
+                assert found.queue_id == row.delay_level - 1
+                (due,) = store.tags_codes(SCHEDULE_TOPIC, found.queue_id, found.queue_offset, found.queue_offset + 1)
+                assert due == found.store_timestamp + SCHEDULE_DELAYS_MS[row.delay_level - 1]
+        assert store.topics()[SCHEDULE_TOPIC] == LEVELS
+    assert verify(tmp_path).findings == []
+
+
+def test_a_table(tmp_path: Path) -> None:
+    table = pa.table(
+        {"body": ["a", "b", "c", "d"], "delayLevel": pa.array([3, None, 0, 3], pa.int32()), "tags": ["T"] * 4}
+    )
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 1)
+        placed = store.append_table("orders", table)
+        assert [each.body for each in all_of(store, SCHEDULE_TOPIC)] == [b"a", b"d"]
+        assert [each.body for each in all_of(store, "orders")] == [b"b", b"c"]
+        assert placed.queue_ids.tolist() == [2, 0, 0, 2]
+        assert placed.queue_offsets.tolist() == [0, 0, 1, 1]
+        with pytest.raises(MessageRefused, match="delay_level 19: there are levels"):
+            store.append_table("orders", pa.table({"body": ["a"], "delayLevel": [19]}))
+        with pytest.raises(InvalidColumns, match="'delayLevel' is string"):
+            store.append_table("orders", pa.table({"body": ["a"], "delayLevel": ["3"]}))
+    assert verify(tmp_path).findings == []
+
+
+def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
+    """Delivery times are in the entries only, and can be worked out again."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", b"", delay_level=level) for level in range(5, LEVELS + 1)])
+        before = [store.tags_codes(SCHEDULE_TOPIC, level - 1, 0, 1)[0] for level in range(5, LEVELS + 1)]
+    shutil.rmtree(tmp_path / "consumequeue")
+    with MessageStore.open(tmp_path) as store:
+        assert before == [store.tags_codes(SCHEDULE_TOPIC, level - 1, 0, 1)[0] for level in range(5, LEVELS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"delay_level": 19}, "levels 1 .1 s. to 18 .2 h.; else deliver_at"),
+        ({"delay_level": -1}, "delay_level -1"),
+        ({"delay_level": "3"}, "must be a whole number"),
+        ({"delay_level": 1 << 70}, "no number of 64 bits"),
+        ({"deliver_at": 1.5}, "must be a whole number"),
+        ({"deliver_at": NOW * 1000}, "more than 3 days from now; it is ms since 1970"),
+        ({"deliver_at": 5, "delay_level": 1}, "give one of them"),
+        ({"properties": {"DELAY": "1"}}, "give the message a delay_level"),
+        ({"properties": {"TIMER_DELIVER_MS": "1"}}, "or the time to deliver_at"),
+    ],
+)
+def test_refused(tmp_path: Path, fields: dict[str, object], why: str) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 1)
+        with pytest.raises(MessageRefused, match=why):
+            store.put(replace(Message("orders", b""), **fields))
+        assert store.confirm_offset == 0
+
+
+def test_what_is_due_already_does_not_wait(tmp_path: Path) -> None:
+    assert Waits.of(np.zeros(2, np.int64), np.array([NOW, 1]), NOW) is None
+    assert Waits.of(np.zeros(1, np.int64), np.array([NOW + TIMER_MAX_DELAY_MS]), NOW) is not None
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 1)
+        store.put(Message("orders", b"late", deliver_at=1))
+        assert [each.properties for each in all_of(store, "orders")] == [{}]
+        assert TIMER_TOPIC not in store.topics()
+
+
+@given(st.integers(1, 1 << 45))
+def test_slots_are_rocketmqs(at: int) -> None:
+    """HookUtils.transformTimerMessage: the second that is over when the message is due."""
+    expected = at - 1000 if at % 1000 == 0 else at // 1000 * 1000
+    assert timer_slots(np.array([at])).tolist() == [expected]
