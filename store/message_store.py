@@ -208,7 +208,11 @@ class MessageStore(StoreReader):
         time, and in a forked process, this does nothing.
 
         Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: everything is closed then, but the directory is not marked.
+        Raises `StoreLocked` in a thread that is in the middle of an append, as a signal's handler may be; then nothing
+        is closed: close it later.
         """
+        if self._dropped.alive and self._writer is not None:
+            self._writer.must_be_outside()
         if self._dropped.detach() is None:
             return
         self._is_over = True

@@ -76,25 +76,32 @@ class Writer:
         self._directory.check_sizes(self._config)
         recovery = Recovery(root, self._log, self._index, size)
         alone = self._lock.join()
-        decision = self._decide(recovery, alone=alone)
+        found = QueueEnds.read(root)
+        decision = self._decide(recovery, found, alone=alone)
         self._directory.mark_open()
         if decision is not None:
             recovery.carry_out(decision)
         self._directory.save_configuration(self._config)
-        ends = QueueEnds.read(root)
-        if alone and ends is not None and ends.forget_all_but(self._queues.existing()):
+        ends, existing = QueueEnds.read(root), self._queues.existing() if alone else []
+        if alone and ends is not None and ends.forget_all_but(existing):
             ends.write(root, self._index)  # for who joins later, when the topic may be there again
-        self._queues.expect({} if ends is None else ends.of)
+        if alone and decision is None and found is not None:  # it knows what was appended since, too
+            found.forget_all_but(existing)
+            self._queues.expect(found.of)
+        elif ends is not None:
+            self._queues.expect(ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)
         published = PublishedEnd(root, writable=True)
         published.begin_to_know()
         return published
 
-    def _decide(self, recovery: Recovery, *, alone: bool) -> Decision | None:
-        """What is to be recovered, None for nothing. Whatever this raises, the directory is as it was."""
+    def _decide(self, recovery: Recovery, ends: QueueEnds | None, *, alone: bool) -> Decision | None:
+        """What is to be recovered, None for nothing; then `ends` learn where the queues end. Whatever this raises, the
+        directory is as it was.
+        """
         size = self._config.mappedFileSizeConsumeQueue
-        evidence = self._directory.evidence(self._log, self._index, size, alone=alone)
+        evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
         plan, root = plan_for(evidence), self._directory.root
         if plan is None:
             self._index.check()
@@ -149,6 +156,10 @@ class Writer:
         """Raises `StoreClosed`, `StoreForked`."""
         self._lock.must_be_open()
 
+    def must_be_outside(self) -> None:
+        """Raises `StoreLocked` where this thread is in the middle of an append, or another verb that takes turns."""
+        self._lock.must_be_outside()
+
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`."""
         self._flusher.flush()
@@ -165,7 +176,7 @@ class Writer:
 
         So it waits for nobody else's append: during one, `abort` stays for whoever leaves last.
         """
-        if self._flusher.is_this_thread or self._deliverer.is_this_thread:
+        if self._flusher.is_this_thread or self._deliverer.is_this_thread or self._lock.is_inside:
             threading.Thread(target=self._close_at_once, name="mq-drop").start()
         else:
             self._close_at_once()

@@ -103,11 +103,7 @@ class StoreLock(Opened):
         `StoreClosed`, `StoreForked`; and `StoreReplaced`, for nobody else looks at a file that is not the directory's.
         """
         self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
-        if self._this_thread.is_inside:
-            raise StoreLocked(
-                f"{self._path.parent}: called by what interrupted another verb of this store in the same thread (a "
-                "signal's handler?), which cannot end meanwhile; call it from another thread, or later"
-            )
+        self.must_be_outside()
         try:
             try:
                 self._this_thread.is_inside = True
@@ -128,15 +124,30 @@ class StoreLock(Opened):
         finally:
             self._leave()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is inside `exclusively`: it was interrupted there, or what it does there calls this."""
+        return self._this_thread.is_inside
+
+    def must_be_outside(self) -> None:
+        """Raises `StoreLocked` inside `exclusively`, for this thread."""
+        if self.is_inside:
+            raise StoreLocked(
+                f"{self._path.parent}: called by what interrupted another verb of this store in the same thread (a "
+                "signal's handler?), which cannot end meanwhile; call it from another thread, or later"
+            )
+
     def _leave(self) -> None:
-        if not self._this_thread.is_inside:
+        if not self.is_inside:
             return
         if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
-            if self._fd >= 0:  # or `close` gave the lock back
+            if self._fd >= 0:  # or it was let go of
                 set_lock(self._fd, fcntl.F_UNLCK, self._byte)
             with suppress(RuntimeError):  # released as often as it was acquired
                 while True:
                     self._threads.release()
+        if self._is_over:
+            self._let_go_if_free()
         self._this_thread.is_inside = False
 
     def _take_turn(self, deadline: float, timeout: float) -> None:
@@ -144,6 +155,7 @@ class StoreLock(Opened):
         self.must_be_open()  # closed while this thread waited for another
         pause, longest = _PAUSE_SECONDS
         while not set_lock(self._fd, fcntl.F_WRLCK, self._byte):
+            self.must_be_open()
             if time.monotonic() >= deadline:
                 raise self._busy(timeout)
             time.sleep(pause)
@@ -184,13 +196,21 @@ class StoreLock(Opened):
             )
 
     def close(self) -> None:
-        """Leave, after the append of another thread, if one is under way. The locks go with the descriptor.
+        """Leave. The locks go with the descriptor: at once, or when the thread leaves that is inside `exclusively`.
 
-        Call inside `exclusively` where nobody may append any more: whoever waits by this lock gets `StoreClosed`.
+        An append that is under way keeps its lock so, also where it is that which calls this; and nobody waits for it.
+        Whoever waits by this lock gets `StoreClosed`.
         """
         self._is_over = True
-        with self._threads:
-            self._let_go()
+        if not self.is_inside:
+            self._let_go_if_free()
+
+    def _let_go_if_free(self) -> None:
+        if self._threads.acquire(blocking=False):  # or else who has it comes here when he leaves
+            try:
+                self._let_go()
+            finally:
+                self._threads.release()
 
     def _let_go(self) -> None:
         self._fd = -1

@@ -168,10 +168,13 @@ class Directory:
         """The last writer leaves, and everything is complete."""
         (self.root / ABORT_FILE).unlink(missing_ok=True)
 
-    def evidence(self, log: CommitLog, index: Index, queue_file_size: int, *, alone: bool) -> Evidence:
+    def evidence(
+        self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
+    ) -> Evidence:
         """What recovery goes by. Call under the store lock, before `mark_open`.
 
-        alone: no other writer is there. Where there is one, it has looked whether the queues are whole.
+        ends: what the directory's file says, which learns what was appended since. alone: no other writer is there.
+        Where there is one, it has looked whether the queues are whole.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -185,7 +188,6 @@ class Directory:
             current = published.same_boot and not (published.has_failed or overtaken)
             end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
-                ends = QueueEnds.read(self.root)
                 # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
                 # log: a broker, which may have made the index anew.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))

@@ -14,6 +14,7 @@ from store.files.topics import Topics
 from store.format.layout import INDEX_DIR, REPAIR_DIR
 from store.index.index import Index
 from store.log.commit_log import CommitLog
+from store.log.queue_ends import QueueEnds
 from store.publish.locks import alone
 from store.system_errors import explained
 from store.upkeep.directory import Directory
@@ -41,7 +42,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
-        evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, alone=True)
+        evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, QueueEnds.read(root), alone=True)
         plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
         filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
         decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, StoreBusy, StoreConfig
+from store import Message, MessageStore, StoreBusy, StoreConfig, StoreLocked
 from store.publish.published_end import PublishedEnd
 from tests.waiting import until
 
@@ -109,6 +112,77 @@ def test_a_store_that_is_dropped_in_its_own_flushers_thread(path: Path) -> None:
         assert in_flusher.wait(60)
         until(lambda: flushers() == threads and not (path / "abort").exists())
     assert [each.category for each in warned] == [ResourceWarning]
+
+
+def test_closing_in_the_middle_of_an_append_in_the_same_thread(path: Path) -> None:
+    """As a signal's handler may: the append would go on without the lock, and others over it."""
+    store, other = MessageStore.open(path), MessageStore.open(path, config=NEVER_FLUSHED)
+
+    def bodies() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"body": [b"in the middle"]})
+        with pytest.raises(StoreLocked, match="interrupted another verb of this store in the same thread"):
+            store.close()
+        with pytest.raises(StoreBusy), ThreadPoolExecutor(1) as pool:
+            pool.submit(other.put, Message("t", b"other")).result()
+
+    append = store.begin()
+    append.add_messages([Message("t", b"first")])
+    append.add_messages([Message("t", b"second")])
+    append.add("t", pa.RecordBatchReader.from_batches(pa.schema([("body", pa.binary())]), bodies()))
+    assert append.publish().queue_offsets.tolist() == [1, 2, 3]
+    assert other.put(Message("t", b"other")).queue_offset == 4
+    store.close()
+    other.close()
+    assert not (path / "abort").exists()
+    with MessageStore.open(path, read_only=True) as reader:
+        found = [message.body for message in reader.get_message("g", "t", 0, 0).messages]
+    assert found == [b"x", b"first", b"second", b"in the middle", b"other"]
+
+
+def test_a_store_that_is_dropped_in_the_middle_of_an_append(path: Path) -> None:
+    """Which has the writer, but not the store: the last who had it was what the append reads."""
+    other, box = MessageStore.open(path, config=NEVER_FLUSHED), [MessageStore.open(path)]
+
+    def bodies() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"body": [b"third"]})
+        with pytest.warns(ResourceWarning):
+            box.clear()
+        with pytest.raises(StoreBusy), ThreadPoolExecutor(1) as pool:
+            pool.submit(other.put, Message("t", b"other")).result()
+
+    append = box[0].begin()
+    append.add_messages([Message("t", b"first")])
+    append.add_messages([Message("t", b"second")])
+    append.add("t", pa.RecordBatchReader.from_batches(pa.schema([("body", pa.binary())]), bodies()))
+    assert append.publish().queue_offsets.tolist() == [1, 2, 3]
+    assert other.put(Message("t", b"other")).queue_offset == 4
+    until(lambda: all(thread.name != "mq-drop" for thread in threading.enumerate()))
+    other.close()
+    assert not (path / "abort").exists()
+
+
+def test_closing_while_another_thread_never_ends_its_append(path: Path) -> None:
+    before = descriptors(path)
+    store, inside, goes_on = MessageStore.open(path, config=NEVER_FLUSHED), threading.Event(), threading.Event()
+    append = store.begin()
+    append.add_messages([Message("t", b"late")])
+
+    def wait() -> bool:
+        inside.set()
+        return not goes_on.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(append.publish, unless=wait)
+        inside.wait()
+        with pytest.raises(StoreBusy):
+            store.close()
+        assert (path / "abort").exists()
+        goes_on.set()
+        assert late.result().queue_offsets.tolist() == [1]
+    del append, late
+    assert descriptors(path) == before
+    with MessageStore.open(path) as store:
+        assert store.put(Message("t", b"next")).queue_offset == 2
 
 
 LEAVES_OPEN = """

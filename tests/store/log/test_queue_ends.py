@@ -97,6 +97,22 @@ DAMAGES: list[Damage] = [
 ]
 
 
+@pytest.mark.parametrize("lost", [*range(9), 24, 37, 62])
+def test_an_entry_lost_behind_the_known_end_gives_no_offset_twice(tmp_path: Path, lost: int) -> None:
+    """A killed writer kept no ends since it was opened; a search for the end may meet what is damaged before it."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+    killed = "import os, sys; from store import *; store = MessageStore.open(sys.argv[1]); "
+    killed += "[store.put(Message('t', b'x')) for _ in range(64)]; os._exit(0)"
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=True)
+    file = tmp_path / "consumequeue/t/0" / segment_name(lost // ENTRIES * ENTRIES * CQ_ENTRY.itemsize)
+    with file.open("r+b") as opened:
+        opened.seek(lost % ENTRIES * CQ_ENTRY.itemsize)
+        opened.write(bytes(CQ_ENTRY.itemsize))
+    with MessageStore.open(tmp_path) as store:
+        assert store.put(Message("t", b"next")).queue_offset == 64
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> None:

@@ -144,6 +144,59 @@ def test_who_waits_while_it_is_closed_is_told(tmp_path: Path) -> None:
     assert told == [f"{tmp_path}: was closed; make a new one with MessageStore.open('{tmp_path}')"] * 2
 
 
+def test_an_append_keeps_its_lock_when_its_own_thread_closes_it(tmp_path: Path) -> None:
+    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
+
+    def close() -> None:
+        lock.close()
+        with pytest.raises(StoreBusy):
+            other.exclusively(lambda: None, timeout=0)
+        with pytest.raises(StoreClosed):
+            lock.exclusively(lambda: None)
+
+    lock.exclusively(close)
+    assert other.exclusively(lambda: "now") == "now"
+    assert holders(tmp_path / "lock", 1) == []
+    other.close()
+
+
+def test_nobody_waits_for_an_append_to_close_its_lock(tmp_path: Path) -> None:
+    lock, inside, goes_on = StoreLock(tmp_path), threading.Event(), threading.Event()
+    thread = threading.Thread(target=lock.exclusively, args=(lambda: (inside.set(), goes_on.wait()),))
+    thread.start()
+    inside.wait()
+    lock.close()
+    assert len(holders(tmp_path / "lock", 1)) == 1
+    goes_on.set()
+    thread.join()
+    assert holders(tmp_path / "lock", 1) == []
+    with pytest.raises(StoreClosed):
+        lock.exclusively(lambda: None)
+
+
+def test_who_waits_for_another_process_while_it_is_closed_is_told(tmp_path: Path) -> None:
+    lock, other, asked = StoreLock(tmp_path), StoreLock(tmp_path), threading.Event()
+    told: list[StoreClosed] = []
+
+    def late() -> None:
+        asked.set()
+        with pytest.raises(StoreClosed) as raised:
+            lock.exclusively(lambda: None)
+        told.append(raised.value)
+
+    thread = threading.Thread(target=late)
+
+    def hold() -> None:
+        thread.start()
+        asked.wait()
+        lock.close()
+        thread.join()
+
+    other.exclusively(hold)
+    assert len(told) == 1
+    other.close()
+
+
 WITHOUT_INPUT = """
 import os, sys
 from pathlib import Path
