@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, overload
+
+import numpy.typing as npt
 
 from store.errors import StoreClosed
 from store.format.copies import Copies, Places
@@ -42,11 +44,18 @@ class Append:
         """
         self._open_parts().append(self._putting.of_table(topic, table))
 
-    def add_messages(self, messages: Iterable[Message]) -> None:
-        """Add messages, of any topics, behind what was added before. Raises as `put` where one is refused."""
+    def add_messages(self, messages: Iterable[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
+        """Add messages, of any topics, behind what was added before. Raises as `put` where one is refused.
+
+        fields: of the records' headers, what a producer elsewhere says of its messages: the name of a field of
+        RECORD_HEADER to a value for each.
+        """
         parts, listed = self._open_parts(), Putting.listed(messages)
         if listed:
-            parts.append([self._putting.of_messages(listed)])
+            records = self._putting.of_messages(listed)
+            for name, values in (fields or {}).items():
+                records.headers[name] = values
+            parts.append([records])
 
     def add_copies(self, copies: Copies, places: Places) -> None:
         """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its

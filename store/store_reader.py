@@ -44,7 +44,7 @@ from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
 from store.read.narrowing import Narrowing
 from store.read.published import PublishedQueues
-from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id
+from store.read.query import is_queued, message_at, messages_with_key, offset_by_time, offset_of_id, record_at
 from store.read.scan import scan_queue
 from store.read.taking import sizes_at, taken
 from store.read.whole_topic import ranges, to_arrow
@@ -103,12 +103,16 @@ class StoreReader(Opened):
         offset: int,
         max_messages: int = 32,
         message_filter: MessageFilter | None = None,
+        *,
+        as_records: bool = False,
     ) -> GetResult:
         """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
 
         `group` names the consumer group, for the day's statistics only. An unknown topic or queue answers
         NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, and `MessageTooLarge` for a first message whose body
         becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
+        as_records: give the records as they stand in the log, mapped and not decoded, instead of messages; tags are
+        compared by their hashes only then, and what has the right hash is for the caller to look at.
         """
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
         if message_filter is not None and not hasattr(message_filter, "match_codes"):
@@ -118,7 +122,8 @@ class StoreReader(Opened):
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
-        return get_message(self._log, queue, offset, minimum, maximum, max_messages, accept, self.config)
+        where = self._log, queue, offset, minimum, maximum
+        return get_message(*where, max_messages, accept, self.config, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
@@ -244,6 +249,13 @@ class StoreReader(Opened):
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
         is_queued(self._log, self._topics.known, self._published.of, message)
         return self._inflated(message)
+
+    def record_at(self, physical_offset: int) -> bytes:
+        """The record that begins at this offset of the log, as it stands there.
+
+        Raises `OffsetLost`, `OffsetNotYet`, and `CorruptRecord` where none begins.
+        """
+        return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
     def copies(self, physical_offsets: Int64s) -> Copies:
         """The messages whose records begin at these log offsets, all different, to be put again (see `Append`).

@@ -49,7 +49,7 @@ class PullRequest:
 class PullResponse:
     """The answer. All offsets are queue offsets; the next pull begins at `next_begin_offset`.
 
-    remark: the store's status, or what is wrong with the request.
+    remark: the store's status, or what is wrong with the request. records: see `GetResult`.
     """
 
     code: ResponseCode
@@ -58,6 +58,7 @@ class PullResponse:
     min_offset: int = 0
     max_offset: int = 0
     messages: list[StoredMessage] = field(default_factory=list)
+    records: list[memoryview] = field(default_factory=list)
 
 
 class PullMessageProcessor:
@@ -87,8 +88,8 @@ class PullMessageProcessor:
         woken.get()
         return self.answer(request)
 
-    def answer(self, request: PullRequest) -> PullResponse:
-        """Answer at once, from what is there. Raises `CorruptRecord`."""
+    def answer(self, request: PullRequest, *, as_records: bool = False) -> PullResponse:
+        """Answer at once, from what is there; as_records: as `get_message` takes it. Raises `CorruptRecord`."""
         try:
             got = self._store.get_message(
                 request.group,
@@ -97,6 +98,7 @@ class PullMessageProcessor:
                 request.offset,
                 request.max_messages,
                 request.message_filter,
+                as_records=as_records,
             )
             if got.status is GetStatus.NO_MESSAGE_IN_QUEUE:
                 self._store.max_offset(request.topic, request.queue_id)  # or there is no such topic
@@ -105,4 +107,5 @@ class PullMessageProcessor:
         except UnknownTopic as error:
             return PullResponse(ResponseCode.TOPIC_NOT_EXIST, str(error), request.offset)
         code = response_code(got.status, request.offset)
-        return PullResponse(code, got.status.name, got.next_begin_offset, got.min_offset, got.max_offset, got.messages)
+        bounds = got.next_begin_offset, got.min_offset, got.max_offset
+        return PullResponse(code, got.status.name, *bounds, got.messages, got.records)

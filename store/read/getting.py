@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache, partial
@@ -22,6 +22,7 @@ from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.read.blocks import block_of
+from store.read.slices import slices
 
 _MANY = 128  # fewer are decoded in less time one by one
 
@@ -41,13 +42,17 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """What one `get_message` answers. All offsets are queue offsets; the maximum is one past the last message."""
+    """What one `get_message` answers. All offsets are queue offsets; the maximum is one past the last message.
+
+    records: instead of messages, where those are asked for: pieces of the log, each of whole records.
+    """
 
     status: GetStatus
     next_begin_offset: int
     min_offset: int
     max_offset: int
     messages: list[StoredMessage] = field(default_factory=list)
+    records: list[memoryview] = field(default_factory=list)
 
 
 def get_message(
@@ -59,6 +64,8 @@ def get_message(
     max_messages: int,
     message_filter: MessageFilter,
     config: StoreConfig,
+    *,
+    as_records: bool = False,
 ) -> GetResult:
     """Messages of the queue's published range [minimum, maximum) from `offset`, at most `max_messages` of them.
 
@@ -67,6 +74,7 @@ def get_message(
     `maxTransferCountOnMessageInMemory` messages or `maxTransferBytesOnMessageInMemory` bytes (the first message
     always). RocketMQ's lower limits for messages that left memory are not applied: there is no network behind.
     Bodies that producers compressed become no larger than `maxDecompressedMessageSize`, all of them together.
+    as_records: the records as they stand in the log instead, see `slices`.
     """
 
     def answer(status: GetStatus, next_begin: int) -> GetResult:
@@ -90,12 +98,18 @@ def get_message(
     except OffsetLost:
         return answer(GetStatus.OFFSET_FOUND_NULL, file_end)
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
+    if as_records:
+        cut = slices(log, queue, offset, entries, message_filter, count_limit, config)
+        return GetResult(_status(cut.records, cut.removed), cut.next_begin, minimum, maximum, records=cut.records)
     found = _together(log, queue, offset, entries, message_filter, count_limit, config)
     if found is None:
         found = _one_by_one(log, queue, offset, entries, message_filter, count_limit, config)
-    missing = GetStatus.MESSAGE_WAS_REMOVING if found.removed else GetStatus.NO_MATCHED_MESSAGE
-    status = GetStatus.FOUND if found.messages else missing
-    return GetResult(status, found.next_begin, minimum, maximum, found.messages)
+    return GetResult(_status(found.messages, found.removed), found.next_begin, minimum, maximum, found.messages)
+
+
+def _status(found: Sequence[object], removed: bool) -> GetStatus:
+    missing = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
+    return GetStatus.FOUND if found else missing
 
 
 class _Found(NamedTuple):

@@ -36,7 +36,12 @@ _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
 
 
 def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
-    """The message whose record begins at this offset of the log.
+    """The message whose record begins at this offset of the log. Raises as `record_at`."""
+    return record_at(log, physical_offset, confirm_offset)[0]
+
+
+def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tuple[StoredMessage, bytes]:
+    """The message whose record begins at this offset of the log, and that record.
 
     Raises `OffsetNotYet` beyond the confirm offset, `OffsetLost` where the segment is gone, `CorruptRecord` where
     no record begins.
@@ -49,10 +54,11 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
     size = int.from_bytes(log.segments.read(physical_offset, min(width, limit)), "big", signed=True)
     if not MIN_RECORD_BYTES <= size <= limit:
         raise CorruptRecord(f"{where}: no record begins here; take the offset from a message or its id")
-    message = decode_record(log.segments.read(physical_offset, size), where)
+    record = log.segments.read(physical_offset, size)
+    message = decode_record(record, where)
     if message.physical_offset != physical_offset:
         raise CorruptRecord(f"{where}: this record names offset {message.physical_offset}; restore the segment")
-    return message
+    return message, record
 
 
 def is_queued(

@@ -1,0 +1,110 @@
+"""What a pull over the wire is answered with: records as they stand in the log, mapped, not decoded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from store.any_log import Int64s, MessageFilter
+from store.errors import CorruptRecord, OffsetLost
+from store.files.config import StoreConfig
+from store.format.entering import Entry
+from store.format.layout import MIN_RECORD_BYTES
+from store.format.stored_message import decode_record
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+
+_BY_TAG = {"tags"}
+
+
+class Slices(NamedTuple):
+    """records: bytes of the log, each one record or several that stand one behind another. next_begin: the queue offset
+    behind what was looked at. removed: whether a message among that was deleted."""
+
+    records: list[memoryview]
+    next_begin: int
+    removed: bool = False
+
+
+def slices(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    offset: int,
+    entries: Entries,
+    message_filter: MessageFilter,
+    count_limit: int,
+    config: StoreConfig,
+) -> Slices:
+    """The records of the first of `entries` that match, `count_limit` at most, the first always.
+
+    By tags as RocketMQ's broker: the hash decides here, and the client compares the tags themselves. Raises
+    `CorruptRecord`.
+    """
+    count_limit = max(1, count_limit)
+    rows = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64)))
+    if not _BY_TAG.issuperset(message_filter.columns):
+        rows = _matching(log, queue, offset, entries, rows, message_filter, count_limit)
+    chosen = rows[:count_limit]
+    sizes = entries["size"][chosen].astype(np.int64)
+    fitting = int(np.searchsorted(np.cumsum(sizes), config.maxTransferBytesOnMessageInMemory, side="right"))
+    chosen = chosen[: max(1, fitting)]
+    next_begin = offset + (int(rows[len(chosen)]) if len(chosen) < len(rows) else len(entries))
+    found, removed = _mapped(log, queue, offset, entries, chosen)
+    return Slices(found, next_begin, removed)
+
+
+def _matching(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    offset: int,
+    entries: Entries,
+    rows: Int64s,
+    message_filter: MessageFilter,
+    count_limit: int,
+) -> Int64s:
+    """Those of `rows` whose properties match; behind as many as are wanted the next one, which says where to go on."""
+    matching: list[int] = []
+    for row in rows.tolist():
+        if len(matching) == count_limit:
+            matching.append(row)
+            break
+        try:
+            record = _view(log, queue, offset, entries, row, row + 1).tobytes()
+        except OffsetLost:
+            continue
+        message = decode_record(record, Entry(queue.topic, queue.queue_id, offset + row, *entries[row].item()))
+        if message_filter.match(message.tags, message.properties):
+            matching.append(row)
+    return np.array(matching, np.int64)
+
+
+def _mapped(
+    log: CommitLog, queue: ConsumeQueue, offset: int, entries: Entries, rows: Int64s
+) -> tuple[list[memoryview], bool]:
+    """The records of these rows, neighbours together; and whether some of them were deleted."""
+    if not len(rows):
+        return [], False
+    physical, sizes = entries["physical_offset"][rows].astype(np.int64), entries["size"][rows].astype(np.int64)
+    apart = np.flatnonzero((physical[1:] != physical[:-1] + sizes[:-1]) | (physical[1:] % log.segments.size == 0)) + 1
+    bounds = [0, *apart.tolist(), len(rows)]
+    found, removed = [], False
+    for first, end in pairwise(bounds):
+        try:
+            found.append(_view(log, queue, offset, entries, int(rows[first]), int(rows[end - 1]) + 1))
+        except OffsetLost:
+            removed = True
+    return found, removed
+
+
+def _view(log: CommitLog, queue: ConsumeQueue, offset: int, entries: Entries, first: int, end: int) -> memoryview:
+    """The log from the record of row `first` to that of row `end - 1`. Raises `OffsetLost`, `CorruptRecord`."""
+    begin = int(entries["physical_offset"][first])
+    stop = int(entries["physical_offset"][end - 1]) + int(entries["size"][end - 1])
+    if begin < 0 or not begin + MIN_RECORD_BYTES <= stop <= log.next_segment(begin):
+        raise CorruptRecord(
+            f"{queue.topic}, queue {queue.queue_id}, offset {offset + first}: an entry of {stop - begin} bytes at "
+            f"{begin} of the log; {MAKE_ANEW}"
+        )
+    return log.segments.view(begin, stop - begin).data

@@ -1,0 +1,165 @@
+"""Plain connections to name servers and brokers: one to each address, many requests on it at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TimedOut
+from itertools import count
+
+from store.broker.response_codes import ResponseCode
+from store.errors import RequestRefused, StoreError, Unreachable
+from store.files.opened import Opened
+from store.remoting.addresses import host_and_port
+from store.remoting.codes import CommandFlag
+from store.remoting.command import Bytes, Command, encode_head
+from store.remoting.connection import Connection
+from store.remoting.loop import LoopThread
+
+TIMEOUT_SECONDS = 3.0
+_OPAQUES = 1 << 31
+
+
+class Client(Opened):
+    """Asks any addresses, from any threads; a context manager. Its connections share one thread.
+
+    A connection is made when it is needed, and again after it was lost: what was under way on it has failed.
+    """
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        """timeout: seconds to wait for an answer, connecting included, where a request does not say."""
+        super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
+        self._timeout = timeout
+        self._thread = LoopThread("mq-client")
+        self._peers: dict[str, _Peer] = {}
+
+    def request(
+        self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"", **how: float
+    ) -> Command:
+        """The answer of `address` ("host:port") to a request; its code is SUCCESS.
+
+        timeout: seconds. Raises `Unreachable`, and `RequestRefused` for another code.
+        """
+        answer = self.ask(address, code, fields, body, **how).result()
+        if answer.code != ResponseCode.SUCCESS:
+            raise RequestRefused(answer.code, answer.remark or "no remark", f"{address}, request {int(code)}: ")
+        return answer
+
+    def ask(
+        self,
+        address: str,
+        code: int,
+        fields: Mapping[str, str] | None = None,
+        body: Bytes = b"",
+        timeout: float | None = None,
+    ) -> Future[Command]:
+        """Begin a request; any number may be under way. The answer may have any code; or `Unreachable` is raised."""
+        self.must_be_open()
+        command = Command(code, fields or {}, body)
+        encode_head(command, len(body))  # what is too large is refused here
+        return self._thread.submit(self._ask(address, command, self._timeout if timeout is None else timeout))
+
+    def tell(self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"") -> None:
+        """Send a request that nobody answers (oneway). Raises `Unreachable` where there is no connection."""
+        self.must_be_open()
+        command = Command(code, fields or {}, body, flag=CommandFlag.ONEWAY)
+        self._thread.submit(self._tell(address, command)).result()
+
+    def close(self) -> None:
+        """Close all connections; requests under way fail. The second time this does nothing."""
+        if not self._is_over:
+            self._is_over = True
+            self._thread.submit(self._close()).result()
+            self._thread.stop()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _let_go(self) -> None:
+        self._peers = {}
+
+    # --- in the loop's thread ----------------------------------------------------------------------------
+
+    async def _ask(self, address: str, command: Command, timeout: float) -> Command:
+        peer = self._peers.setdefault(address, _Peer(address))
+        try:
+            return await asyncio.wait_for(peer.ask(command), timeout)
+        except (TimeoutError, TimedOut) as error:
+            raise Unreachable(
+                f"{address}: no answer to request {int(command.code)} within {timeout:g} s; is it RocketMQ that "
+                "listens there, and is it busy?"
+            ) from error
+
+    async def _tell(self, address: str, command: Command) -> None:
+        peer = self._peers.setdefault(address, _Peer(address))
+        (await peer.connected()).send(command)
+
+    async def _close(self) -> None:
+        for peer in self._peers.values():
+            peer.close()
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        if under_way:
+            await asyncio.wait(under_way)
+
+
+class _Peer:
+    """One address: its connection, and the requests that wait for an answer on it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._opaques = count(1)
+
+    async def ask(self, command: Command) -> Command:
+        connection = await self.connected()
+        command.opaque = next(self._opaques) % _OPAQUES
+        answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._waiting[command.opaque] = answer
+        try:
+            connection.send(command)
+            return await answer
+        finally:
+            self._waiting.pop(command.opaque, None)
+
+    async def connected(self) -> Connection:
+        """Raises `Unreachable`."""
+        async with self._connecting:
+            if self._connection is None:
+                host, port = host_and_port(self._address)
+                loop = asyncio.get_running_loop()
+                try:
+                    _, self._connection = await loop.create_connection(
+                        lambda: Connection(self._received, self._lost), host, port
+                    )
+                except OSError as error:
+                    raise Unreachable(
+                        f"{self._address}: {error.strerror or error}; is a name server or broker running there?"
+                    ) from error
+            return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.abort(Unreachable(f"{self._address}: this client was closed before the answer came"))
+
+    def _received(self, connection: Connection, command: Command) -> None:
+        """An answer; what a broker asks of its clients concerns none of ours, and late answers nobody."""
+        answer = self._waiting.get(command.opaque) if command.is_response else None
+        if answer is not None and not answer.done():
+            answer.set_result(command)
+
+    def _lost(self, connection: Connection, error: Exception | None) -> None:
+        self._connection = None
+        why = f": {error}" if error is not None else ""
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(
+                    error
+                    if isinstance(error, StoreError)
+                    else Unreachable(f"{self._address}: the connection was lost before the answer came{why}")
+                )

@@ -1,0 +1,192 @@
+"""Who is connected: producers and consumers, as their heart-beats say, and what consumers subscribe to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from store import BadFrame, RequestRefused
+from store.any_group import Subscription
+from store.broker.response_codes import ResponseCode
+from store.remoting.codes import CommandFlag, RequestCode
+from store.remoting.command import Command, parse_object
+from store.remoting.connection import Connection
+from store.remoting.headers import Group, UnregisterClient
+from store.remoting.request import Handler, Request, Response
+from store.remoting.routes import of_json
+
+MAX_HEARTBEAT_BYTES = 4 << 20
+
+
+class Subscribed(NamedTuple):
+    """What a consumer reads of a topic, since when: a later version counts instead of an earlier one."""
+
+    subscription: Subscription
+    version: int
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A consumer of one group. said: what its heart-beat said of it, in RocketMQ's shape."""
+
+    connection: Connection
+    said: Mapping[str, Any]
+    topics: Mapping[str, Subscribed]
+    language: int
+    version: int
+
+
+class Heartbeat(NamedTuple):
+    """What a client says of itself: the groups that it produces for, and of each that it consumes for what it reads."""
+
+    client_id: str
+    producers: tuple[str, ...]
+    consumers: tuple[tuple[str, Mapping[str, Any], Mapping[str, Subscribed]], ...]
+
+    @staticmethod
+    def of(body: bytes) -> Heartbeat:
+        """Raises `BadFrame`."""
+        if len(body) > MAX_HEARTBEAT_BYTES:
+            raise BadFrame(f"a heart-beat of {len(body):,} bytes; at most {MAX_HEARTBEAT_BYTES:,}")
+        content = parse_object(body)
+        try:
+            consumers = content.get("consumerDataSet") or ()
+            return Heartbeat(
+                _text(content["clientID"]),
+                tuple(_text(each["groupName"]) for each in content.get("producerDataSet") or ()),
+                tuple((_text(each["groupName"]), each, _topics(each)) for each in consumers),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadFrame(f"{body[:60]!r}...: no heart-beat of RocketMQ's: {error!r}") from error
+
+
+def _topics(consumer: Mapping[str, Any]) -> Mapping[str, Subscribed]:
+    found = consumer.get("subscriptionDataSet") or ()
+    return {
+        _text(each["topic"]): Subscribed(
+            Subscription(each.get("subString") or "*", each.get("expressionType") or "TAG"),
+            int(each.get("subVersion") or 0),
+        )
+        for each in found
+    }
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{value!r:.40} is no name")
+    return value
+
+
+class Clients:
+    """The clients of one server, until their connection is over. Any thread may ask."""
+
+    def __init__(self, joined: Callable[[str], None] = lambda group: None) -> None:
+        """joined: called with each consumer group that a client is new in, before it is told of."""
+        self._joined = joined
+        self._lock = threading.Lock()
+        self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
+        self._producers: dict[str, dict[str, Connection]] = {}
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers for threads of the pool."""
+        return {
+            RequestCode.HEART_BEAT: self._heart_beat,
+            RequestCode.UNREGISTER_CLIENT: self._unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: lambda request: Response(),
+        }
+
+    def consumers(self, group: str) -> Mapping[str, Consumer]:
+        """Client id to consumer, sorted."""
+        with self._lock:
+            return dict(sorted(self._consumers.get(group, {}).items()))
+
+    def producers(self, group: str) -> Mapping[str, Connection]:
+        """Client id to connection, sorted."""
+        with self._lock:
+            return dict(sorted(self._producers.get(group, {}).items()))
+
+    def subscription(self, group: str, topic: str, version: int) -> Subscription:
+        """What the group's consumers said last that they read of a topic.
+
+        Raises `RequestRefused` where none did, or none as lately as the version says.
+        """
+        with self._lock:
+            consumers = list(self._consumers.get(group, {}).values())
+        found = [consumer.topics[topic] for consumer in consumers if topic in consumer.topics]
+        if not found:
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {topic}@{group}"
+            )
+        last = max(found, key=lambda each: each.version)
+        if last.version < version:
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, f"the consumer's subscription not latest: {topic}@{group}"
+            )
+        return last.subscription
+
+    def lost(self, connection: Connection) -> None:
+        """The clients of a connection that is over are gone. In the loop's thread."""
+        with self._lock:
+            for of_group in self._producers.values():
+                _drop(of_group, [id for id, other in of_group.items() if other is connection])
+            left = [
+                group
+                for group, of_group in self._consumers.items()
+                if _drop(of_group, [id for id, consumer in of_group.items() if consumer.connection is connection])
+            ]
+        for group in left:
+            self._notify(group)
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def _heart_beat(self, request: Request) -> Response:
+        command, connection = request
+        beat = Heartbeat.of(bytes(command.body))
+        changed = []
+        for group, said, topics in beat.consumers:
+            consumer = Consumer(connection, said, topics, command.language, command.version)
+            before = self.consumers(group).get(beat.client_id)
+            if before is None or before.topics.keys() != topics.keys():
+                self._joined(group)
+                changed.append(group)
+            with self._lock:
+                self._consumers.setdefault(group, {})[beat.client_id] = consumer
+        with self._lock:
+            for group in beat.producers:
+                self._producers.setdefault(group, {})[beat.client_id] = connection
+        for group in changed:
+            self._notify(group)
+        return Response()
+
+    def _unregister(self, request: Request) -> Response:
+        header = UnregisterClient.of(request.command.fields)
+        with self._lock:
+            if header.producer_group is not None:
+                _drop(self._producers.get(header.producer_group, {}), [header.client_id])
+            group = header.consumer_group
+            left = group is not None and _drop(self._consumers.get(group, {}), [header.client_id])
+        if group is not None and left:
+            self._notify(group)
+        return Response()
+
+    def _consumer_list(self, request: Request) -> Response:
+        group = Group.of(request.command.fields).consumer_group
+        ids = list(self.consumers(group))
+        if not ids:
+            return Response(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return of_json({"consumerIdList": ids})
+
+    def _notify(self, group: str) -> None:
+        """Tell a group's consumers that its members are others now, so that they share the queues anew."""
+        told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, Group(group).texts(), flag=CommandFlag.ONEWAY)
+        for consumer in self.consumers(group).values():
+            consumer.connection.send_soon(told)
+
+
+def _drop(of_group: dict[str, Any], ids: Iterable[str]) -> bool:
+    """Whether any of `ids` was there."""
+    dropped = [of_group.pop(id, None) for id in ids]
+    return any(each is not None for each in dropped)

@@ -1,0 +1,126 @@
+"""One connection, at either end: commands in, commands out. It lives in its event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from store.errors import BadFrame
+from store.remoting.command import Bytes, Command, decode, encode_head
+from store.remoting.frames import Frames
+
+_logger = logging.getLogger("store.remoting")
+
+
+class Connection(asyncio.Protocol):
+    """peer, here: "host:port" of the two ends. ip, port: of the peer, if it has an IPv4 address. heard: when something
+    came last; stuck_since: since when a frame that has begun, or the other end that should read, is waited for, None
+    if neither; both `time.monotonic()`."""
+
+    def __init__(
+        self,
+        received: Callable[[Connection, Command], None],
+        lost: Callable[[Connection, Exception | None], None],
+        made: Callable[[Connection], None] = lambda connection: None,
+    ) -> None:
+        """received: called with each command. lost: called once, when the connection is over, with why."""
+        self._received = received
+        self._lost = lost
+        self._made = made
+        self._frames = Frames()
+        self._reasons_to_pause = 0
+        self._error: Exception | None = None
+        self.peer = self.here = ""
+        self.ip = b""
+        self.port = 0
+        self.heard = time.monotonic()
+        self.stuck_since: float | None = None
+
+    def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
+        """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` for one that is too large."""
+        pieces = body or (command.body,)
+        head = encode_head(command, sum(map(len, pieces)))
+        if not self._transport.is_closing():
+            self._transport.writelines((head, *pieces))
+
+    def send_soon(self, command: Command) -> None:
+        """`send`, from any thread."""
+        with suppress(RuntimeError):  # the loop is over, and the connection with it
+            self._loop.call_soon_threadsafe(self.send, command)
+
+    def pause(self) -> None:
+        """Take no more commands until as many `resume`."""
+        self._reasons_to_pause += 1
+        if self._reasons_to_pause == 1 and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self._reasons_to_pause -= 1
+        if self._reasons_to_pause == 0 and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self, why: Exception | None = None) -> None:
+        """After what was sent went out."""
+        self._error = self._error or why
+        self._transport.close()
+
+    def abort(self, why: Exception) -> None:
+        """At once."""
+        self._error = self._error or why
+        self._transport.abort()
+
+    # --- asyncio's ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._loop = asyncio.get_running_loop()
+        self.peer, self.here = (_text(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        with suppress(ValueError):  # IPv6, which is not noted
+            host, self.port = transport.get_extra_info("peername")[:2]
+            self.ip = ipaddress.IPv4Address(host.removeprefix("::ffff:")).packed
+        self._made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = time.monotonic()
+        try:
+            for frame in self._frames.feed(data):
+                self._received(self, decode(frame))
+        except BadFrame as error:
+            _logger.warning("%s: connection closed: %s", self.peer, error)
+            self.abort(error)
+        self._note_frame()
+
+    def pause_writing(self) -> None:
+        self._is_stuck_writing = True
+        self.stuck_since = self.stuck_since or time.monotonic()
+        self.pause()
+
+    def resume_writing(self) -> None:
+        self._is_stuck_writing = False
+        self.stuck_since = None
+        self._note_frame()
+        self.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost(self, self._error or exc)
+
+    _is_stuck_writing = False
+
+    def _note_frame(self) -> None:
+        if self._is_stuck_writing:
+            return
+        if self._frames.is_between:
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = time.monotonic()
+
+
+def _text(name: Any) -> str:
+    """A socket's name as RocketMQ writes addresses."""
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,65 @@
+"""Offsets of queues, and how far groups have read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from store import Boundary, MessageStore, RequestRefused
+from store.broker.response_codes import ResponseCode
+from store.remoting.codes import RequestCode
+from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
+from store.remoting.request import Handler, Request, Response
+
+
+class Offsets:
+    """Translates what is asked of queues to the store, of groups to their offsets."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers for threads of the pool."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self._query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
+            RequestCode.GET_MAX_OFFSET: self._max,
+            RequestCode.GET_MIN_OFFSET: self._min,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self._earliest,
+        }
+
+    def _query(self, request: Request) -> Response:
+        """A group without an offset begins at 0 where all messages are there still, as RocketMQ's do."""
+        header = GroupQueue.of(request.command.fields)
+        offset = self._store.consumer_offset(header.consumer_group, header.topic, header.queue_id)
+        if offset is None:
+            if not header.set_zero_if_not_found or self._store.min_offset(header.topic, header.queue_id) > 0:
+                raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
+            offset = 0
+        return Response(header=Offset(offset))
+
+    def _update(self, request: Request) -> Response:
+        header = CommitOffset.of(request.command.fields)
+        self._store.commit_offsets(header.consumer_group, header.topic, {header.queue_id: header.commit_offset})
+        return Response()
+
+    def _max(self, request: Request) -> Response:
+        header = TopicQueue.of(request.command.fields)
+        return Response(header=Offset(self._store.max_offset(header.topic, header.queue_id)))
+
+    def _min(self, request: Request) -> Response:
+        header = TopicQueue.of(request.command.fields)
+        return Response(header=Offset(self._store.min_offset(header.topic, header.queue_id)))
+
+    def _search(self, request: Request) -> Response:
+        header = SearchOffset.of(request.command.fields)
+        boundary = Boundary.UPPER if (header.boundary_type or "").lower() == "upper" else Boundary.LOWER
+        found = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, boundary)
+        return Response(header=Offset(found))
+
+    def _earliest(self, request: Request) -> Response:
+        """The store time of a queue's oldest message; -1 without one, as RocketMQ answers."""
+        header = TopicQueue.of(request.command.fields)
+        minimum, maximum = self._store.offsets(header.topic, header.queue_id)
+        found = self._store.fingerprint(header.topic, header.queue_id, minimum) if minimum < maximum else None
+        return Response(header=Timestamp(-1 if found is None else found.store_timestamp))

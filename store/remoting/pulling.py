@@ -1,0 +1,116 @@
+"""PULL_MESSAGE: answered from the mapped log, or held until there is something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import lru_cache
+
+from store import MessageStore, RequestRefused, StoreError, TagFilter, message_filter
+from store.any_group import EVERYTHING
+from store.any_log import MessageFilter
+from store.broker.hold import HeldRequest, PullRequestHoldService
+from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
+from store.broker.response_codes import ResponseCode
+from store.remoting.clients import Clients
+from store.remoting.codes import RequestCode
+from store.remoting.connection import Connection
+from store.remoting.headers import Pulled, PullMessage
+from store.remoting.loop import LoopThread
+from store.remoting.request import Answer, Handler, Request, Response
+
+_SUSPEND, _SUBSCRIPTION = 2, 4  # PullSysFlag
+_MASTER = 0
+_MAX_HOLD_SECONDS = 120.0
+
+
+class Pulling:
+    """Translates pulls, and holds those that find nothing. All but its making happens in the loop's thread."""
+
+    def __init__(
+        self, store: MessageStore, hold: PullRequestHoldService, clients: Clients, thread: LoopThread, *, max_held: int
+    ) -> None:
+        """max_held: pulls that are held at a time; one more is refused."""
+        self._hold = hold
+        self._processor = PullMessageProcessor(store, hold)
+        self._clients = clients
+        self._thread = thread
+        self._max_held = max_held
+        self._held: dict[Connection, set[HeldRequest]] = {}
+        self._count = 0
+
+    def quick(self) -> Mapping[int, Handler]:
+        """Handlers for the loop's thread."""
+        return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
+
+    def lost(self, connection: Connection) -> None:
+        """Whoever asked on this connection is gone."""
+        for held in self._held.pop(connection, ()):
+            self._count -= 1
+            self._hold.cancel(held)
+
+    def _pull(self, request: Request) -> Answer:
+        header = PullMessage.of(request.command.fields)
+        pull = PullRequest(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            header.max_msg_nums,
+            self._filter(header),
+            min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS),
+        )
+        response = self._processor.answer(pull, as_records=True)
+        if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
+            return _answer(response)
+        if self._count >= self._max_held:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, f"{self._max_held:,} pulls are held already; try again later"
+            )
+        return self._until_arrival(request.connection, pull)
+
+    def _filter(self, header: PullMessage) -> MessageFilter:
+        """What the request, or its group, subscribes to. Raises `RequestRefused`, `FilterError`."""
+        if header.sys_flag & _SUBSCRIPTION:
+            return _parsed(header.subscription or EVERYTHING, header.expression_type or "TAG")
+        return _parsed(*self._clients.subscription(header.consumer_group, header.topic, header.sub_version))
+
+    def _until_arrival(self, connection: Connection, pull: PullRequest) -> Future[Response]:
+        answered: Future[Response] = Future()
+        held_by = self._held.setdefault(connection, set())
+        self._count += 1
+
+        def answer(held: HeldRequest) -> None:
+            """A request is held once: what is there now is the answer."""
+            if held in held_by:
+                held_by.remove(held)
+                self._count -= 1
+            try:
+                answered.set_result(_answer(self._processor.answer(pull, as_records=True)))
+            except StoreError as error:
+                answered.set_exception(error)
+
+        held_by.add(
+            self._hold.hold(
+                pull.topic,
+                pull.queue_id,
+                pull.offset,
+                pull.suspend_timeout,
+                lambda held, why: self._thread.call(answer, held),
+                pull.message_filter,
+            )
+        )
+        return answered
+
+
+@lru_cache(maxsize=1024)
+def _parsed(expression: str, expression_type: str) -> MessageFilter:
+    """As RocketMQ's broker reads it: it takes any text between "||" for a tag. Raises `FilterError`."""
+    if expression_type.upper() != "TAG" or expression == EVERYTHING:
+        return message_filter(expression, expression_type)
+    return TagFilter(tuple(tag for part in expression.split("||") if (tag := part.strip())))
+
+
+def _answer(response: PullResponse) -> Response:
+    bounds = response.next_begin_offset, response.min_offset, response.max_offset
+    return Response(response.code, response.remark, Pulled(_MASTER, *bounds), body=response.records)

@@ -1,0 +1,68 @@
+"""A request as a processor sees it, what it answers with, and what an error becomes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from store import (
+    FilterError,
+    InvalidArgument,
+    InvalidGroup,
+    InvalidMessageId,
+    InvalidTopic,
+    MessageRefused,
+    OffsetOutOfRange,
+    RequestRefused,
+    StoreBusy,
+    StoreError,
+    UnknownQueue,
+    UnknownTopic,
+)
+from store.broker.response_codes import ResponseCode
+from store.errors import BadFrame
+from store.remoting.command import Bytes, Command
+from store.remoting.connection import Connection
+from store.remoting.header import Header
+
+
+class Request(NamedTuple):
+    """A command, and where it came from."""
+
+    command: Command
+    connection: Connection
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer. body: its pieces."""
+
+    code: int = ResponseCode.SUCCESS
+    remark: str | None = None
+    header: Header | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    body: Sequence[Bytes] = ()
+
+
+Handler = Callable[[Request], Any]  # of a Response, or of a Future of one where it may take a while
+Answer = Response | Future[Response]
+
+_CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
+    ((UnknownQueue, InvalidArgument, InvalidGroup, InvalidTopic, InvalidMessageId), ResponseCode.INVALID_PARAMETER),
+    ((UnknownTopic,), ResponseCode.TOPIC_NOT_EXIST),
+    ((MessageRefused,), ResponseCode.MESSAGE_ILLEGAL),
+    ((FilterError,), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    ((OffsetOutOfRange,), ResponseCode.QUERY_NOT_FOUND),
+    ((StoreBusy,), ResponseCode.SYSTEM_BUSY),
+    ((BadFrame,), ResponseCode.SYSTEM_ERROR),
+)
+
+
+def refusal(error: StoreError) -> Response:
+    """What a client is told of an error. One that has no code of its own is the broker's: SERVICE_NOT_AVAILABLE."""
+    if isinstance(error, RequestRefused):
+        return Response(error.code, error.remark)
+    code = next((code for kinds, code in _CODES if isinstance(error, kinds)), ResponseCode.SERVICE_NOT_AVAILABLE)
+    return Response(code, str(error))

@@ -1,0 +1,85 @@
+"""What a name server answers: which broker has a topic. Here there is one, and it is this."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from store import MessageStore, RequestRefused
+from store.broker.response_codes import ResponseCode
+from store.format.layout import SYSTEM_TOPICS
+from store.remoting.codes import RequestCode
+from store.remoting.headers import GetRoute
+from store.remoting.request import Handler, Request, Response
+from store.remoting.sending import NEW_TOPIC_QUEUES
+
+DEFAULT_TOPIC = "TBW102"  # whose route producers take for topics that are not there yet
+READ_WRITE = 6
+_INHERIT = 1
+
+
+class Routes:
+    """One broker, master of one cluster, at whatever address a client reached it."""
+
+    def __init__(self, store: MessageStore, broker: str, cluster: str, *, create_topics: bool) -> None:
+        self._store = store
+        self._broker = broker
+        self._cluster = cluster
+        self._create_topics = create_topics
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers for threads of the pool."""
+        return {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._no_settings,
+            RequestCode.GET_KV_CONFIG: self._no_settings,
+        }
+
+    def _route(self, request: Request) -> Response:
+        topic = GetRoute.of(request.command.fields).topic
+        queues, perm = self._store.topics().get(topic, 0), READ_WRITE
+        if topic == DEFAULT_TOPIC and self._create_topics:
+            queues, perm = max(queues, NEW_TOPIC_QUEUES), READ_WRITE | _INHERIT
+        if not queues:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic}"
+            )
+        queue_data = {
+            "brokerName": self._broker,
+            "perm": perm,
+            "readQueueNums": queues,
+            "topicSysFlag": 0,
+            "writeQueueNums": queues,
+        }
+        return of_json(
+            {"brokerDatas": [self._broker_data(request)], "filterServerTable": {}, "queueDatas": [queue_data]}
+        )
+
+    def _broker_data(self, request: Request) -> dict[str, object]:
+        return {
+            "brokerAddrs": {"0": request.connection.here},
+            "brokerName": self._broker,
+            "cluster": self._cluster,
+            "enableActingMaster": False,
+        }
+
+    def _cluster_info(self, request: Request) -> Response:
+        brokers = {self._broker: self._broker_data(request)}
+        return of_json({"brokerAddrTable": brokers, "clusterAddrTable": {self._cluster: [self._broker]}})
+
+    def _topics(self, request: Request) -> Response:
+        return of_json({"topicList": list(self._store.topics())})
+
+    def _system_topics(self, request: Request) -> Response:
+        return of_json({"topicList": sorted(SYSTEM_TOPICS), "brokerAddr": request.connection.here})
+
+    def _no_settings(self, request: Request) -> Response:
+        return Response(ResponseCode.QUERY_NOT_FOUND, "no settings are kept here")
+
+
+def of_json(content: object) -> Response:
+    """An answer whose body is JSON."""
+    return Response(body=(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"),))

@@ -1,0 +1,95 @@
+"""SEND_MESSAGE and its kin: to `Appending`, and what RocketMQ answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from store import AppendResult, Message, MessageStore
+from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION_MASK
+from store.format.properties import decode_properties
+from store.format.stored_message import offset_msg_ids
+from store.remoting.appending import Appending
+from store.remoting.batches import Batched, decode_batch
+from store.remoting.codes import RequestCode
+from store.remoting.headers import SendMessage, SendMessageV2, Sent
+from store.remoting.request import Handler, Request, Response
+
+NEW_TOPIC_QUEUES = 8  # of a topic that is made by its first message, at most (defaultTopicQueueNums)
+_KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
+_REGION = "DefaultRegion"
+
+
+class Sending:
+    """Puts what producers send."""
+
+    def __init__(self, store: MessageStore, appending: Appending, *, create_topics: bool) -> None:
+        """create_topics: a topic that is not there is made (autoCreateTopicEnable)."""
+        self._store = store
+        self._appending = appending
+        self._create_topics = create_topics
+
+    def quick(self) -> Mapping[int, Handler]:
+        """Handlers for the loop's thread."""
+        return {
+            RequestCode.SEND_MESSAGE: lambda request: self._send(request, SendMessage.of(request.command.fields)),
+            RequestCode.SEND_MESSAGE_V2: lambda request: self._send(request, SendMessageV2.of(request.command.fields)),
+            RequestCode.SEND_BATCH_MESSAGE: lambda request: self._send(
+                request, SendMessageV2.of(request.command.fields)
+            ),
+        }
+
+    def _send(self, request: Request, header: SendMessage) -> Future[Response]:
+        parts = _parts(request, header)
+        messages = [
+            Message(
+                header.topic,
+                part.body,
+                properties=decode_properties(part.properties),
+                queue_id=None if header.queue_id < 0 else header.queue_id,
+                flag=part.flag,
+                born_timestamp=header.born_timestamp,
+            )
+            for part in parts
+        ]
+        new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
+        answered: Future[Response] = Future()
+
+        def answer(appended: Future[AppendResult]) -> None:
+            error = appended.exception()
+            if error is None:
+                answered.set_result(self._sent(appended.result()))
+            else:
+                answered.set_exception(error)
+
+        appended = self._appending.append(messages, _fields(request, header), new_queues)
+        appended.add_done_callback(answer)
+        return answered
+
+    def _sent(self, placed: AppendResult) -> Response:
+        ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())
+        queue_id, queue_offset = int(placed.queue_ids[0]), int(placed.queue_offsets[0])
+        return Response(header=Sent(",".join(ids), queue_id, queue_offset, region=_REGION, trace_on=False))
+
+
+def _parts(request: Request, header: SendMessage) -> list[Batched]:
+    """The messages of a request. Raises `BadFrame`."""
+    body = bytes(request.command.body)
+    if header.batch or request.command.code == RequestCode.SEND_BATCH_MESSAGE:
+        return decode_batch(body)
+    return [Batched(header.flag, body, (header.properties or "").encode("utf-8", "replace"))]
+
+
+def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:
+    """What the records of a request say of their producer, the same in all."""
+    fields: dict[str, npt.ArrayLike] = {
+        "sys_flag": header.sys_flag & _KEPT_FLAGS,
+        "reconsume_times": header.reconsume_times or 0,
+    }
+    if request.connection.ip:
+        fields["born_ip"] = np.frombuffer(request.connection.ip, np.uint8)
+        fields["born_port"] = request.connection.port
+    return fields

@@ -1,0 +1,216 @@
+"""Listening: connections, their limits, and each request on its way to the processor that answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from store.broker.response_codes import ResponseCode
+from store.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
+from store.files.opened import Opened
+from store.remoting.addresses import host_and_port
+from store.remoting.codes import CommandFlag
+from store.remoting.command import Command
+from store.remoting.connection import Connection
+from store.remoting.loop import LoopThread
+from store.remoting.request import Handler, Request, Response, refusal
+
+_logger = logging.getLogger("store.remoting")
+_SWEEP_SECONDS = 1.0
+_LEAVE_SECONDS = 5.0
+_POOL_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes from its clients.
+
+    connections: as many at a time; more are closed at once. requests, body_bytes: of one connection, under way at a
+    time; it is not read on until some are answered. idle_seconds: without a word a connection is closed.
+    stuck_seconds: likewise one that does not end a frame it began, or does not read what it asked for.
+    """
+
+    connections: int = 4096
+    requests: int = 16_384
+    body_bytes: int = 32 << 20
+    idle_seconds: float = 120.0
+    stuck_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Processors:
+    """Who answers which request code: `quick` ones in the loop's thread, for which they must not wait for anything;
+    `others` in threads of a pool. lost: told of each connection that is over, in the loop's thread."""
+
+    quick: Mapping[int, Handler]
+    others: Mapping[int, Handler]
+    lost: Callable[[Connection], None]
+
+
+class Server(Opened):
+    """Listens, in a thread of its own, until `close`. address: "host:port", the port that it got."""
+
+    def __init__(self, thread: LoopThread, processors: Processors, listen: str, limits: Limits) -> None:
+        """Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at."""
+        super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
+        self._thread = thread
+        self._processors = processors
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(_POOL_THREADS, "mq-serve")
+        self._under_way: dict[Connection, _UnderWay] = {}
+        try:
+            self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
+        except OSError as error:
+            raise StoreUnavailable(f"{listen}: cannot listen there: {error.strerror}; choose another port") from error
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._under_way)
+
+    def close(self, stop: Callable[[], None] = lambda: None) -> None:
+        """Take no more connections, answer what is under way, and close; the second time this does nothing.
+
+        stop: makes those answer that wait for something; called once no more connections come.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        self._thread.submit(self._stop_listening()).result()
+        stop()
+        self._pool.shutdown()
+        self._thread.submit(self._leave()).result()
+
+    def _let_go(self) -> None:
+        self._under_way = {}
+
+    # --- in the loop's thread ----------------------------------------------------------------------------
+
+    async def _listen(self, host: str, port: int) -> tuple[asyncio.Server, str]:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(self._received, self._lost, self._made), host, port)
+        self._sweeping = loop.create_task(self._sweep())
+        named = server.sockets[0].getsockname()
+        return server, f"[{named[0]}]:{named[1]}" if ":" in named[0] else f"{named[0]}:{named[1]}"
+
+    async def _stop_listening(self) -> None:
+        self._listening.close()
+        self._sweeping.cancel()
+
+    async def _leave(self) -> None:
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while any(each.requests for each in self._under_way.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._under_way):
+            connection.close()
+        while self._under_way and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._under_way):
+            connection.abort(Unreachable("the server is leaving"))
+        await asyncio.sleep(0)
+
+    async def _sweep(self) -> None:
+        """Close connections that are idle, or stuck."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now, limits = time.monotonic(), self._limits
+            for connection, under_way in list(self._under_way.items()):
+                stuck = now - (connection.stuck_since or now)
+                idle = 0 if under_way.requests else now - connection.heard
+                if stuck > limits.stuck_seconds or idle > limits.idle_seconds:
+                    _logger.info("%s: closed: idle for %.0f s, stuck for %.0f s", connection.peer, idle, stuck)
+                    connection.abort(RemotingError(f"{connection.peer}: idle or stuck"))
+
+    def _made(self, connection: Connection) -> None:
+        self._under_way[connection] = _UnderWay()
+        if len(self._under_way) > self._limits.connections:
+            _logger.warning("%s: closed: %d connections are enough", connection.peer, self._limits.connections)
+            connection.abort(RemotingError(f"{connection.peer}: too many connections"))
+
+    def _lost(self, connection: Connection, error: Exception | None) -> None:
+        self._under_way.pop(connection, None)
+        self._processors.lost(connection)
+
+    def _received(self, connection: Connection, command: Command) -> None:
+        if command.is_response:  # to something that this asked; nothing waits for any
+            return
+        request = Request(command, connection)
+        try:
+            if (quick := self._processors.quick.get(command.code)) is not None:
+                answer = quick(request)
+            elif (other := self._processors.others.get(command.code)) is not None:
+                answer = self._pool.submit(other, request)
+            else:
+                remark = f"[BROKER_NOT_SUPPORT] request type {command.code} not supported"
+                answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        except StoreError as error:
+            answer = refusal(error)
+        if isinstance(answer, Response):
+            self._answer(request, answer)
+            return
+        self._begin(request)
+        answer.add_done_callback(lambda done: self._thread.call(self._end, request, done))
+
+    def _begin(self, request: Request) -> None:
+        under_way = self._under_way.get(request.connection)
+        if under_way is not None:
+            under_way.add(1, len(request.command.body))
+            if not under_way.is_paused and under_way.is_beyond(self._limits):
+                under_way.is_paused = True
+                request.connection.pause()
+
+    def _end(self, request: Request, done: Future[Response]) -> None:
+        under_way = self._under_way.get(request.connection)
+        if under_way is None:  # the client is gone
+            return
+        under_way.add(-1, -len(request.command.body))
+        if under_way.is_paused and not under_way.is_beyond(self._limits):
+            under_way.is_paused = False
+            request.connection.resume()
+        error = done.exception()
+        if error is None:
+            self._answer(request, done.result())
+        elif isinstance(error, StoreError):
+            self._answer(request, refusal(error))
+        else:
+            _logger.error("request %d of %s", request.command.code, request.connection.peer, exc_info=error)
+            self._answer(request, Response(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"))
+
+    def _answer(self, request: Request, response: Response) -> None:
+        asked = request.command
+        if asked.is_oneway:
+            return
+        command = Command(
+            response.code,
+            response.fields if response.header is None else response.header.texts(),
+            remark=response.remark,
+            opaque=asked.opaque,
+            flag=CommandFlag.RESPONSE,
+            serialization=asked.serialization,
+        )
+        try:
+            request.connection.send(command, response.body)
+        except BadFrame as error:
+            refused = refusal(error)
+            command.code, command.remark, command.fields = refused.code, refused.remark, {}
+            request.connection.send(command)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """What of one connection is not answered yet."""
+
+    requests: int = 0
+    body_bytes: int = 0
+    is_paused: bool = False
+
+    def add(self, requests: int, body_bytes: int) -> None:
+        self.requests += requests
+        self.body_bytes += body_bytes
+
+    def is_beyond(self, limits: Limits) -> bool:
+        return self.requests >= limits.requests or self.body_bytes >= limits.body_bytes

@@ -1,0 +1,102 @@
+"""`serve`: a store as RocketMQ's name server and broker, on one port."""
+
+from __future__ import annotations
+
+from store import MessageStore
+from store.broker.hold import PullRequestHoldService
+from store.remoting.appending import Appending
+from store.remoting.clients import Clients
+from store.remoting.connection import Connection
+from store.remoting.loop import LoopThread
+from store.remoting.offsets import Offsets
+from store.remoting.pulling import Pulling
+from store.remoting.routes import Routes
+from store.remoting.sending import Sending
+from store.remoting.server import Limits, Processors, Server
+from store.remoting.topics import ServedTopics
+
+LISTEN = "127.0.0.1:9876"
+BROKER, CLUSTER = "broker-a", "DefaultCluster"  # as RocketMQ's conf/broker.conf has them
+MAX_HELD = 100_000
+LIMITS = Limits()
+
+
+class Serving:
+    """A store that is served, until `close`; a context manager. The store stays the caller's.
+
+    address: "host:port" of the name server, and of the broker that it names.
+    """
+
+    def __init__(
+        self, store: MessageStore, listen: str, broker: str, cluster: str, limits: Limits, *, create_topics: bool
+    ) -> None:
+        self._hold = PullRequestHoldService(store)
+        self._appending = Appending(store)
+        self._thread = LoopThread("mq-server")
+        clients = Clients()
+        sending = Sending(store, self._appending, create_topics=create_topics)
+        pulling = Pulling(store, self._hold, clients, self._thread, max_held=MAX_HELD)
+        routes = Routes(store, broker, cluster, create_topics=create_topics)
+        others = routes, clients, Offsets(store), ServedTopics(store, broker)
+
+        def lost(connection: Connection) -> None:
+            pulling.lost(connection)
+            clients.lost(connection)
+
+        processors = Processors(
+            quick={**sending.quick(), **pulling.quick()},
+            others={code: handler for each in others for code, handler in each.others().items()},
+            lost=lost,
+        )
+        try:
+            self._server = Server(self._thread, processors, listen, limits)
+        except BaseException:
+            self._stop_waiting()
+            self._thread.stop()
+            raise
+        self.address = self._server.address
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return self._server.connections
+
+    @property
+    def held(self) -> int:
+        """How many pulls are held."""
+        return self._hold.held
+
+    def close(self) -> None:
+        """Answer what is under way, held pulls too, and leave. The second time this does nothing."""
+        self._server.close(self._stop_waiting)
+        self._thread.stop()
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _stop_waiting(self) -> None:
+        self._hold.stop()
+        self._appending.stop()
+
+
+def serve(
+    store: MessageStore,
+    listen: str = LISTEN,
+    *,
+    broker: str = BROKER,
+    cluster: str = CLUSTER,
+    create_topics: bool = True,
+    limits: Limits = LIMITS,
+) -> Serving:
+    """Serve a store that is open for writing to RocketMQ's clients, in threads of this process, until `close`.
+
+    listen: "host:port"; port 0 is any free one, see `Serving.address`. Clients are told the address at which they
+    came. create_topics: a topic is made by the first message that is sent to it. Others may go on using the store, in
+    this process and in others.
+
+    Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at.
+    """
+    return Serving(store, listen, broker, cluster, limits, create_topics=create_topics)

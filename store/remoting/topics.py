@@ -1,0 +1,99 @@
+"""Topics and single messages, as admin tools ask for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from store import MessageStore, RequestRefused
+from store.broker.response_codes import ResponseCode
+from store.remoting.codes import RequestCode
+from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
+from store.remoting.request import Handler, Request, Response
+from store.remoting.routes import READ_WRITE, of_json
+
+_MOST_FOUND = 64  # maxMsgsNumBatch
+
+
+class ServedTopics:
+    """Makes topics, says what is in them, and finds single messages."""
+
+    def __init__(self, store: MessageStore, broker: str) -> None:
+        self._store = store
+        self._broker = broker
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers for threads of the pool."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self._create,
+            RequestCode.GET_TOPIC_CONFIG: self._config,
+            RequestCode.GET_TOPIC_STATS_INFO: self._stats,
+            RequestCode.VIEW_MESSAGE_BY_ID: self._view,
+            RequestCode.QUERY_MESSAGE: self._query,
+        }
+
+    def _create(self, request: Request) -> Response:
+        header = CreateTopic.of(request.command.fields)
+        if header.read_queue_nums != header.write_queue_nums or header.perm != READ_WRITE:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {header.topic}: {header.write_queue_nums} queues to write, {header.read_queue_nums} to read, "
+                f"perm {header.perm}: here topics are read and written (perm {READ_WRITE}), with one number of queues",
+            )
+        self._store.create_topic(header.topic, header.write_queue_nums)
+        return Response()
+
+    def _config(self, request: Request) -> Response:
+        topic, queues = self._known(request)
+        settings = {
+            "attributes": {},
+            "order": False,
+            "perm": READ_WRITE,
+            "readQueueNums": queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": topic,
+            "topicSysFlag": 0,
+            "writeQueueNums": queues,
+        }
+        return of_json(settings)
+
+    def _known(self, request: Request) -> tuple[str, int]:
+        """The topic that is asked about, and its number of queues. Raises `RequestRefused`."""
+        topic = Topic.of(request.command.fields).topic
+        queues = self._store.topics().get(topic, 0)
+        if not queues:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        return topic, queues
+
+    def _stats(self, request: Request) -> Response:
+        topic, queues = self._known(request)
+        return queue_table((message_queue(self._broker, topic, id), self._offsets(topic, id)) for id in range(queues))
+
+    def _offsets(self, topic: str, queue_id: int) -> dict[str, int]:
+        minimum, maximum = self._store.offsets(topic, queue_id)
+        last = self._store.fingerprint(topic, queue_id, maximum - 1) if minimum < maximum else None
+        time = 0 if last is None else last.store_timestamp
+        return {"lastUpdateTimestamp": time, "maxOffset": maximum, "minOffset": minimum}
+
+    def _view(self, request: Request) -> Response:
+        return Response(body=(self._store.record_at(ViewMessage.of(request.command.fields).offset),))
+
+    def _query(self, request: Request) -> Response:
+        header = QueryMessage.of(request.command.fields)
+        most = max(1, min(header.max_num, _MOST_FOUND))
+        found = self._store.query(header.topic, header.key, most, header.begin_timestamp, header.end_timestamp)
+        if not found:
+            raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+        last = Found(found[-1].store_timestamp, found[-1].physical_offset)
+        return Response(header=last, body=[self._store.record_at(each.physical_offset) for each in found])
+
+
+def message_queue(broker: str, topic: str, queue_id: int) -> dict[str, object]:
+    """RocketMQ's MessageQueue."""
+    return {"brokerName": broker, "queueId": queue_id, "topic": topic}
+
+
+def queue_table(rows: Iterable[tuple[dict[str, object], dict[str, int]]]) -> Response:
+    """A table by queues, as fastjson writes and reads one: its keys are objects, which is no JSON."""
+    table = ",".join(f"{json.dumps(queue)}:{json.dumps(values)}" for queue, values in rows)
+    return Response(body=(f'{{"offsetTable":{{{table}}}}}'.encode(),))

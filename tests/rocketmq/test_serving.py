@@ -1,0 +1,222 @@
+"""RocketMQ's own producer, push consumer and admin tool, unchanged, against a store that is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from store import MessageStore, StoreConfig
+from store.remoting.serving import serve
+from tests.rocketmq.harness import Clients, HarnessError, Json, RocketMQ
+
+pytestmark = pytest.mark.rocketmq
+
+SECONDS = 120.0  # as long as a busy machine may take
+
+
+class Served(NamedTuple):
+    """A store that is served, and RocketMQ's clients of it."""
+
+    store: MessageStore
+    clients: Clients
+
+
+@pytest.fixture(scope="module")
+def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000)
+    with (
+        MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
+        serve(store, "127.0.0.1:0") as serving,
+        rocketmq.clients(serving.address) as clients,
+    ):
+        yield Served(store, clients)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, served: Served) -> str:
+    """A topic of this test's own, with four queues."""
+    name = request.node.originalname.removeprefix("test_")[:60]
+    if name not in served.store.topics():
+        served.store.create_topic(name, 4)
+    return name
+
+
+def rows(store: MessageStore, topic: str) -> list[Json]:
+    columns = ("body", "tags", "keys", "properties", "queueId", "queueOffset", "msgId", "bornHost")
+    return [row for batch in store.to_arrow(topic, columns) for row in batch.to_pylist()]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def consumed(clients: Clients, count: int) -> list[Json]:
+    """So many messages as consumers get them."""
+    found: list[Json] = []
+    while len(found) < count:
+        line = next(clients)
+        assert line["kind"] == "consumed", line
+        found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "batch"])
+def test_sends(served: Served, topic: str, how: str) -> None:
+    before = {row["msgId"] for row in rows(served.store, topic)}
+    sent = served.clients.answers("send", how=how, topic=topic, messages=20)
+    new = [row for row in rows(served.store, topic) if row["msgId"] not in before]
+    assert len(new) == 20
+    assert {line["status"] for line in sent} == {"SEND_OK"}
+    assert {id for line in sent for id in line["msgId"].split(",")} == {row["msgId"] for row in new}
+    offsets = {(line["queueId"], line["queueOffset"]) for line in sent}
+    assert offsets <= {(row["queueId"], row["queueOffset"]) for row in new}
+    for row in new:
+        number = dict(row["properties"])["number"]
+        assert (row["body"], row["keys"]) == (number.encode(), f"key-{number}")
+        assert row["bornHost"].startswith("127.0.0.1:")
+    ids = [id for line in sent for id in line["offsetMsgId"].split(",")]
+    assert {served.store.message_by_id(id).body for id in ids} == {row["body"] for row in new}
+
+
+def test_a_batch_stays_together(served: Served, topic: str) -> None:
+    served.clients.answers("send", how="batch", topic=topic, messages=50)
+    assert len({row["queueId"] for row in rows(served.store, topic)}) == 1
+
+
+def test_sends_that_nobody_answers(served: Served, topic: str) -> None:
+    assert served.clients.answers("send", how="oneway", topic=topic, messages=20) == []
+    until(lambda: len(rows(served.store, topic)) == 20)
+
+
+def test_a_queue_that_is_named(served: Served, topic: str) -> None:
+    (sent,) = served.clients.answers("send", topic=topic, queue=3)
+    assert (sent["queueId"], sent["broker"]) == (3, "broker-a")
+
+
+def test_a_compressed_body_and_a_tag(served: Served, topic: str) -> None:
+    served.clients.answers("send", topic=topic, bodyBytes=100_000, tags=["paid"])
+    (row,) = rows(served.store, topic)
+    assert (len(row["body"]), row["tags"]) == (100_000, "paid")
+    assert sum(served.store.sizes(topic, row["queueId"], 0, 1)) < 2_000
+
+
+def test_a_topic_is_made_by_its_first_message(served: Served) -> None:
+    (sent,) = served.clients.answers("send", topic="made_by_a_message")
+    assert sent["status"] == "SEND_OK"
+    assert served.store.topics()["made_by_a_message"] == 4
+
+
+def test_a_message_that_is_refused_is_refused_in_words(served: Served, topic: str) -> None:
+    with pytest.raises(HarnessError, match=r"CODE: 13 .*no subscription could name it"):
+        served.clients.answers("send", topic=topic, tags=["a|b"])
+
+
+def test_a_push_consumer_gets_what_is_there_and_what_comes(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.answers("send", topic=topic, messages=40)
+    clients.ask("subscribe", id="push", group="pushed", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    first = consumed(clients, 40)
+    assert len({line["keys"] for line in first}) == 40
+    assert {line["bornHost"] for line in first} == {"127.0.0.1"}
+    clients.ask("send", topic=topic, messages=40)
+    later = [next(clients) for _ in range(81)]
+    kinds = [line["kind"] for line in later]
+    assert (kinds.count("sent"), kinds.count("consumed"), kinds.count("done")) == (40, 40, 1)
+    clients.ask("leave", id="push")
+    assert next(clients)["kind"] == "left"
+    until(lambda: committed(store, "pushed", topic) == ends(store, topic))
+
+
+def committed(store: MessageStore, group: str, topic: str) -> list[int | None]:
+    return [store.consumer_offset(group, topic, queue) for queue in range(store.topics()[topic])]
+
+
+def ends(store: MessageStore, topic: str) -> list[int | None]:
+    return [store.max_offset(topic, queue) for queue in range(store.topics()[topic])]
+
+
+def test_a_group_goes_on_where_it_was(served: Served, topic: str) -> None:
+    store, clients = served
+    for _ in range(2):
+        clients.answers("send", topic=topic, messages=12)
+        clients.ask("subscribe", id="again", group="going-on", topic=topic)
+        assert next(clients)["kind"] == "subscribed"
+        consumed(clients, 12)
+        clients.ask("leave", id="again")
+        assert next(clients)["kind"] == "left"
+        until(lambda: committed(store, "going-on", topic) == ends(store, topic))
+
+
+@pytest.mark.parametrize("how", [{"expression": "paid || shipped"}, {"sql": "number >= 0 AND TAGS <> 'open'"}])
+def test_a_filter(served: Served, topic: str, how: Json) -> None:
+    clients = served.clients
+    if not rows(served.store, topic):
+        clients.answers("send", topic=topic, messages=30, tags=["paid", "open", "shipped"])
+    group = f"filtered-{next(iter(how))}"
+    clients.ask("subscribe", id=group, group=group, topic=topic, **how)
+    assert next(clients)["kind"] == "subscribed"
+    assert {line["tags"] for line in consumed(clients, 20)} == {"paid", "shipped"}
+    clients.ask("leave", id=group)
+    assert next(clients)["kind"] == "left"
+
+
+def test_two_members_share_the_queues_until_one_leaves(served: Served, topic: str) -> None:
+    clients = served.clients
+    for name in ("first", "second"):
+        clients.ask("subscribe", id=name, group="shared", topic=topic)
+        assert next(clients)["kind"] == "subscribed"
+
+    def readers() -> set[str]:
+        clients.ask("send", topic=topic, messages=8)
+        lines = [next(clients) for _ in range(17)]
+        return {line["id"] for line in lines if line["kind"] == "consumed"}
+
+    until(lambda: readers() == {"first", "second"})
+    clients.ask("leave", id="first")
+    assert next(clients)["kind"] == "left"
+    until(lambda: readers() == {"second"})
+    clients.ask("leave", id="second")
+    assert next(clients)["kind"] == "left"
+
+
+def test_the_admin_tool_makes_topics_and_lists_them(served: Served) -> None:
+    store, clients = served
+    clients.answers("createTopic", topic="made_by_admin", queues=6)
+    assert store.topics()["made_by_admin"] == 6
+    clients.ask("topics")
+    assert set(next(clients)["names"]) >= {"made_by_admin"}
+    clients.ask("cluster")
+    assert next(clients)["brokers"] == ["broker-a"]
+
+
+def test_the_admin_tool_sees_offsets(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.answers("send", topic=topic, messages=10)
+    found = {line["queueId"]: line for line in clients.answers("offsets", topic=topic)}
+    assert [found[queue]["max"] for queue in range(4)] == ends(store, topic)
+    assert {(line["min"], line["at"]) for line in found.values()} == {(0, 0)}
+    later = clients.answers("offsets", topic=topic, time=int(time.time() * 1000) + 100_000)
+    assert {line["queueId"]: line["at"] for line in later} == {line["queueId"]: line["max"] for line in later}
+    stats = {line["queueId"]: line for line in clients.answers("stats", topic=topic)}
+    assert [stats[queue]["max"] for queue in range(4)] == ends(store, topic)
+    assert all(line["time"] > 0 for line in stats.values() if line["max"])
+
+
+def test_the_admin_tool_finds_messages(served: Served, topic: str) -> None:
+    clients = served.clients
+    sent = clients.answers("send", topic=topic, messages=5)
+    where = [(line["queueId"], line["queueOffset"]) for line in sent]
+    keys = {(row["queueId"], row["queueOffset"]): row["keys"] for row in rows(served.store, topic)}
+    for line, at in zip(sent, where, strict=True):
+        key = keys[at]
+        (found,) = clients.answers("find", topic=topic, key=key)
+        assert (found["queueId"], found["queueOffset"], found["msgId"]) == (*at, line["msgId"])
+        (found,) = clients.answers("find", topic=topic, id=line["msgId"])
+        assert (found["queueId"], found["queueOffset"], found["keys"]) == (*at, key)

@@ -1,0 +1,90 @@
+"""Records as they stand in the log are those of the messages that `get_message` gives otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import CorruptRecord, GetStatus, Message, MessageStore, StoreConfig, TagFilter, message_filter
+from store.any_log import MessageFilter
+from store.format.layout import RECORD_HEADER, segment_name
+from store.format.stored_message import decode_record
+from tests.store.read.test_getting import change_entry
+
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=4096,
+    mappedFileSizeConsumeQueue=10 * 20,
+    maxTransferCountOnMessageInMemory=8,
+    maxTransferBytesOnMessageInMemory=1000,
+    maxFilterMessageSize=6 * 20,
+)
+WIDTH = RECORD_HEADER["total_size"].itemsize
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    """100 messages, tags A to E in turn: of topic t in runs of different lengths, and others between them."""
+    with MessageStore.open(tmp_path, config=SMALL) as it:
+        it.create_topic("t", 1)
+        it.create_topic("other", 1)
+        for n in range(100):
+            it.put(Message("t", f"{n}".encode() * (n % 7), tags="ABCDE"[n % 5]))
+            if n % 4 == 0:
+                it.put(Message("other", b"between"))
+        yield it
+
+
+def split(pieces: list[memoryview]) -> Iterator[bytes]:
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            size = int.from_bytes(piece[at : at + WIDTH], "big")
+            yield bytes(piece[at : at + size])
+            at += size
+
+
+@pytest.mark.parametrize("max_messages", [0, 1, 5, 32])
+@pytest.mark.parametrize("accept", [None, TagFilter.parse("A || C"), message_filter("TAGS = 'B'", "SQL92")])
+def test_the_same_messages(store: MessageStore, accept: MessageFilter | None, max_messages: int) -> None:
+    for offset in range(-1, 102):
+        plain = store.get_message("g", "t", 0, offset, max_messages, accept)
+        raw = store.get_message("g", "t", 0, offset, max_messages, accept, as_records=True)
+        assert [decode_record(record, offset) for record in split(raw.records)] == plain.messages
+        assert (raw.status, raw.next_begin_offset) == (plain.status, plain.next_begin_offset)
+        assert (raw.min_offset, raw.max_offset, raw.messages) == (plain.min_offset, plain.max_offset, [])
+
+
+def test_neighbours_are_one_piece(store: MessageStore) -> None:
+    assert len(store.get_message("g", "t", 0, 1, 4, as_records=True).records) == 1
+    assert len(store.get_message("g", "t", 0, 0, 4, as_records=True).records) == 2
+
+
+def test_the_hash_decides(store: MessageStore) -> None:
+    """ "Aa" and "BB" have one hash: the client compares the tags."""
+    store.create_topic("alike", 1)
+    store.put_many([Message("alike", b"", tags=tag) for tag in ("Aa", "BB", "C")])
+    raw = store.get_message("g", "alike", 0, 0, 32, TagFilter.parse("Aa"), as_records=True)
+    assert [decode_record(record, 0).tags for record in split(raw.records)] == ["Aa", "BB"]
+
+
+def test_what_is_being_removed_is_passed_over(store: MessageStore) -> None:
+    (store.path / "commitlog" / segment_name(4096)).unlink()
+    with MessageStore.open(store.path, read_only=True) as reader:
+        bodies, offset, statuses = [], 0, set()
+        while (raw := reader.get_message("g", "t", 0, offset, as_records=True)).next_begin_offset < 100:
+            bodies += [decode_record(record, 0).queue_offset for record in split(raw.records)]
+            statuses.add(raw.status)
+            offset = raw.next_begin_offset
+    assert GetStatus.MESSAGE_WAS_REMOVING in statuses
+    assert 20 < len(bodies) < 90
+    assert bodies == sorted(bodies)
+
+
+def test_an_entry_that_is_wrong(store: MessageStore) -> None:
+    for field, value in (("size", 5), ("size", 1 << 20), ("physical_offset", -1)):
+        change_entry(store, 3, field, value)
+        with pytest.raises(CorruptRecord, match="queue 0, offset 3"):
+            store.get_message("g", "t", 0, 3, 1, as_records=True)
+        change_entry(store, 3, field, 1)

@@ -1,0 +1,54 @@
+"""Batches: what RocketMQ's client made is read, and made the same; what is none is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.errors import BadFrame
+from store.format.properties import decode_properties
+from store.remoting.batches import Batched, decode_batch, encode_batch
+from tests.store.remoting.golden import FRAMES
+
+(MADE,) = {bytes.fromhex(line["body"]) for line in FRAMES if line["code"] == 320}
+BATCHES = st.lists(
+    st.builds(
+        Batched,
+        flag=st.integers(-(1 << 31), (1 << 31) - 1),
+        body=st.binary(max_size=30),
+        properties=st.binary(max_size=30),
+    ),
+    max_size=5,
+)
+
+
+def test_what_rocketmq_made() -> None:
+    first, second = decode_batch(MADE)
+    assert (first.flag, first.body, second.flag, second.body) == (7, b"one", 0, b"")
+    assert decode_properties(first.properties) == {"TAGS": "paid", "KEYS": "key-1 key-2", "WAIT": "true"}
+    assert encode_batch([first, second]) == MADE
+
+
+@given(BATCHES)
+def test_a_batch_comes_back(batch: list[Batched]) -> None:
+    assert decode_batch(encode_batch(batch)) == batch
+
+
+@given(BATCHES.filter(bool), st.data())
+def test_a_batch_that_was_changed_is_another_or_refused(batch: list[Batched], data: st.DataObject) -> None:
+    changed = bytearray(encode_batch(batch))
+    for at in data.draw(st.lists(st.integers(0, len(changed) - 1), max_size=3)):
+        changed[at] = data.draw(st.integers(0, 255))
+    changed = changed[: data.draw(st.integers(0, len(changed)))]
+    try:
+        found = decode_batch(bytes(changed))
+    except BadFrame:
+        return
+    assert sum(len(each.body) + len(each.properties) for each in found) <= len(changed)
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_a_batch_that_ends_too_soon(cut: int) -> None:
+    with pytest.raises(BadFrame, match="message 1"):
+        decode_batch(MADE[:-cut])

@@ -1,0 +1,96 @@
+"""A client's end: many requests at a time on one connection, and what it says when there is no answer."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from store import BadFrame, InvalidArgument, RequestRefused, StoreClosed, Unreachable
+from store.broker.response_codes import ResponseCode
+from store.remoting.addresses import host_and_port
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.command import MAX_FRAME_BYTES
+from store.remoting.headers import GetRoute, TopicQueue
+from tests.store.remoting.broker import Broker
+
+
+def test_many_requests_on_one_connection(broker: Broker) -> None:
+    held = broker.pull(0, seconds=60)
+    answers = [broker.begin(RequestCode.GET_MAX_OFFSET, TopicQueue("orders", n % 2)) for n in range(200)]
+    assert {answer.result().fields["offset"] for answer in answers} == {"0"}
+    assert broker.serving.connections == 1
+    assert not held.done()
+
+
+def test_an_answer_that_is_not_success(broker: Broker) -> None:
+    with pytest.raises(RequestRefused, match=f"{broker.address}, request 105: .*nowhere.*response code 17") as refused:
+        broker.client.request(broker.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("nowhere").texts())
+    assert refused.value.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_nobody_there(client: Client) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unheard.getsockname()[1]}"
+        for verb in (client.request, client.tell):
+            with pytest.raises(Unreachable, match=f"{address}: .*is a name server or broker running there"):
+                verb(address, RequestCode.HEART_BEAT)
+
+
+def test_somebody_who_does_not_answer(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=f"{address}: no answer to request 34 within 0.1 s"):
+            client.request(address, RequestCode.HEART_BEAT, timeout=0.1)
+
+
+def test_somebody_who_speaks_otherwise_or_goes(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        asked = client.ask(address, RequestCode.HEART_BEAT)
+        connection, _ = other.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+            assert isinstance(asked.exception(), BadFrame)
+        asked = client.ask(address, RequestCode.HEART_BEAT)
+        connection, _ = other.accept()
+        connection.recv(10)
+        connection.close()
+        assert isinstance(asked.exception(), Unreachable)
+
+
+def test_a_connection_that_was_lost_is_made_again(broker: Broker) -> None:
+    assert broker.ask(RequestCode.GET_BROKER_CLUSTER_INFO).code == 0
+    broker.serving.close()
+    assert isinstance(broker.begin(RequestCode.GET_BROKER_CLUSTER_INFO).exception(), Unreachable)
+
+
+def test_what_is_too_large_is_not_sent(client: Client) -> None:
+    with pytest.raises(BadFrame, match="send less at once"):
+        client.ask("127.0.0.1:1", RequestCode.SEND_MESSAGE, body=bytes(MAX_FRAME_BYTES))
+
+
+def test_closed(broker: Broker) -> None:
+    client = Client()
+    asked = Broker(broker.serving, client).pull(0, seconds=60)
+    client.close()
+    client.close()
+    assert asked.exception() is not None
+    with pytest.raises(StoreClosed):
+        client.ask(broker.address, RequestCode.HEART_BEAT)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("127.0.0.1:9876", ("127.0.0.1", 9876)), ("[::1]:1", ("::1", 1)), ("mq.example.org:80", ("mq.example.org", 80))],
+)
+def test_addresses(text: str, found: tuple[str, int]) -> None:
+    assert host_and_port(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "9876", "a:b", "::1:5", "a:99999", "a b:1", "a:1:2"])
+def test_no_addresses(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="must be host:port"):
+        host_and_port(text)

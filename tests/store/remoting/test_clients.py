@@ -1,0 +1,118 @@
+"""Who is in a group, as its members' heart-beats say; and who is told when that changes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from store import BadFrame, Message, MessageStore
+from store.any_group import Subscription
+from store.broker.response_codes import ResponseCode
+from store.remoting.client import Client
+from store.remoting.clients import MAX_HEARTBEAT_BYTES, Heartbeat, Subscribed
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command, decode, encode
+from store.remoting.headers import Group, PullMessage, UnregisterClient
+from tests.store.remoting.broker import Broker
+from tests.store.remoting.golden import FRAMES
+from tests.waiting import until
+
+(MADE,) = {bytes.fromhex(line["body"]) for line in FRAMES if line["code"] == RequestCode.HEART_BEAT}
+
+
+def heartbeat(client_id: str, expression: str = "*", version: int = 1, topic: str = "orders") -> bytes:
+    subscription = {"topic": topic, "subString": expression, "expressionType": "TAG", "subVersion": version}
+    consumer = {"groupName": "group", "subscriptionDataSet": [subscription]}
+    return json.dumps({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": []}).encode()
+
+
+def members(broker: Broker) -> list[str]:
+    answer = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("group"))
+    return json.loads(bytes(answer.body))["consumerIdList"] if answer.code == ResponseCode.SUCCESS else []
+
+
+def test_what_rocketmq_made() -> None:
+    beat = Heartbeat.of(MADE)
+    ((group, said, topics),) = beat.consumers
+    assert (beat.client_id, beat.producers, group) == ("127.0.0.1@1", ("producers",), "group")
+    assert topics == {"orders": Subscribed(Subscription("paid"), 1_700_000_000_001)}
+    assert said["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"clientID":7}',
+        b'{"clientID":"a","consumerDataSet":7}',
+        b'{"clientID":"a","consumerDataSet":[7]}',
+        b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{}]}]}',
+        b'{"clientID":"a","producerDataSet":[{}]}',
+        b" " * (MAX_HEARTBEAT_BYTES + 1),
+    ],
+)
+def test_what_is_no_heart_beat(broker: Broker, body: bytes) -> None:
+    with pytest.raises(BadFrame):
+        Heartbeat.of(body)
+    assert broker.ask(RequestCode.HEART_BEAT, body=body).code == ResponseCode.SYSTEM_ERROR
+    assert members(broker) == []
+
+
+def test_members_come_and_go(broker: Broker) -> None:
+    for name in ("b", "a", "a"):
+        assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat(name)).code == ResponseCode.SUCCESS
+    assert members(broker) == ["a", "b"]
+    broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", consumer_group="group"))
+    assert members(broker) == ["b"]
+    with Client() as other:
+        Broker(broker.serving, other).ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
+        assert members(broker) == ["b", "c"]
+    until(lambda: members(broker) == ["b"])
+
+
+def test_members_are_told_of_each_other(broker: Broker) -> None:
+    host, _, port = broker.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as member:
+        member.sendall(encode(Command(RequestCode.HEART_BEAT, body=heartbeat("told"))))
+        first = [read(member), read(member)]  # of itself, too, as RocketMQ's broker tells
+        assert {command.is_response for command in first} == {True, False}
+        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))
+        told = read(member)
+    assert (told.code, told.is_oneway) == (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, True)
+    assert Group.of(told.fields) == Group("group")
+
+
+def read(connection: socket.socket) -> Command:
+    def exactly(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            data += connection.recv(count - len(data))
+        return data
+
+    return decode(exactly(*struct.unpack(">i", exactly(4))))
+
+
+def test_a_pull_reads_what_its_group_subscribes_to(broker: Broker, store: MessageStore) -> None:
+    store.put_many([Message("orders", tag.encode(), tags=tag, queue_id=0) for tag in ("paid", "open")])
+
+    def pull(version: int) -> Command:
+        header = PullMessage("group", "orders", 0, 0, 32, 0, 0, 0, version)
+        return broker.ask(RequestCode.PULL_MESSAGE, header)
+
+    assert pull(0).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a", "open", version=5))
+    assert pull(6).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    answer = pull(5)
+    assert answer.code == ResponseCode.SUCCESS
+    assert (b"open" in bytes(answer.body), b"paid" in bytes(answer.body)) == (True, False)
+
+
+def test_no_member_of_another_group(broker: Broker) -> None:
+    answer: Any = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("nobody"))
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, nobody")

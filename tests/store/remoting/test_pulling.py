@@ -1,0 +1,120 @@
+"""Pulls: records of the log, RocketMQ's codes and offsets; and those that are held."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from store import Message, MessageStore
+from store.broker.response_codes import ResponseCode
+from store.format.stored_message import decode_record
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.headers import Pulled, PullMessage
+from tests.store.remoting.broker import SUSPEND, Broker
+from tests.waiting import until
+
+
+def put(store: MessageStore, count: int, tags: str | None = None) -> None:
+    store.put_many([Message("orders", b"%d" % n, tags=tags, queue_id=0) for n in range(count)])
+
+
+def bodies(data: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        found.append(decode_record(data[at : at + size], at).body)
+        at += size
+    return found
+
+
+@pytest.mark.parametrize(
+    ("offset", "queue_id", "code", "next_begin"),
+    [
+        (0, 0, ResponseCode.SUCCESS, 32),
+        (30, 0, ResponseCode.SUCCESS, 40),
+        (40, 0, ResponseCode.PULL_NOT_FOUND, 40),
+        (99, 0, ResponseCode.PULL_OFFSET_MOVED, 40),
+        (-1, 0, ResponseCode.PULL_OFFSET_MOVED, 0),
+        (0, 1, ResponseCode.PULL_NOT_FOUND, 0),
+        (0, 2, ResponseCode.INVALID_PARAMETER, 0),
+    ],
+)
+def test_at_once(broker: Broker, store: MessageStore, offset: int, queue_id: int, code: int, next_begin: int) -> None:
+    put(store, 40)
+    answer = broker.pull(offset, queue_id=queue_id).result()
+    pulled = Pulled.of(answer.fields)
+    assert (answer.code, pulled.next_begin_offset) == (code, next_begin)
+    assert bodies(bytes(answer.body)) == [b"%d" % n for n in range(offset, next_begin if code == 0 else offset)]
+    if code in (ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED):
+        assert (pulled.min_offset, pulled.max_offset) == (0, 40)
+
+
+def test_held_until_a_message_comes(broker: Broker, store: MessageStore) -> None:
+    held = broker.pull(0, seconds=60)
+    other = broker.pull(0, queue_id=1, seconds=60)
+    until(lambda: broker.serving.held == 2)
+    put(store, 1)
+    assert bodies(bytes(held.result().body)) == [b"0"]
+    assert broker.serving.held == 1
+    assert not other.done()
+
+
+def test_held_until_its_time_is_over(broker: Broker) -> None:
+    began = time.monotonic()
+    assert broker.pull(0, seconds=0.3).result().code == ResponseCode.PULL_NOT_FOUND
+    assert time.monotonic() - began >= 0.3
+
+
+def test_another_tag_wakes_nobody(broker: Broker, store: MessageStore) -> None:
+    held = broker.pull(0, seconds=60, tags="paid || shipped")
+    until(lambda: broker.serving.held == 1)
+    put(store, 3, "open")
+    put(store, 1, "shipped")
+    answer = held.result()
+    assert bodies(bytes(answer.body)) == [b"0"]
+    assert Pulled.of(answer.fields).next_begin_offset == 4
+
+
+def test_who_leaves_holds_nothing(broker: Broker, store: MessageStore) -> None:
+    with Client() as other:
+        asked = Broker(broker.serving, other).pull(0, seconds=60)
+        until(lambda: broker.serving.held == 1)
+    assert asked.exception() is not None
+    until(lambda: broker.serving.held == 0)
+
+
+def test_closing_answers_what_is_held(broker: Broker) -> None:
+    held = [broker.pull(0, queue_id=n % 2, seconds=60) for n in range(20)]
+    until(lambda: broker.serving.held == 20)
+    broker.serving.close()
+    assert {answer.result().code for answer in held} == {ResponseCode.PULL_NOT_FOUND}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"subscription": "a >", "expression_type": "SQL92"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ({"subscription": "||"}, ResponseCode.PULL_RETRY_IMMEDIATELY),  # no tag at all: RocketMQ's matches nothing
+        ({"sys_flag": SUSPEND}, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+        ({"max_msg_nums": 0}, ResponseCode.SUCCESS),
+    ],
+)
+def test_other_answers(broker: Broker, store: MessageStore, fields: dict[str, object], code: ResponseCode) -> None:
+    put(store, 3, "paid")
+    usual: dict[str, object] = {
+        "consumer_group": "group",
+        "topic": "orders",
+        "queue_id": 0,
+        "queue_offset": 0,
+        "max_msg_nums": 32,
+        "sys_flag": 4,
+        "commit_offset": 0,
+        "suspend_timeout_millis": 0,
+        "sub_version": 0,
+    }
+    header = PullMessage(**{**usual, **fields})  # type: ignore[arg-type]
+    answer = broker.ask(RequestCode.PULL_MESSAGE, header)
+    assert answer.code == code, answer.remark

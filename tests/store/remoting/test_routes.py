@@ -1,0 +1,59 @@
+"""What a name server says: this broker has every topic, at the address where the client came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from store import MessageStore
+from store.broker.response_codes import ResponseCode
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.headers import GetRoute
+from store.remoting.serving import serve
+from tests.store.remoting.broker import Broker
+from tests.store.remoting.golden import FRAMES
+
+MADE = next(line for line in FRAMES if b"brokerDatas" in bytes.fromhex(line["body"]))
+
+
+def content(answer: Command) -> Any:
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return json.loads(bytes(answer.body))
+
+
+def test_a_route_has_rocketmqs_shape(broker: Broker) -> None:
+    route = content(broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders")))
+    made = json.loads(bytes.fromhex(MADE["body"]).replace(b"{0:", b'{"0":'))
+    assert route.keys() == made.keys()
+    (data,), (queues,) = route["brokerDatas"], route["queueDatas"]
+    assert data == {**made["brokerDatas"][0], "brokerAddrs": {"0": broker.address}}
+    assert queues == {**made["queueDatas"][0], "readQueueNums": 2, "writeQueueNums": 2}
+
+
+def test_no_route(broker: Broker) -> None:
+    answer = broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("nowhere"))
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "nowhere" in (answer.remark or "")
+
+
+def test_topics_may_be_made_or_not(store: MessageStore, client: Client) -> None:
+    for may, code in ((True, ResponseCode.SUCCESS), (False, ResponseCode.TOPIC_NOT_EXIST)):
+        with serve(store, "127.0.0.1:0", create_topics=may) as serving:
+            broker = Broker(serving, client)
+            assert broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("TBW102")).code == code
+            assert broker.send(b"", topic=f"new-{may}").code == code
+    assert "new-False" not in store.topics()
+
+
+def test_the_cluster(store: MessageStore, client: Client) -> None:
+    with serve(store, "127.0.0.1:0", broker="mine", cluster="ours") as serving:
+        found = content(Broker(serving, client).ask(RequestCode.GET_BROKER_CLUSTER_INFO))
+    assert found["clusterAddrTable"] == {"ours": ["mine"]}
+    assert found["brokerAddrTable"]["mine"]["brokerAddrs"] == {"0": serving.address}
+
+
+def test_topics(broker: Broker) -> None:
+    assert content(broker.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"] == ["orders"]
+    assert "TBW102" in content(broker.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))["topicList"]

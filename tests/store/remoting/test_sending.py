@@ -1,0 +1,113 @@
+"""Messages that are sent stand in the store as their producer said, and are answered as RocketMQ does."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from store import Message, MessageStore, StoredMessage
+from store.broker.response_codes import ResponseCode
+from store.format.layout import SYS_COMPRESSED
+from store.format.properties import encode_properties
+from store.remoting.batches import Batched, encode_batch
+from store.remoting.codes import RequestCode
+from store.remoting.headers import SendMessage, SendMessageV2, Sent
+from tests.store.remoting.broker import Broker, send
+
+
+def only(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> StoredMessage:
+    (message,) = store.get_message("g", topic, queue_id, 0).messages
+    return message
+
+
+@pytest.mark.parametrize(("code", "kind"), [(RequestCode.SEND_MESSAGE, SendMessage), (310, SendMessageV2)])
+def test_a_message(broker: Broker, store: MessageStore, code: int, kind: type[SendMessage]) -> None:
+    properties = {"TAGS": "paid", "KEYS": "a b", "UNIQ_KEY": "ID", "own": "café"}
+    header = send(kind, queue_id=1, flag=-7, reconsume_times=3, properties=encode_properties(properties).decode())
+    answer = broker.ask(code, header, b"body")
+    assert answer.code == ResponseCode.SUCCESS
+    sent, message = Sent.of(answer.fields), only(store, queue_id=1)
+    assert (sent.queue_id, sent.queue_offset) == (1, 0)
+    assert store.message_by_id(sent.msg_id) == message
+    assert (message.body, message.properties, message.flag) == (b"body", properties, -7)
+    assert (message.born_timestamp, message.reconsume_times) == (1_700_000_000_000, 3)
+    assert message.born_host.startswith("127.0.0.1:")
+    assert not message.born_host.endswith(":0")
+    assert store.query("orders", "ID") == store.query("orders", "b") == [message]
+
+
+def test_a_body_that_its_producer_compressed(broker: Broker, store: MessageStore) -> None:
+    broker.send(zlib.compress(b"body" * 100), sys_flag=SYS_COMPRESSED)
+    assert only(store).body == b"body" * 100
+
+
+def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: MessageStore) -> None:
+    batch = [Batched(n, b"%d" % n, encode_properties({"KEYS": f"k{n}"})) for n in range(5)]
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), encode_batch(batch))
+    sent = Sent.of(answer.fields)
+    messages = store.get_message("g", "orders", 0, 0).messages
+    assert [(each.flag, each.body, each.keys) for each in messages] == [(n, b"%d" % n, (f"k{n}",)) for n in range(5)]
+    assert [store.message_by_id(id) for id in sent.msg_id.split(",")] == messages
+
+
+def test_any_queue(broker: Broker, store: MessageStore) -> None:
+    queues = [Sent.of(broker.send(b"", queue_id=-1).fields).queue_id for _ in range(4)]
+    assert sorted(queues) == [0, 0, 1, 1]
+
+
+def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStore) -> None:
+    assert broker.send(b"", topic="new", default_topic_queue_nums=3).code == ResponseCode.SUCCESS
+    assert broker.send(b"", topic="many", default_topic_queue_nums=3000).code == ResponseCode.SUCCESS
+    assert (store.topics()["new"], store.topics()["many"]) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "why"),
+    [
+        ({"queue_id": 2}, ResponseCode.INVALID_PARAMETER, "queues 0 to 1"),
+        ({"topic": "a topic"}, ResponseCode.INVALID_PARAMETER, "a topic"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.MESSAGE_ILLEGAL, "a broker's own"),
+        ({"properties": "TRAN_MSG\1true\2"}, ResponseCode.MESSAGE_ILLEGAL, "reserved"),
+        ({"properties": "TAGS\1a|b\2"}, ResponseCode.MESSAGE_ILLEGAL, "tag"),
+        ({"properties": "a\1" + "b" * 40_000}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
+        ({"born_timestamp": 1 << 62, "flag": 1 << 40}, ResponseCode.MESSAGE_ILLEGAL, "32-bit"),
+    ],
+)
+def test_a_message_that_is_refused_is_refused_alone(
+    broker: Broker, store: MessageStore, fields: dict[str, object], code: ResponseCode, why: str
+) -> None:
+    good = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"good") for _ in range(5)]
+    refused = broker.send(b"bad", **fields)
+    assert (refused.code, why in (refused.remark or "")) == (code, True), refused.remark
+    good += [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"good") for _ in range(5)]
+    assert {answer.result().code for answer in good} == {ResponseCode.SUCCESS}
+    assert [message.body for message in store.get_message("g", "orders", 0, 0).messages] == [b"good"] * 10
+
+
+def test_a_body_that_is_too_large(broker: Broker, store: MessageStore) -> None:
+    assert broker.send(bytes(store.config.maxMessageSize + 1)).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), b"no batch")
+    assert (answer.code, "batch" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+def test_oneway(broker: Broker, store: MessageStore) -> None:
+    seen = store.confirm_offset
+    broker.client.tell(broker.address, RequestCode.SEND_MESSAGE_V2, send().texts(), b"body")
+    assert store.wait(seen, 60) > seen
+    assert only(store).body == b"body"
+
+
+def test_others_may_put_meanwhile(broker: Broker, store: MessageStore) -> None:
+    answers = []
+    for n in range(50):
+        answers.append(broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"sent %d" % n))
+        store.put(Message("orders", b"put %d" % n, queue_id=0))
+    offsets = [Sent.of(answer.result().fields).queue_offset for answer in answers]
+    assert offsets == sorted(offsets)
+    with MessageStore.open(store.path, read_only=True) as reader:
+        bodies = [body.as_py() for batch in reader.scan("orders", 0, 0, 100, ["body"]) for body in batch["body"]]
+    assert [bodies[offset] for offset in offsets] == [b"sent %d" % n for n in range(50)]

@@ -1,0 +1,168 @@
+"""What a server does with clients that are hostile, slow, too many, or gone: all others are served."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from store import InvalidArgument, MessageStore, StoreUnavailable
+from store.broker.response_codes import ResponseCode
+from store.remoting.client import Client
+from store.remoting.codes import CommandFlag, RequestCode
+from store.remoting.command import MAX_FRAME_BYTES, Command, encode
+from store.remoting.headers import GetRoute
+from store.remoting.server import Limits
+from store.remoting.serving import serve
+from tests.store.remoting.broker import Broker, send
+from tests.waiting import until
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        yield connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end closes it, instead of saying anything."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def is_well(broker: Broker) -> bool:
+    return broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders")).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        struct.pack(">i", MAX_FRAME_BYTES),
+        struct.pack(">i", -5),
+        struct.pack(">ii", 8, 1 << 20) + bytes(4),
+        struct.pack(">ii", 50_004, 50_000) + b"[" * 50_000,
+    ],
+)
+def test_who_speaks_another_protocol_is_closed(broker: Broker, data: bytes) -> None:
+    with connected(broker.address) as stranger:
+        stranger.sendall(data)
+        assert is_closed(stranger)
+    assert is_well(broker)
+
+
+def test_frames_that_were_changed(broker: Broker, store: MessageStore) -> None:
+    """Whatever comes, nobody else is answered wrongly, and nothing is left."""
+    before, chance = broker.serving.connections, random.Random(7)
+    frame = encode(Command(RequestCode.SEND_MESSAGE_V2, send(topic="other").texts(), b"body"))
+    for _ in range(200):
+        changed = bytearray(frame)
+        for _ in range(chance.randrange(1, 6)):
+            changed[chance.randrange(4, len(changed))] = chance.randrange(256)
+        with connected(broker.address) as stranger:
+            stranger.sendall(changed)
+        assert chance.random() > 0.1 or is_well(broker)
+    until(lambda: broker.serving.connections == max(before, 1))
+    assert store.max_offset("orders", 0) == store.max_offset("orders", 1) == 0
+
+
+def test_a_request_that_nobody_knows(broker: Broker) -> None:
+    answer = broker.ask(4711)
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert "request type 4711 not supported" in (answer.remark or "")
+
+
+def test_a_field_that_is_missing(broker: Broker) -> None:
+    answer = broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "the custom field <topic> is null")
+
+
+def test_an_answer_that_nobody_asked_for(broker: Broker) -> None:
+    with connected(broker.address) as stranger:
+        stranger.sendall(encode(Command(0, flag=CommandFlag.RESPONSE)))
+        stranger.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            stranger.recv(1)
+    assert is_well(broker)
+
+
+def test_slow_and_idle_connections_are_closed(store: MessageStore, client: Client) -> None:
+    limits = Limits(stuck_seconds=0.2, idle_seconds=0.5)
+    with serve(store, "127.0.0.1:0", limits=limits) as serving, connected(serving.address) as slow:
+        slow.sendall(struct.pack(">i", 1000) + b"a")
+        with connected(serving.address) as idle:
+            assert is_closed(slow)
+            assert is_closed(idle)
+        assert is_well(Broker(serving, client))
+
+
+def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, client: Client) -> None:
+    store.begin().abandon()
+    with serve(store, "127.0.0.1:0", limits=Limits(stuck_seconds=0.3)) as serving:
+        broker = Broker(serving, client)
+        broker.send(bytes(1 << 20))
+        with connected(serving.address) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            pull = {
+                **{"consumerGroup": "g", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "1"},
+                **{"sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"},
+            }
+            asking = threading.Thread(target=ask_for_ever, args=(deaf, encode(Command(11, pull))))
+            asking.start()
+            until(lambda: serving.connections == 1)
+            asking.join()
+        assert is_well(broker)
+
+
+def ask_for_ever(connection: socket.socket, frame: bytes) -> None:
+    with suppress(ConnectionError):
+        while True:
+            connection.sendall(frame)
+
+
+def test_more_connections_than_are_taken(store: MessageStore, client: Client) -> None:
+    with serve(store, "127.0.0.1:0", limits=Limits(connections=2)) as serving:
+        assert is_well(Broker(serving, client))
+        with connected(serving.address), connected(serving.address) as one_more:
+            assert is_closed(one_more)
+            assert is_well(Broker(serving, client))
+        until(lambda: serving.connections == 1)
+
+
+@pytest.mark.parametrize("limits", [Limits(requests=3), Limits(body_bytes=10)])
+def test_more_at_a_time_than_is_taken_waits(store: MessageStore, client: Client, limits: Limits) -> None:
+    with serve(store, "127.0.0.1:0", limits=limits) as serving:
+        broker = Broker(serving, client)
+        answers = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"body") for _ in range(100)]
+        assert {answer.result().code for answer in answers} == {ResponseCode.SUCCESS}
+    assert store.max_offset("orders", 0) == 100
+
+
+def test_what_is_under_way_is_done_when_it_closes(store: MessageStore, client: Client) -> None:
+    serving = serve(store, "127.0.0.1:0")
+    broker = Broker(serving, client)
+    assert is_well(broker)
+    answers = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"body") for _ in range(50)]
+    until(lambda: store.max_offset("orders", 0) > 0)
+    serving.close()
+    serving.close()
+    done = [answer for answer in answers if answer.exception() is None and answer.result().code == 0]
+    assert store.max_offset("orders", 0) == len(done)
+
+
+def test_where_it_cannot_listen(store: MessageStore, broker: Broker) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot listen there"):
+        serve(store, broker.address)
+    for address in ("nowhere", "127.0.0.1:99999", "127.0.0.1"):
+        with pytest.raises(InvalidArgument, match="must be host:port"):
+            serve(store, address)
+    assert is_well(broker)

@@ -1,0 +1,65 @@
+"""Topics and single messages, as admin tools ask for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from store import Message, MessageStore
+from store.broker.response_codes import ResponseCode
+from store.format.stored_message import decode_record
+from store.remoting.codes import RequestCode
+from store.remoting.headers import CreateTopic, QueryMessage, Topic, ViewMessage
+from tests.store.remoting.broker import Broker
+
+
+def create(queues: int, topic: str = "new", **fields: int) -> CreateTopic:
+    usual = {"read_queue_nums": queues, "write_queue_nums": queues, "perm": 6}
+    return CreateTopic(topic=topic, default_topic="TBW102", topic_filter_type="SINGLE_TAG", **{**usual, **fields})
+
+
+def test_a_topic_is_made(broker: Broker, store: MessageStore) -> None:
+    assert broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create(3)).code == ResponseCode.SUCCESS
+    assert store.topics()["new"] == 3
+
+
+@pytest.mark.parametrize(
+    "header", [create(0), create(1, "orders"), create(3, "a topic"), create(3, perm=4), create(3, read_queue_nums=2)]
+)
+def test_a_topic_that_is_not_made(broker: Broker, store: MessageStore, header: CreateTopic) -> None:
+    answer = broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert header.topic in (answer.remark or "")
+    assert store.topics() == {"orders": 2}
+
+
+def test_what_is_in_a_topic(broker: Broker, store: MessageStore) -> None:
+    store.put(Message("orders", b"", queue_id=1))
+    (message,) = store.get_message("g", "orders", 1, 0).messages
+    answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders"))
+    assert bytes(answer.body).decode() == (
+        '{"offsetTable":{{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}:'
+        '{"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0},'
+        '{"brokerName": "broker-a", "queueId": 1, "topic": "orders"}:'
+        f'{{"lastUpdateTimestamp": {message.store_timestamp}, "maxOffset": 1, "minOffset": 0}}}}}}'
+    )
+    for code in (RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_TOPIC_CONFIG):
+        assert broker.ask(code, Topic("nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_a_message_by_its_place(broker: Broker, store: MessageStore) -> None:
+    store.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(3)])
+    messages = store.get_message("g", "orders", 0, 0).messages
+    for message in messages:
+        answer = broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(message.physical_offset))
+        assert decode_record(bytes(answer.body), 0) == message
+    assert broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(7)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(1 << 40)).code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_messages_by_key(broker: Broker, store: MessageStore) -> None:
+    store.put_many([Message("orders", b"%d" % n, keys=f"k{n % 2}", queue_id=0) for n in range(5)])
+    answer = broker.ask(RequestCode.QUERY_MESSAGE, QueryMessage("orders", "k1", 32, 0, 1 << 50))
+    records = b"".join(store.record_at(each.physical_offset) for each in store.query("orders", "k1"))
+    assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, records)
+    none = broker.ask(RequestCode.QUERY_MESSAGE, QueryMessage("orders", "none", 32, 0, 1 << 50))
+    assert none.code == ResponseCode.QUERY_NOT_FOUND
