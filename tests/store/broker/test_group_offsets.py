@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import CorruptStore, Message, MessageStore
+from store.any_group import ConsumeFromWhere, Subscription
+from store.any_log import Queue
+from store.broker.group_offsets import Resets, first_offsets
+from store.local import LocalLog
+from store.local_group import LocalGroup, LocalMember
+
+Q0, Q1, Q2 = (Queue("t", number) for number in range(3))
+LAST, FIRST, TIMESTAMP = (
+    ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[LocalLog]:
+    """Queue 0 has 3 messages, queue 1 has 5."""
+    store = MessageStore.open(tmp_path)
+    store.create_topic("t", 2)
+    store.put_many([Message("t", b"x", queue_id=queue) for queue in (0, 0, 0, 1, 1, 1, 1, 1)])
+    with LocalLog(store) as log:
+        yield log
+
+
+@pytest.fixture
+def member(log: LocalLog, tmp_path: Path) -> Iterator[LocalMember]:
+    with LocalGroup(tmp_path, "g").join({"t": Subscription()}) as member:
+        yield member
+
+
+def test_where_a_new_group_begins(log: LocalLog, member: LocalMember, tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        time = store.get_message("g", "t", 1, 0).messages[0].store_timestamp
+    assert first_offsets(log, "t", member.committed, LAST) == {Q0: 3, Q1: 5}
+    assert first_offsets(log, "t", member.committed, FIRST) == {Q0: 0, Q1: 0}
+    assert first_offsets(log, "t", member.committed, TIMESTAMP, time) == {Q0: 0, Q1: 0}
+    assert first_offsets(log, "t", member.committed, TIMESTAMP, time + 3_600_000) == {Q0: 3, Q1: 5}
+    assert first_offsets(log, "u", member.committed, LAST) == {}
+
+
+@pytest.mark.parametrize("where", ConsumeFromWhere)
+def test_a_queue_that_was_added_is_read_from_its_first_message(
+    log: LocalLog, member: LocalMember, tmp_path: Path, where: ConsumeFromWhere
+) -> None:
+    member.begin(first_offsets(log, "t", member.committed, LAST))
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 3)
+        store.put(Message("t", b"x", queue_id=2))
+    assert first_offsets(log, "t", member.committed, where, 1 << 50) == {Q2: 0}
+
+
+def test_what_was_sent_back_is_read_from_the_first(log: LocalLog, member: LocalMember, tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        member.send_back(store.get_message("g", "t", 0, 0).messages, delay_level=-1)
+        store.create_topic("%RETRY%g", 1)
+    assert first_offsets(log, "%RETRY%g", member.committed, LAST) == {Queue("%RETRY%g", 0): 0}
+
+
+def test_each_reset_is_told_to_who_does_not_know_it(tmp_path: Path) -> None:
+    resets = Resets(tmp_path, "g")
+    assert resets.since(0) == (0, {})
+    resets.add({Q0: 1, Q1: 2})
+    resets.add({Q0: 5})
+    assert [resets.since(known) for known in range(3)] == [(2, {Q0: 5, Q1: 2}), (2, {Q0: 5}), (2, {})]
+    resets.forget()
+    assert resets.since(0) == (0, {})
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"count": 1, "queues": [["t"]]}', '{"count": 1, "queues": 3}'])
+def test_a_note_of_resets_that_is_none(tmp_path: Path, text: str) -> None:
+    resets = Resets(tmp_path, "g")
+    resets.add({Q0: 1})
+    (tmp_path / "consumers/g/resets.json").write_text(text)
+    with pytest.raises(CorruptStore, match=r"resets.json: not what a reset writes .* remove the file"):
+        resets.read()

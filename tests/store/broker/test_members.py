@@ -1,0 +1,123 @@
+"""Members, as files: what they survive. How they behave: `tests/logs/group_conformance.py`."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import CorruptStore, MessageStore, StoreLocked
+from store.any_group import MessageModel, Subscription
+from store.any_log import Queue
+from store.broker.entries import Entry
+from store.broker.members import Roster
+from store.local_group import LocalGroup
+from store.publish.locks import set_lock
+
+EVERYTHING = {"t": Subscription()}
+TIMES = st.floats(0, 1e9)
+QUEUES = st.builds(Queue, st.text("a%|_-Z9", min_size=1), st.integers(0, 1 << 16))
+ENTRIES = st.builds(
+    Entry,
+    id=st.text(min_size=1),
+    subscriptions=st.dictionaries(st.text(), st.builds(Subscription, st.text(), st.sampled_from(["TAG", "SQL92"]))),
+    model=st.sampled_from(MessageModel),
+    orderly=st.booleans(),
+    resets=st.integers(0, 1 << 40),
+    heard=TIMES,
+    boot=st.text(),
+    claims=st.dictionaries(QUEUES, TIMES),
+    slots=st.lists(QUEUES).map(tuple),
+)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> LocalGroup:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 4)
+    return LocalGroup(tmp_path, "g")
+
+
+def is_entry(text: bytes) -> bool:
+    try:
+        Entry.of_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+@given(ENTRIES)
+def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
+    assert Entry.of_json(entry.to_json()) == entry
+
+
+@given(ENTRIES, st.data())
+def test_a_piece_of_an_entry_is_none(entry: Entry, data: st.DataObject) -> None:
+    text = entry.to_json()
+    assert not is_entry(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"id": 3, "claims": [[1]]}'])
+def test_what_is_no_entry(text: str) -> None:
+    assert not is_entry(text.encode())
+
+
+def test_an_entry_that_shrinks_is_read(group: LocalGroup) -> None:
+    with group.join(EVERYTHING) as one:
+        one.lock([Queue("t", number) for number in range(4)])
+        one.unlock([Queue("t", number) for number in range(3)])
+        (info,) = group.members()
+        assert info.queues == (Queue("t", 3),)
+
+
+def test_one_that_was_killed_while_it_wrote_is_buried(group: LocalGroup, tmp_path: Path) -> None:
+    folder = tmp_path / "consumers/g"
+    group.join(EVERYTHING).leave()
+    (folder / "torn.member").write_text('{"id": "to')
+    (folder / "empty.member").write_text("")
+    assert group.members() == []
+    with group.join(EVERYTHING) as one:
+        assert [path.name for path in folder.glob("*.member")] == [f"{one.id}.member"]
+
+
+def test_a_file_that_somebody_else_holds(group: LocalGroup, tmp_path: Path) -> None:
+    group.join(EVERYTHING).leave()
+    with (tmp_path / "consumers/g/x.member").open("w") as file:
+        file.write("nonsense")
+        file.flush()
+        assert set_lock(file.fileno(), fcntl.F_WRLCK, 0)
+        with pytest.raises(CorruptStore, match=r"x.member: .* end it \(this process.*\), then remove the file"):
+            group.members()
+
+
+BROKER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def broker(group: LocalGroup) -> Iterator[None]:
+    """A process that holds the directory as a broker does."""
+    command = [sys.executable, "-c", BROKER, str(group.path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        yield
+        process.kill()
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_broker_keeps_its_groups_itself(group: LocalGroup) -> None:
+    with pytest.raises(StoreLocked, match="a RocketMQ broker runs here"):
+        group.join(EVERYTHING)
+    assert Roster(group.path, "g").present() == []
