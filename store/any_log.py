@@ -126,13 +126,17 @@ class ReadSpec:
 class Held(Protocol):
     """Queues that are waited for, until a deadline: an iterator, and a context manager. One thread uses it.
 
-    It gives the messages behind a position of which one may match, as a range, or None where nothing came for a while.
+    It gives the messages behind a position of which one may match, as a range, or None where nothing came for a while,
+    or another thread asked for it.
     A range's queue is held no longer, until `again` says from where on. From the deadline on none is held again, and
     the iterator ends; but every queue that has messages behind its begin comes once, however late it is.
     """
 
     def again(self, queue: Queue, position: int) -> None:
-        """Hold a queue once more, from `position` on."""
+        """Hold a queue once more, or one that was not held before, from `position` on."""
+
+    def wake(self) -> None:
+        """Give None, at once, or first of all when asked next. Any thread may call it."""
 
     def __iter__(self) -> Iterator[QueueRange | None]: ...
 

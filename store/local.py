@@ -178,7 +178,7 @@ class LocalHeld:
         self._filter = message_filter
         self._idle = idle
         self._service = PullRequestHoldService(store)
-        self._woken: SimpleQueue[tuple[HeldRequest, Wake]] = SimpleQueue()
+        self._woken: SimpleQueue[tuple[HeldRequest, Wake] | None] = SimpleQueue()
         self._held = 0
         for queue, position in begin.items():
             self._hold(queue, position)
@@ -187,16 +187,22 @@ class LocalHeld:
         if time.monotonic() < self._deadline:
             self._hold(queue, position)
 
+    def wake(self) -> None:
+        self._woken.put(None)
+
     def __iter__(self) -> LocalHeld:
         return self
 
     def __next__(self) -> QueueRange | None:
         while self._held:
             try:
-                request, why = self._woken.get(timeout=self._idle)
+                woken = self._woken.get(timeout=self._idle)
             except Empty:
                 return None
+            if woken is None:
+                return None
             self._held -= 1
+            request, why = woken
             if why is Wake.STOPPED:
                 raise StoreClosed(f"{self._store.path}: closed while messages were waited for, or waiting failed")
             if why is not Wake.TIMEOUT:

@@ -5,6 +5,7 @@ A subclass gives the fixture `making`: an empty log, and what others do to it.
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -313,6 +314,25 @@ class LogTests:
     def test_where_nothing_comes_for_a_while_that_is_told(self, log: Log) -> None:
         with log.hold({A0: 10}, time.monotonic() + LONG, EVERYTHING, 0.05) as held:
             assert [next(held), next(held)] == [None, None]
+
+    def test_another_thread_ends_the_waiting(self, log: Log) -> None:
+        with log.hold({A0: 10}, math.inf, EVERYTHING, LONG) as held:
+            waker = threading.Timer(0.1, held.wake)
+            waker.start()
+            begin = time.monotonic()
+            assert next(held) is None
+            held.wake()
+            assert next(held) is None
+            assert time.monotonic() - begin < LONG / 2
+            waker.join()
+
+    def test_a_queue_may_be_held_that_was_not_before(self, making: Making, log: Log) -> None:
+        with log.hold({}, math.inf, EVERYTHING, LONG) as held:
+            held.again(A0, 9)
+            held.again(A1, 0)
+            assert next(held) == QueueRange(*A0, 9, 10)
+            making.append(messages(A1, range(1)))
+            assert next(held) == QueueRange(*A1, 0, 1)
 
     @pytest.mark.parametrize("only_b", [TagFilter.parse("B"), message_filter("TAGS = 'B'", "SQL92")])
     def test_a_held_queue_gives_what_matches(self, making: Making, log: Log, only_b: MessageFilter) -> None:

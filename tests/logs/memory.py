@@ -196,6 +196,10 @@ class MemoryHeld:
         self._held = dict(begin)
         self._deadline = deadline
         self._idle = idle
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
 
     def again(self, queue: Queue, position: int) -> None:
         if time.monotonic() < self._deadline:
@@ -213,9 +217,12 @@ class MemoryHeld:
             now = time.monotonic()
             if now >= self._deadline:
                 break
+            if self._woken.is_set():
+                self._woken.clear()
+                return None
             if now >= quiet:
                 return None
-            self._log.wait(self._held, min(quiet, self._deadline) - now)
+            self._log.wait(self._held, min(quiet, self._deadline, now + 0.05) - now)  # or `wake` would wait
         raise StopIteration
 
     def __enter__(self) -> MemoryHeld:
