@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from store.any_group import ConsumeFromWhere, MessageModel, Subscription
 from store.any_log import Boundary
 from store.append import Append
 from store.errors import (
@@ -60,6 +61,9 @@ from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned
 
 if TYPE_CHECKING:
+    from store.client.consumer import Consumer, ConsumerConfig
+    from store.client.listening import ReconsumeLater
+    from store.client.messages import ReceivedMessage
     from store.client.producer import Producer
 
 __all__ = [
@@ -72,6 +76,9 @@ __all__ = [
     "BufferFull",
     "Cleaned",
     "ConfigError",
+    "ConsumeFromWhere",
+    "Consumer",
+    "ConsumerConfig",
     "CorruptRecord",
     "CorruptSegment",
     "CorruptStore",
@@ -86,6 +93,7 @@ __all__ = [
     "InvalidMessageId",
     "InvalidTopic",
     "Message",
+    "MessageModel",
     "MessageRefused",
     "MessageStore",
     "MessageTooLarge",
@@ -97,6 +105,8 @@ __all__ = [
     "PutResult",
     "PutStatus",
     "ReadOnlyStore",
+    "ReceivedMessage",
+    "ReconsumeLater",
     "RemotingError",
     "RequestRefused",
     "StoreBusy",
@@ -110,6 +120,7 @@ __all__ = [
     "StoreReplaced",
     "StoreUnavailable",
     "StoredMessage",
+    "Subscription",
     "TagFilter",
     "UnknownGroup",
     "UnknownQueue",
@@ -120,7 +131,14 @@ __all__ = [
     "message_filter",
 ]
 
-_ABOVE = {"Producer": "store.client.producer"}  # what stands above the store is loaded when it is asked for
+# What stands above the store is loaded when it is asked for.
+_ABOVE = {
+    "Consumer": "store.client.consumer",
+    "ConsumerConfig": "store.client.consumer",
+    "Producer": "store.client.producer",
+    "ReceivedMessage": "store.client.messages",
+    "ReconsumeLater": "store.client.listening",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -54,7 +54,7 @@ class Columns:
         """batch: COLUMNS. tries: how often these were given out before, without going through the log again."""
         self._queue = queue
         self._batch = batch
-        self._tries = tries
+        self.tries = tries
         self.queue_offset: list[int] = batch["queueOffset"].to_pylist()
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Columns:
 
     def tried(self) -> Columns:
         """The same messages, given out once more."""
-        return Columns(self._queue, self._batch, self._tries + 1)
+        return Columns(self._queue, self._batch, self.tries + 1)
 
     @cached_property
     def body_bounds(self) -> Int64s:
@@ -130,7 +130,7 @@ class Columns:
 
     @cached_property
     def reconsume_times(self) -> list[int]:
-        return [times + self._tries for times in self._list("reconsumeTimes")]
+        return [times + self.tries for times in self._list("reconsumeTimes")]
 
     @cached_property
     def flag(self) -> list[int]:
@@ -260,6 +260,11 @@ class Messages(Sequence[ReceivedMessage]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} messages from {self[0]!r} on>" if len(self) else "<no messages>"
+
+    @property
+    def tries(self) -> int:
+        """How often these were given out before, without going through the log again."""
+        return self._columns.tries
 
     @property
     def _view(self) -> partial[ReceivedMessage]:

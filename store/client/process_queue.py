@@ -14,16 +14,25 @@ _NEVER = math.inf
 
 @dataclass(eq=False, slots=True)
 class Handful:
-    """Messages that are handed out together, and not done yet. since: when they were, `time.monotonic()` seconds."""
+    """Messages that go out together. since: when they did, `time.monotonic()` seconds; infinity: they are not out.
+
+    thread: to which, and is_told: that it hangs; for whoever takes and watches.
+    """
 
     messages: Messages
     since: float = field(default=_NEVER, init=False)
     is_done: bool = field(default=False, init=False)
+    thread: int = field(default=0, init=False)
+    is_told: bool = field(default=False, init=False)
 
     @property
     def begin(self) -> int:
         """Queue offset of the first message that is not done."""
         return self.messages.offset
+
+    def tried(self) -> None:
+        """It was in vain: each message counts one more try."""
+        self.messages = self.messages.tried()
 
 
 class ProcessQueue:
@@ -36,7 +45,7 @@ class ProcessQueue:
         """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
         self.pulled = begin  # queue offset up to which this knows all messages that match
-        self.dropped = False  # it is another consumer's, or begins anew: nothing here counts any more
+        self.is_stopped = False
         self.count = 0
         self.bytes = 0
         self._max_count = max_count
@@ -74,8 +83,7 @@ class ProcessQueue:
     @property
     def in_hand(self) -> list[Handful]:
         """What is handed out, and neither done nor given back."""
-        back = {id(handful) for _, handful in self._again}
-        return [handful for handful in self._handed if not handful.is_done and id(handful) not in back]
+        return [handful for handful in self._handed if handful.since < _NEVER]
 
     def put(self, columns: Columns) -> None:
         """The next messages that were pulled, all at or behind `pulled`."""
@@ -114,18 +122,22 @@ class ProcessQueue:
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)
             return
-        handful.is_done = True
+        handful.is_done, handful.since = True, _NEVER
         while self._handed and self._handed[0].is_done:
             self._weigh(self._handed.popleft().messages, -1)
 
     def give_back(self, handful: Handful, at: float) -> None:
         """What was taken was not done, and comes again, not before `at`."""
-        handful.messages = handful.messages.tried()
+        handful.since, handful.is_told = _NEVER, False
         self._again.append((at, handful))
 
-    def drop(self) -> None:
-        """Nothing goes out any more."""
-        self.dropped = True
+    def stop(self) -> None:
+        """Hand out nothing more: what is not in hand is as if it had never been pulled."""
+        self.is_stopped = True
+        if self._cached:
+            self.pulled = self._cached[0].offset
+        for messages in self._cached:
+            self._weigh(messages, -1)
         self._cached.clear()
         self._again.clear()
 

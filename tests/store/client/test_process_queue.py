@@ -102,6 +102,7 @@ class Machine(RuleBasedStateMachine):
         self.back.append((self.now + later, offsets(handful)))
         for offset in offsets(handful):
             self.tries[offset] = self.tries.get(offset, 0) + 1
+        handful.tried()
         self.queue.give_back(handful, self.now + later)
 
     @rule()
@@ -152,15 +153,32 @@ TestProcessQueue.settings = TestOrderlyQueue.settings = settings(max_examples=30
 
 
 @pytest.mark.parametrize("kind", [ProcessQueue, OrderlyQueue])
-def test_a_dropped_queue_hands_out_nothing(kind: type[ProcessQueue]) -> None:
+def test_a_stopped_queue_hands_out_nothing_and_what_is_in_hand_may_be_done(kind: type[ProcessQueue]) -> None:
+    queue = kind(QUEUE, 0, MAX_COUNT, MAX_BYTES)
+    queue.put(columns([0, 1, 2]))
+    queue.put(columns([3]))
+    first = queue.take(2, 0.0)
+    assert first is not None
+    queue.stop()
+    assert queue.take(1, 1.0) is None
+    assert queue.ready_at() == float("inf")
+    assert (queue.position, queue.count, queue.bytes) == (0, 2, 1)
+    assert queue.in_hand == [first]
+    queue.done(first)
+    assert (queue.position, queue.count, queue.bytes) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("kind", [ProcessQueue, OrderlyQueue])
+def test_what_was_given_back_to_a_queue_that_is_stopped_was_not_done(kind: type[ProcessQueue]) -> None:
     queue = kind(QUEUE, 0, MAX_COUNT, MAX_BYTES)
     queue.put(columns([0, 1, 2]))
     first = queue.take(1, 0.0)
     assert first is not None
     queue.give_back(first, 0.0)
-    queue.drop()
+    queue.stop()
     assert queue.take(1, 1.0) is None
-    assert queue.ready_at() == float("inf")
+    assert queue.position == 0
+    assert queue.in_hand == []
 
 
 @given(done=st.permutations(range(8)))

@@ -1,0 +1,328 @@
+"""`Consumer`: a member of a consumer group, which reads its share of the group's queues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from types import TracebackType
+
+from store.any_group import ConsumeFromWhere, Group, MessageModel, Subscription
+from store.any_log import BATCH_BYTES, Log, Queue
+from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
+from store.client.listening import Listener, check_listener
+from store.client.messages import ReceivedMessage
+from store.client.process_queue import ProcessQueue
+from store.client.process_queues import ProcessQueues, Taken
+from store.client.puller import Puller
+from store.client.rebalancer import Rebalancer
+from store.errors import InvalidArgument, UnknownTopic
+from store.files.opened import Opened
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.integers import integer, one_of, seconds
+from store.local import LocalAddress
+from store.local_group import LocalGroup
+from store.read.filters import EVERYTHING, message_filter
+
+_MIB = 1 << 20
+_MAX_RECONSUME_TIMES = 16
+_logger = logging.getLogger("store")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig:
+    """How a consumer consumes: RocketMQ's names and, but where said, its defaults; times in seconds.
+
+    consume_thread_max: threads that call the listener. consume_message_batch_max_size: of messages in one call.
+    pull_threshold_for_queue: messages of one queue that may be cached and not acknowledged (RocketMQ: 1000);
+    pull_threshold_size_for_queue: and MiB of their bodies.
+    max_reconsume_times: how often a message may fail and come again before it is a dead letter; -1: 16 times, and
+    without end where consumption is orderly. suspend_current_queue_time: until an orderly one tries again in place.
+    consume_timeout: after which what is in hand is named as hanging. consume_timestamp: ms since 1970, for
+    CONSUME_FROM_TIMESTAMP. await_termination_when_shutdown: how long `close` waits for calls that are under way.
+    """
+
+    consume_thread_max: int = 20
+    consume_message_batch_max_size: int = 1
+    pull_threshold_for_queue: int = 10_000
+    pull_threshold_size_for_queue: int = 100
+    max_reconsume_times: int = -1
+    suspend_current_queue_time: float = 1.0
+    consume_timeout: float = 900.0
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    consume_timestamp: int = 0
+    message_model: MessageModel = MessageModel.CLUSTERING
+    await_termination_when_shutdown: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int":
+                least = {"max_reconsume_times": -1, "consume_timestamp": 0}.get(field.name, 1)
+                integer(field.name, value, least)
+            elif field.type == "float" and seconds(field.name, value) < 0:
+                raise InvalidArgument(f"{field.name}={value}: give seconds, 0 or more")
+        one_of("consume_from_where", self.consume_from_where, list(ConsumeFromWhere))
+        one_of("message_model", self.message_model, list(MessageModel))
+
+
+DEFAULTS = ConsumerConfig()
+
+
+class Consumer(Opened):
+    """Reads its share of a group's queues, from its construction until `close`; use it in a `with` statement.
+
+    With a listener, threads of its own call that; without one, iterate: `for message in consumer`, or `async for`.
+    A message is acknowledged when the listener returned, or when the next one is asked for. All messages of a queue
+    before the lowest that is not acknowledged are done for the group: what is not comes again, in this consumer or,
+    when that is closed or dies, in another member.
+
+    In a forked process and after `close` verbs raise `StoreForked` and `StoreClosed`.
+    """
+
+    def __init__(
+        self,
+        log: str | os.PathLike[str] | Log,
+        group: str | Group,
+        topics: str | Mapping[str, str | Subscription],
+        listener: Listener | None = None,
+        *,
+        orderly: bool = False,
+        instance: str | None = None,
+        config: ConsumerConfig = DEFAULTS,
+    ) -> None:
+        """Join a group and begin.
+
+        log: the path of a store, or any log; that stays the caller's. group: a name, or any group, see `any_group`.
+        topics: one, or several with what to read of each: tags as in "paid || shipped", or a `Subscription`. All
+        members of a group have to say the same. listener: called with a sequence of messages of one queue; what it
+        raises lets them come again, see `ReconsumeLater`. orderly: a queue's messages in their order, one call at a
+        time in all of the group. instance: see `Group.join`.
+
+        Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...
+        """
+        if listener is not None:
+            check_listener(listener)
+        subscriptions = _subscriptions(topics)
+        filters = {topic: message_filter(*subscription) for topic, subscription in subscriptions.items()}
+        self._is_own = isinstance(log, str | os.PathLike)
+        if isinstance(group, str) and not isinstance(log, str | os.PathLike):
+            raise InvalidArgument(f"group={group!r}: of a log that is no path, give the group itself")
+        group = LocalGroup(log, group) if isinstance(group, str) else group  # type: ignore[arg-type]
+        self._log: Log = LocalAddress(os.fspath(log)).open() if isinstance(log, str | os.PathLike) else log
+        try:
+            _check_topics(self._log, filters)
+            self._member = group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
+        except BaseException:
+            self._close_log()
+            raise
+        super().__init__(f"consumer {self._member.id} of group {group.name}", "Consumer(...)")
+        self._config = config
+        self._queues = queues = ProcessQueues(self._member.commit)
+        self._service = self._consume_service(orderly)
+        if config.message_model is MessageModel.CLUSTERING:
+            filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
+        max_bytes = min(BATCH_BYTES, config.pull_threshold_size_for_queue * _MIB)
+        pullers = {topic: Puller(self._log, each, queues, max_bytes) for topic, each in filters.items()}
+        self._pullers = list(pullers.values())
+        self._rebalancer = Rebalancer(
+            self._log,
+            self._member,
+            queues,
+            pullers,
+            self._process_queue,
+            config.consume_from_where,
+            config.consume_timestamp,
+            config.consume_timeout,
+        )
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        work: list[Callable[[], None]] = [self._rebalance, *(puller.run for puller in self._pullers)]
+        self._threads = [self._thread(each) for each in work]
+        self._workers: list[threading.Thread] = []
+        if listener is not None:
+            most = config.consume_message_batch_max_size
+            calling = partial(consume, queues, self._service, listener, group.name, most)
+            self._workers = [self._thread(calling) for _ in range(config.consume_thread_max)]
+        for thread in (*self._threads, *self._workers):
+            thread.start()
+
+    @property
+    def id(self) -> str:
+        """RocketMQ's client id: host@instance."""
+        return self._member.id
+
+    @property
+    def assigned(self) -> list[Queue]:
+        """The queues that it reads now, sorted."""
+        self._must_be_well()
+        return self._rebalancer.assigned
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until the consumer is closed, at most `timeout` seconds; whether it is. Raises what ended it."""
+        ended = self._over.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return ended
+
+    def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
+        """While iterating: let the group have this message again, later, and go on. See `ReconsumeLater`."""
+        self._must_be_well()
+        self._member.send_back([message.stored()], delay_level, self._max_reconsume_times)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Messages as they come; each is acknowledged when the next one is asked for. It ends with `close`."""
+        most = self._config.consume_message_batch_max_size
+        while (taken := self._queues.take(most)) is not None:
+            yield from self._one_by_one(taken)
+        self._must_not_have_failed()
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """As iterating; others run while there is no message."""
+        most, loop = self._config.consume_message_batch_max_size, asyncio.get_running_loop()
+        while not self._queues.is_closed:
+            woken = asyncio.Event()
+            taken = self._queues.take_or_tell(most, partial(_tell, loop, woken))
+            if taken is None:
+                await woken.wait()
+                continue
+            for message in self._one_by_one(taken):
+                yield message
+        self._must_not_have_failed()
+
+    def close(self) -> None:
+        """Let calls of the listener that are under way end, commit what is done, leave the group.
+
+        The second time this does nothing. Raises what ended the consumer before.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        self._end()
+        deadline = time.monotonic() + self._config.await_termination_when_shutdown
+        own = threading.current_thread()
+        for worker in self._workers:
+            if worker is not own:
+                worker.join(max(0.0, deadline - time.monotonic()))
+        if any(worker.is_alive() for worker in self._workers if worker is not own):
+            _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
+        try:
+            self._member.leave()
+        finally:
+            for thread in self._threads:
+                if thread is not own:
+                    thread.join()
+            self._close_log()
+        self._must_not_have_failed()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as ended:
+            if error is None or ended is not self._error:  # or else it is told already, or comes second
+                raise
+
+    # --- what it is made of ----------------------------------------------------------------------------
+
+    @property
+    def _max_reconsume_times(self) -> int:
+        times = self._config.max_reconsume_times
+        return _MAX_RECONSUME_TIMES if times < 0 else times
+
+    def _consume_service(self, orderly: bool) -> ConsumeService:
+        if orderly:
+            times = self._config.max_reconsume_times
+            return Orderly(self._member, math.inf if times < 0 else times, self._config.suspend_current_queue_time)
+        if self._config.message_model is MessageModel.BROADCASTING:
+            return Broadcast()
+        return Concurrently(self._member, self._max_reconsume_times)
+
+    def _process_queue(self, queue: Queue, begin: int) -> ProcessQueue:
+        max_bytes = self._config.pull_threshold_size_for_queue * _MIB
+        return self._service.queue(queue, begin, self._config.pull_threshold_for_queue, max_bytes)
+
+    def _one_by_one(self, taken: Taken) -> Iterator[ReceivedMessage]:
+        left = len(taken.handful.messages)
+        try:
+            for message in taken.handful.messages:
+                yield message
+                self._queues.done(taken, 1)
+                left -= 1
+        finally:
+            if left:
+                self._queues.give_back(taken, 0.0)
+
+    # --- threads ---------------------------------------------------------------------------------------
+
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._guarded, args=(work,), name=f"{self._what}", daemon=True)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """What ends one thread ends the consumer, and is told to whoever uses it."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - told by `wait`, `close`, and by iterating
+            if not self._over.is_set():
+                self._error = error
+                _logger.error("%s: ended by %s: %s", self._what, type(error).__name__, error)
+                self._end()
+
+    def _rebalance(self) -> None:
+        while not self._over.is_set():
+            self._rebalancer.step()
+            self._rebalancer.wait()
+
+    def _end(self) -> None:
+        self._queues.close()
+        for puller in self._pullers:
+            puller.stop()
+        self._over.set()
+
+    def _close_log(self) -> None:
+        if self._is_own:
+            self._log.close()
+
+    def _must_be_well(self) -> None:
+        self.must_be_open()
+        self._must_not_have_failed()
+
+    def _must_not_have_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _let_go(self) -> None:
+        """Its threads are not in a forked child, and its member leaves that by itself."""
+
+
+def _tell(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # that loop is over, and nobody waits
+        loop.call_soon_threadsafe(woken.set)
+
+
+def _subscriptions(topics: str | Mapping[str, str | Subscription]) -> dict[str, Subscription]:
+    if isinstance(topics, str):
+        return {topics: Subscription()}
+    if not topics or not isinstance(topics, Mapping):
+        raise InvalidArgument(f"topics={topics!r:.80}: give a topic, or a mapping of topics to what to read of each")
+    return {
+        topic: said if isinstance(said, Subscription) else Subscription(said or "*") for topic, said in topics.items()
+    }
+
+
+def _check_topics(log: Log, wanted: Mapping[str, object]) -> None:
+    known = log.topics()
+    for topic in wanted:
+        if topic not in known:
+            raise UnknownTopic(f"{topic}: no such topic; there are {', '.join(sorted(known)) or 'none'}")

@@ -1,0 +1,203 @@
+"""The queues that are one consumer's now, and its threads between them: who pulls, who consumes, who rebalances."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+from store.any_log import Positions
+from store.client.messages import Columns
+from store.client.process_queue import Handful, ProcessQueue
+
+
+class Taken(NamedTuple):
+    """What a thread has in hand, and of which queue."""
+
+    queue: ProcessQueue
+    handful: Handful
+
+
+class ProcessQueues:
+    """Any thread may call any verb. Who finds nothing to take waits; queues with messages take turns.
+
+    What is done is committed before anybody can take more of its queue.
+    """
+
+    def __init__(self, commit: Callable[[Positions], None]) -> None:
+        """commit: called with the position of one queue; it must be quick."""
+        self._commit = commit
+        self._changed = threading.Condition(threading.Lock())
+        self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all that are here
+        self._full: set[ProcessQueue] = set()
+        self._turns: deque[ProcessQueue] = deque()
+        self._in_turn: set[ProcessQueue] = set()
+        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap: when they will have something
+        self._numbers = count()
+        self._until = -math.inf
+        self._told: deque[Callable[[], None]] = deque()
+        self._is_closed = False
+
+    # --- whose they are --------------------------------------------------------------------------------
+
+    def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
+        """Let it be consumed. pull: called now, and whenever a full queue has room again; it must be quick."""
+        with self._changed:
+            self._pull[queue] = pull
+        pull(queue)
+
+    def stop(self, queue: ProcessQueue) -> None:
+        """Hand out nothing of it any more. What is in hand may still be done."""
+        with self._changed:
+            queue.stop()
+
+    def remove(self, queue: ProcessQueue) -> None:
+        """What is done of it from now on does not count."""
+        with self._changed:
+            queue.stop()
+            self._pull.pop(queue, None)
+
+    def forget(self, resets: Callable[[], Positions]) -> Positions:
+        """`remove` the queues that somebody reset, before anything more of them is committed; what `resets` said."""
+        with self._changed:
+            positions = resets()
+            for queue in [queue for queue in self._pull if queue.queue in positions]:
+                queue.stop()
+                del self._pull[queue]
+        return positions
+
+    def in_hand(self, queue: ProcessQueue) -> list[Handful]:
+        """What is handed out of it."""
+        with self._changed:
+            return queue.in_hand
+
+    def lease(self, until: float) -> None:
+        """They are this consumer's until then, `time.monotonic()` seconds: nothing is handed out after it."""
+        with self._changed:
+            self._until = until
+            self._changed.notify_all()
+            self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is handed out."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Whoever takes is given nothing, from now on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            self._tell()
+
+    # --- pulling ---------------------------------------------------------------------------------------
+
+    def put(self, queue: ProcessQueue, columns: Columns) -> bool:
+        """The next messages of a queue; whether to pull on now. If not, `pull` is called when there is room."""
+        with self._changed:
+            if queue.is_stopped or self._is_closed:
+                return False
+            queue.put(columns)
+            self._line_up(queue)
+            if queue.is_full:
+                self._full.add(queue)
+            return not queue.is_full
+
+    def passed(self, queue: ProcessQueue, end: int) -> bool:
+        """There are no more messages that match before queue offset `end`; whether to pull on now."""
+        with self._changed:
+            if queue.is_stopped or self._is_closed:
+                return False
+            before = queue.position
+            queue.pulled = max(queue.pulled, end)
+            self._acknowledge(queue, before)
+            return queue not in self._full
+
+    # --- consuming -------------------------------------------------------------------------------------
+
+    def take(self, most: int, timeout: float = math.inf) -> Taken | None:
+        """Up to `most` messages of one queue, as soon as there are some; None after `timeout` seconds, or `close`."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._is_closed:
+                now = time.monotonic()
+                taken = self._take(most, now)
+                if taken is not None or now >= deadline:
+                    return taken
+                wake = min(deadline, self._later[0][0]) if self._later else deadline
+                self._changed.wait(None if wake == math.inf else wake - now)
+        return None
+
+    def take_or_tell(self, most: int, tell: Callable[[], None]) -> Taken | None:
+        """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again."""
+        with self._changed:
+            taken = None if self._is_closed else self._take(most, time.monotonic())
+            if taken is None and not self._is_closed:
+                self._told.append(tell)
+            return taken
+
+    def done(self, taken: Taken, count: int | None = None) -> None:
+        """All of it is done; or its first `count` messages are, and the others stay in hand."""
+        queue = taken.queue
+        with self._changed:
+            before = queue.position
+            queue.done(taken.handful, count)
+            if queue not in self._pull:
+                return
+            self._acknowledge(queue, before)
+            self._line_up(queue)
+            pull = self._pull[queue] if queue in self._full and queue.is_half_empty else None
+            if pull is not None:
+                self._full.remove(queue)
+        if pull is not None:
+            pull(queue)
+
+    def give_back(self, taken: Taken, seconds: float) -> None:
+        """It was not done, and comes again, not before some seconds are over."""
+        queue = taken.queue
+        with self._changed:
+            queue.give_back(taken.handful, time.monotonic() + seconds)
+            self._line_up(queue)
+
+    # --- with the lock ---------------------------------------------------------------------------------
+
+    def _take(self, most: int, now: float) -> Taken | None:
+        while self._later and self._later[0][0] <= now:
+            self._line_up(heapq.heappop(self._later)[2])
+        while self._turns and now < self._until:
+            queue = self._turns.popleft()
+            self._in_turn.discard(queue)
+            handful = queue.take(most, now)
+            self._line_up(queue)
+            if handful is not None:
+                handful.thread = threading.get_ident()
+                return Taken(queue, handful)
+        return None
+
+    def _tell(self) -> None:
+        """Wake one who waits, of any kind."""
+        self._changed.notify()
+        while self._told:
+            self._told.popleft()()
+
+    def _line_up(self, queue: ProcessQueue) -> None:
+        """Let a queue have its turn, if it has something."""
+        if queue.is_stopped or queue in self._in_turn:
+            return
+        at = queue.ready_at()
+        if at <= time.monotonic():
+            self._turns.append(queue)
+            self._in_turn.add(queue)
+            self._tell()
+        elif at < math.inf:
+            heapq.heappush(self._later, (at, next(self._numbers), queue))
+            self._tell()
+
+    def _acknowledge(self, queue: ProcessQueue, before: int) -> None:
+        if queue.position != before:
+            self._commit({queue.queue: queue.position})

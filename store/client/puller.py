@@ -1,0 +1,106 @@
+"""Pulls the messages of a consumer's queues into its memory, as they come and while there is room."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
+from store.client.messages import COLUMNS, Columns
+from store.client.process_queue import ProcessQueue
+from store.client.process_queues import ProcessQueues
+from store.errors import OffsetOutOfRange, UnknownTopic
+
+_IDLE_SECONDS = 60.0
+_logger = logging.getLogger("store")
+
+
+class Puller:
+    """One thread's work, for queues that are read through one filter. Any thread may call `pull` and `stop`."""
+
+    def __init__(self, log: Log, message_filter: MessageFilter, queues: ProcessQueues, max_bytes: int) -> None:
+        """max_bytes: of the records that are read at once."""
+        self._log = log
+        self._filter = message_filter
+        self._spec = ReadSpec(COLUMNS, message_filter, max_bytes=max_bytes)
+        self._queues = queues
+        self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
+        self._held: Held | None = None
+        self._waiting: dict[Queue, ProcessQueue] = {}  # those that are not full
+        self._requests: Counter[Queue] = Counter()  # that are held; two of a queue that was stopped and begun anew
+
+    def pull(self, queue: ProcessQueue) -> None:
+        """Pull a queue from now on, until it is full or stopped."""
+        self._tell(queue)
+
+    def stop(self) -> None:
+        """`run` comes to its end."""
+        self._tell(None)
+
+    def _tell(self, asked: ProcessQueue | None) -> None:
+        self._asked.put(asked)
+        if self._held is not None:
+            self._held.wake()
+
+    def run(self) -> None:
+        """Until `stop`. Raises what reading raises: `CorruptRecord`, `MessageTooLarge`, `StoreClosed`, ..."""
+        with self._log.hold({}, math.inf, self._filter, _IDLE_SECONDS) as held:
+            self._held = held
+            while self._listen(held):
+                found = next(held)
+                if found is not None:
+                    self._answer(held, found)
+
+    def _listen(self, held: Held) -> bool:
+        """Hold what was asked for; wait for that where nothing is held. False to end."""
+        with suppress(Empty):
+            while True:
+                queue = self._asked.get(block=not any(self._requests.values()))
+                if queue is None:
+                    return False
+                self._wait_for(held, queue)
+        return True
+
+    def _wait_for(self, held: Held, queue: ProcessQueue) -> None:
+        self._waiting[queue.queue] = queue
+        self._requests[queue.queue] += 1
+        held.again(queue.queue, queue.pulled)
+
+    def _answer(self, held: Held, found: QueueRange) -> None:
+        """Pull what a request was woken for, and hold another one where there is room."""
+        self._requests[found.queue] -= 1
+        queue = self._waiting.get(found.queue)
+        if queue is None or queue.is_stopped or (found.end <= queue.pulled and self._requests[found.queue]):
+            return
+        if self._fill(queue, found.end):
+            self._wait_for(held, queue)
+        else:
+            del self._waiting[found.queue]
+
+    def _fill(self, queue: ProcessQueue, end: int) -> bool:
+        """Pull messages before queue offset `end`; whether there is room for more."""
+        if not self._filter.columns:  # or else it is not known how many match
+            end = min(end, queue.pulled + max(1, queue.room))
+        try:
+            for batch in self._log.scan(QueueRange(*queue.queue, queue.pulled, end), self._spec):
+                if not self._queues.put(queue, Columns(queue.queue, batch)):
+                    return False
+        except (OffsetOutOfRange, UnknownTopic):
+            return self._corrected(queue)
+        return self._queues.passed(queue, end)
+
+    def _corrected(self, queue: ProcessQueue) -> bool:
+        """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone."""
+        bounds = self._log.bounds([queue.queue]).get(queue.queue)
+        if bounds is None:
+            return False
+        if queue.pulled < bounds.min_offset:
+            _logger.warning(
+                "%s: messages [%d, %d) were deleted before they were consumed; keep them longer (fileReservedTime)",
+                queue.queue, queue.pulled, bounds.min_offset,
+            )  # fmt: skip
+            return self._queues.passed(queue, bounds.min_offset)
+        return True

@@ -1,0 +1,176 @@
+"""Which queues are this consumer's: taken over, given back, begun anew, as its group's members come and go."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from store.any_group import ConsumeFromWhere, Member
+from store.any_log import Bounds, Log, Queue
+from store.broker.allocation import allocate
+from store.broker.group_offsets import first_offsets
+from store.client.process_queue import OrderlyQueue, ProcessQueue
+from store.client.process_queues import ProcessQueues
+from store.client.puller import Puller
+
+_RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
+_LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
+_PERSIST_SECONDS = 5.0
+_LOOK_SECONDS = 1.0  # for topics that are new, or have more queues
+_LEAVING_LOOK_SECONDS = 0.01
+_PATIENCE_SECONDS = 1.0  # with what is in hand of a queue that another member shall have, and may then have twice
+_logger = logging.getLogger("store")
+
+
+class Leaving(NamedTuple):
+    """A queue that is to be given back, or begun anew at an offset, once nothing of it is in hand."""
+
+    queue: ProcessQueue
+    since: float
+    again_at: int | None
+
+
+class Rebalancer:
+    """One thread's work: `step` after `step`, each as soon as `wait` says."""
+
+    def __init__(
+        self,
+        log: Log,
+        member: Member,
+        queues: ProcessQueues,
+        pullers: Mapping[str, Puller],
+        make: Callable[[Queue, int], ProcessQueue],
+        where: ConsumeFromWhere,
+        timestamp: int,
+        consume_timeout: float,
+    ) -> None:
+        """pullers: by topic. make: of a queue, from an offset on. where, timestamp: see `first_offsets`.
+
+        consume_timeout: seconds after which what is in hand is said to hang.
+        """
+        self._log = log
+        self._member = member
+        self._queues = queues
+        self._pullers = pullers
+        self._make = make
+        self._where = where
+        self._timestamp = timestamp
+        self._consume_timeout = consume_timeout
+        self._mine: dict[Queue, ProcessQueue] = {}
+        self._leaving: dict[Queue, Leaving] = {}
+        self._renewed = -math.inf
+        self._persisted = time.monotonic()
+
+    @property
+    def assigned(self) -> list[Queue]:
+        """Queues that are consumed here, sorted."""
+        return sorted(self._mine)
+
+    def step(self) -> None:
+        """Bring what is consumed here in line with what the group has, as it stands now."""
+        now = time.monotonic()
+        if now >= self._renewed + _RENEW_SECONDS:
+            self._renew(now)
+        for queue, position in self._queues.forget(self._member.resets).items():
+            if queue in self._mine:
+                self._leave(queue, now, position)
+        wanted = set(allocate(self._known(), self._member.members(), self._member.id))
+        for queue in self._mine.keys() - wanted:
+            self._leave(queue, now)
+        self._give_back(now)
+        self._take_over(wanted - self._mine.keys() - self._leaving.keys())
+        if now >= self._persisted + _PERSIST_SECONDS:
+            self._member.persist()
+            self._persisted = now
+        self._name_what_hangs(now)
+
+    def wait(self) -> None:
+        """Until there may be something to do."""
+        self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
+
+    def _known(self) -> list[Queue]:
+        topics = self._log.topics()
+        return [queue for topic in self._pullers for queue in topics.get(topic, ())]
+
+    def _renew(self, now: float) -> None:
+        """Hold the locks for another while; what another has by now is lost here at once."""
+        held = {**self._mine, **{queue: leaving.queue for queue, leaving in self._leaving.items()}}
+        kept = self._member.lock(held)
+        for queue in held.keys() - kept:
+            _logger.warning("%s: not renewed in time, and another's now; what is in hand comes twice", queue)
+            self._queues.remove(held[queue])
+            self._mine.pop(queue, None)
+            self._leaving.pop(queue, None)
+        self._renewed = now
+        self._queues.lease(now + _LEASE_SECONDS)
+
+    def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
+        leaving = self._mine.pop(queue)
+        self._queues.stop(leaving)
+        self._leaving[queue] = Leaving(leaving, now, again_at)
+
+    def _give_back(self, now: float) -> None:
+        """Those of the leaving queues of which nothing is in hand, or for too long."""
+        for name, (queue, since, again_at) in list(self._leaving.items()):
+            must_wait = isinstance(queue, OrderlyQueue) or (again_at is None and now < since + _PATIENCE_SECONDS)
+            if must_wait and self._queues.in_hand(queue):
+                continue
+            del self._leaving[name]
+            self._queues.remove(queue)
+            if again_at is None:
+                self._member.unlock([name])
+            else:
+                self._add(name, again_at)
+
+    def _take_over(self, wanted: Collection[Queue]) -> None:
+        got = self._member.lock(sorted(wanted)) if wanted else set()
+        if not got:
+            return
+        for topic in {queue.topic for queue in got}:
+            first = first_offsets(self._log, topic, self._member.committed, self._where, self._timestamp)
+            self._member.begin({queue: offset for queue, offset in first.items() if queue in got})
+        bounds = self._log.bounds(got)
+        for queue, position in self._member.committed(got).items():
+            if queue in bounds:
+                self._add(queue, _within(queue, position, bounds[queue]))
+        if gone := got - self._mine.keys():
+            self._member.unlock(gone)
+
+    def _add(self, queue: Queue, position: int) -> None:
+        self._mine[queue] = added = self._make(queue, position)
+        self._queues.add(added, self._pullers[queue.topic].pull)
+
+    def _name_what_hangs(self, now: float) -> None:
+        for queue in (*self._mine.values(), *(leaving.queue for leaving in self._leaving.values())):
+            for handful in self._queues.in_hand(queue):
+                if not handful.is_told and now > handful.since + self._consume_timeout:
+                    handful.is_told = True
+                    _logger.warning(
+                        "%s: %r: in hand for %.1f seconds, thread %s; nothing behind it is acknowledged",
+                        queue.queue, handful.messages, now - handful.since, _where_is(handful.thread),
+                    )  # fmt: skip
+
+
+def _within(queue: Queue, position: int, bounds: Bounds) -> int:
+    """A position at which there is, or will be, a message."""
+    if position < bounds.min_offset:
+        what = "messages [%d, %d) were deleted before they were consumed"
+        _logger.warning(f"%s: {what}", queue, position, bounds.min_offset)
+    if position > bounds.max_offset:
+        what = "the group stands at %d, but it ends at %d; going on there"
+        _logger.warning(f"%s: {what}", queue, position, bounds.max_offset)
+    return min(max(position, bounds.min_offset), bounds.max_offset)
+
+
+def _where_is(thread: int) -> str:
+    """The line at which a thread is."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return f"{thread}, which ended"
+    at = traceback.extract_stack(frame)[-1]
+    return f"{thread} at {at.filename}:{at.lineno} in {at.name}"
