@@ -8,10 +8,22 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import appending, filtering, getting, indexing, processes, reading, starting, starting_query, writing
+from benchmarks import (
+    appending,
+    filtering,
+    getting,
+    indexing,
+    processes,
+    producing,
+    reading,
+    starting,
+    starting_query,
+    writing,
+)
 
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
+    "producing": lambda small: producing.main(2_000, 1, (100,)) if small else producing.main(300_000, 5),
     "starting": lambda small: starting.main(1 if small else 15),
     "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),
     "reading": lambda small: reading.main(2_000, 1, (100,)) if small else reading.main(2_000_000, 5),

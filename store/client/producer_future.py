@@ -86,17 +86,29 @@ class Lot:
                 return
         self._tell(future)
 
-    def _tell(self, future: Sent) -> None:
-        part = bisect_right(self._ends, future.row)
+    @property
+    def is_settled(self) -> bool:
+        return self._watched is None
+
+    def outcome(self, row: int) -> PutResult | Failure:
+        """What became of a message, when all is settled."""
+        part = bisect_right(self._ends, row)
         outcome = self._outcomes[part]
         if isinstance(outcome, Failure):
+            return outcome
+        placed = outcome.first + row - (self._ends[part - 1] if part else 0)
+        result = outcome.result
+        queue_id, queue_offset = result.queue_ids.item(placed), result.queue_offsets.item(placed)
+        physical_offset = result.physical_offsets.item(placed)
+        msg_id = self._unique_keys.get(row) or offset_msg_ids(*outcome.store_host, [physical_offset])[0]
+        return PutResult(PutStatus.PUT_OK, queue_id, queue_offset, physical_offset, msg_id)
+
+    def _tell(self, future: Sent) -> None:
+        outcome = self.outcome(future.row)
+        if isinstance(outcome, Failure):
             future.set_exception(outcome.for_one())
-            return
-        row = outcome.first + future.row - (self._ends[part - 1] if part else 0)
-        physical_offset = int(outcome.result.physical_offsets[row])
-        ids = self._unique_keys.get(future.row) or offset_msg_ids(*outcome.store_host, [physical_offset])[0]
-        queue_id, queue_offset = int(outcome.result.queue_ids[row]), int(outcome.result.queue_offsets[row])
-        future.set_result(PutResult(PutStatus.PUT_OK, queue_id, queue_offset, physical_offset, ids))
+        else:
+            future.set_result(outcome)
 
 
 class Sent(Future[PutResult]):
@@ -111,6 +123,15 @@ class Sent(Future[PutResult]):
     def __init__(self, lot: Lot, row: int) -> None:
         self._lot = lot
         self.row = row
+
+    def result(self, timeout: float | None = None) -> PutResult:
+        """The message's `PutResult`; raises what it failed with, and `TimeoutError`. timeout: seconds."""
+        if self.is_watched or not self._lot.is_settled:
+            return super().result(timeout)
+        outcome = self._lot.outcome(self.row)
+        if isinstance(outcome, Failure):
+            raise outcome.for_one()
+        return outcome
 
     def become(self) -> None:
         """What `Future` is at its beginning, running."""

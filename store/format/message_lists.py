@@ -111,6 +111,9 @@ def _texts(values: Sequence[Any]) -> pa.StringArray | None:
 
 def _keys(keys: Sequence[Any]) -> pa.StringArray | None:
     """One text for each message: its keys with blanks between them."""
+    if _are({str}, keys):
+        _need(KEY_SEPARATOR not in "".join(keys))
+        return texts(keys)
     if not _are({tuple}, keys):
         _need(_are({str, tuple, list}, keys))
         keys = [(key,) if isinstance(key, str) else key for key in keys]

@@ -1,0 +1,85 @@
+"""A Kafka broker of this machine, of one node, as a yardstick: with it the same messages go through `confluent-kafka`.
+
+Needs a JDK, Maven, which fetches the broker, and `pip install confluent-kafka`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_POM = Path(__file__).parent / "kafka" / "pom.xml"
+_CLUSTER_ID = "cHlzcGFyay1tcS1iZW5jaA"  # any 16 bytes
+_START_SECONDS = 120.0
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+log.dirs={logs}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def unavailable() -> str | None:
+    """Why there is no yardstick here, or None when there is."""
+    missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
+    missing += ["confluent-kafka"] if find_spec("confluent_kafka") is None else []
+    return f"needs {' and '.join(missing)}" if missing else None
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """A broker with settings as Kafka comes with them; its `bootstrap.servers`. Its log is gone afterwards."""
+    with TemporaryDirectory(prefix="mq-kafka-") as folder:
+        classes = _classpath(Path(folder))
+        port, controller = _free_port(), _free_port()
+        settings = Path(folder) / "server.properties"
+        settings.write_text(_PROPERTIES.format(port=port, controller=controller, logs=Path(folder) / "logs"))
+        java = ["java", "-Xmx1g", "-cp", classes]
+        formatting = [*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(settings)]
+        subprocess.run(formatting, check=True, capture_output=True)
+        with (Path(folder) / "output").open("w") as output:
+            process = subprocess.Popen([*java, "kafka.Kafka", settings], stdout=output, stderr=output)
+        try:
+            _wait_for(port, process)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _classpath(folder: Path) -> str:
+    """The broker's jars, which Maven fetches the first time."""
+    file = folder / "classpath"
+    goal = f"-Dmdep.outputFile={file}"
+    subprocess.run(["mvn", "-q", "-B", "-f", _POM, "dependency:build-classpath", goal], check=True)
+    return file.read_text().strip()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"Kafka's broker did not start within {_START_SECONDS:.0f} s")
