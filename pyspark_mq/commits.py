@@ -3,12 +3,13 @@
 Each batch is appended together with a record of it, a message to `COMMITS_TOPIC` with the query as its key: both are
 there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
 
-    <store>/commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7}
+    commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7}
 
-It is on the device, with the batch as begun, before that is appended; and again, with it as written, afterwards. So a
-later batch than the file's was never appended, an earlier one was; for the file's own, if it is not written for all
-that the file knows, a record counts, which stands at offset `since` of the topic or behind. The folder is locked
-meanwhile: a driver that was killed may leave a commit behind which goes on.
+The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
+batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
+never appended, an earlier one was; for the file's own, if it is not written for all that the file knows, a record
+counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile: a driver that was
+killed may leave a commit behind which goes on.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from pyspark_mq.errors import CommitError
-from store import Message, MessageStore
+from store.any_log import Bounds, LogWriter, Queue, QueueRange, ReadSpec
 from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
 from store.format import compute as pc
-from store.format.arrays import constant
+from store.format.arrays import constant, texts
 from store.format.topic_names import COMMITS_TOPIC
+from store.read.filters import EVERYTHING
 
-COMMITS_FOLDER = "commits"  # in the store
+_RECORDS = Queue(COMMITS_TOPIC, 0)
 _MAX_BYTES = 4096
 
 
@@ -43,12 +47,13 @@ class Mark:
 
 
 class Commits:
-    """The batches of one query in one store, which is open to be written."""
+    """The batches of one query in one log."""
 
-    def __init__(self, store: MessageStore, query: str) -> None:
-        self._store = store
+    def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
+        """folder: of the files of all queries."""
+        self._log = log
         self._query = query
-        self._folder = Path(store.path, COMMITS_FOLDER, query)
+        self._folder = folder / query
         self._path = self._folder / "mark.json"
 
     @contextmanager
@@ -89,14 +94,14 @@ class Commits:
 
         Raises `CommitError`.
         """
-        if COMMITS_TOPIC not in self._store.topics():
-            self._store.create_topic(COMMITS_TOPIC, 1)
+        if COMMITS_TOPIC not in self._log.topics():
+            self._log.create_topic(COMMITS_TOPIC, 1)
         self._write(Mark(batch, False, self._bounds()[1]))
 
-    def record(self, batch: int, rows: int) -> Message:
-        """What is to be appended together with the rows of a batch."""
+    def record(self, batch: int, rows: int) -> pa.RecordBatch:
+        """What is to be appended to COMMITS_TOPIC, together with the rows of a batch."""
         body = json.dumps({"query": self._query, "batch": batch, "rows": rows})
-        return Message(COMMITS_TOPIC, body.encode(), keys=(self._query,))
+        return pa.RecordBatch.from_arrays([texts([body]), texts([self._query])], ["body", "keys"])
 
     def end(self, batch: int) -> None:
         """Note that a batch was written, and flushed. Raises `CommitError`."""
@@ -107,15 +112,15 @@ class Commits:
         start = max(first, min(since, end))
         if start == end:
             return False
-        for records in self._store.scan(COMMITS_TOPIC, 0, start, end, ("keys", "body")):
+        for records in self._log.scan(QueueRange(*_RECORDS, start, end), ReadSpec(("keys", "body"), EVERYTHING)):
             for body in records.filter(pc.equal(records["keys"], constant(self._query)))["body"]:
                 if json.loads(body.as_py())["batch"] == batch:
                     return True
         return False
 
-    def _bounds(self) -> tuple[int, int]:
-        """Of the topic: the offset of its first record, and the one behind its last."""
-        return self._store.offsets(COMMITS_TOPIC, 0) if COMMITS_TOPIC in self._store.topics() else (0, 0)
+    def _bounds(self) -> Bounds:
+        """Of the records; none where there is no topic yet."""
+        return self._log.bounds([_RECORDS]).get(_RECORDS, Bounds(0, 0))
 
     def _read(self) -> Mark | None:
         try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark_mq.batch_reader import MqBatchReader
     from pyspark_mq.options import SourceOptions
     from pyspark_mq.realtime_reader import RealTimeStreamReader
+    from pyspark_mq.write_options import WriteOptions
     from pyspark_mq.writers import MqBatchWriter, MqStreamWriter
 
 
@@ -43,6 +44,14 @@ class DefaultSource(DataSource):
 
         return SourceOptions.parse(self.options)
 
+    def write_options(self) -> WriteOptions:
+        """The options of a write; likewise."""
+        require_pyspark()
+        require_own_store()
+        from pyspark_mq.write_options import WriteOptions
+
+        return WriteOptions.parse(self.options)
+
     def schema(self) -> StructType:
         """The default columns; Spark asks only where the user gave no `.schema(...)`. Those to INSERT INTO for a view
         that has only options of writes.
@@ -54,10 +63,10 @@ class DefaultSource(DataSource):
         require_own_store()
         from pyspark_mq.schema import default_schema
         from pyspark_mq.sink_schema import sink_schema
-        from pyspark_mq.write_options import WriteOptions, is_for_writing
+        from pyspark_mq.write_options import is_for_writing
 
         if is_for_writing(self.options):
-            return sink_schema(with_topic=WriteOptions.parse(self.options).topic is None)
+            return sink_schema(with_topic=self.write_options().topic is None)
         from pyspark_mq.queues import look_early
 
         options = self.source_options()
@@ -80,17 +89,13 @@ class DefaultSource(DataSource):
         return RealTimeStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> MqBatchWriter:
-        require_pyspark()
-        require_own_store()
-        from pyspark_mq.write_options import WriteOptions
+        options = self.write_options()
         from pyspark_mq.writers import MqBatchWriter
 
-        return MqBatchWriter(WriteOptions.parse(self.options), schema, overwrite)
+        return MqBatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqStreamWriter:
-        require_pyspark()
-        require_own_store()
-        from pyspark_mq.write_options import WriteOptions
+        options = self.write_options()
         from pyspark_mq.writers import MqStreamWriter
 
-        return MqStreamWriter(WriteOptions.parse(self.options), schema, overwrite)
+        return MqStreamWriter(options, schema, overwrite)

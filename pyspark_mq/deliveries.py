@@ -1,4 +1,4 @@
-"""How the rows of a write come into the store, and what is promised about them: once at least, or exactly once.
+"""How the rows of a write come into the log, and what is promised about them: once at least, or exactly once.
 
     AtLeastOnce     tasks append their rows as they come
     AllOrNothing    tasks stage their rows, the driver appends those of all tasks under one publication
@@ -10,7 +10,7 @@ A delivery is made in the driver; tasks and, for a batch write, the commit have 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -24,8 +24,8 @@ from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.sink_schema import tables_by_topic
 from pyspark_mq.staging import BATCH, Staging
 from pyspark_mq.write_options import WriteOptions
-from store import Message, MessageStore
-from store.any_log import Log, LogAddress
+from store.any_log import Log, LogAddress, LogWriter
+from store.format.topic_names import COMMITS_TOPIC
 
 _log = logging.getLogger("pyspark_mq")
 
@@ -69,14 +69,14 @@ class AtLeastOnce:
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
         rows = 0
-        with MessageStore.open(self._options.path, create=False) as store:
+        with self._options.address.open_writer() as log:
             for batch in batches:
-                append = store.begin()
+                append = log.begin()
                 for topic, table in tables_by_topic(batch, self._options.topic):
                     append.add(topic, table)
                 append.publish()
                 rows += batch.num_rows
-            store.flush()  # Spark does not run a batch again whose tasks are done
+            log.flush()  # Spark does not run a batch again whose tasks are done
         return Sent(rows)
 
     def commit(self, sent: Sequence[Sent]) -> None:
@@ -104,8 +104,8 @@ class AllOrNothing:
 
     def commit(self, sent: Sequence[Sent]) -> None:
         if any(each.rows for each in sent):
-            with MessageStore.open(self._options.path, create=False) as store:
-                self._append(store, sent, [])
+            with self._options.address.open_writer() as log:
+                self._append(log, sent, {})
         self._staging.forget(BATCH, self._run)
 
     def abort(self) -> None:
@@ -117,12 +117,15 @@ class AllOrNothing:
         checked = tables if self._options.topic is not None else _of_known_topics(self._options.address, tables)
         return self._staging.write(owner, self._run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
-    def _append(self, store: MessageStore, sent: Sequence[Sent], messages: Sequence[Message]) -> None:
-        """Readers see all of it at once, and it is on the device when this returns."""
-        append = store.begin()
+    def _append(self, log: LogWriter, sent: Sequence[Sent], more: Mapping[str, pa.RecordBatch]) -> None:
+        """Append what was staged, and to each topic what `more` says. Readers see all of it at once, and it is on the
+        device when this returns.
+        """
+        append = log.begin()
         for topic, table in self._staging.tables(each.file for each in sent if each.file).items():
             append.add(topic, table)
-        append.add_messages(messages)
+        for topic, batch in more.items():
+            append.add(topic, batch)
         append.publish(flush=True)
 
 
@@ -146,18 +149,18 @@ class OncePerBatch(AllOrNothing):
 
     def commit(self, sent: Sequence[Sent]) -> None:
         if any(each.rows for each in sent):
-            with MessageStore.open(self._options.path, create=False) as store:
-                self._commit(Commits(store, sent[0].query), store, sent)
+            with self._options.address.open_writer() as log:
+                self._commit(Commits(log, self._options.commits_path, sent[0].query), log, sent)
         self._staging.forget(sent[0].query, self._run)
 
-    def _commit(self, commits: Commits, store: MessageStore, sent: Sequence[Sent]) -> None:
+    def _commit(self, commits: Commits, log: LogWriter, sent: Sequence[Sent]) -> None:
         batch = sent[0].batch
         with commits.turn():
             if commits.has(batch):
                 _log.warning("Batch %d of query %s was written before: it is skipped", batch, sent[0].query)
                 return
             commits.begin(batch)
-            self._append(store, sent, [commits.record(batch, sum(each.rows for each in sent))])
+            self._append(log, sent, {COMMITS_TOPIC: commits.record(batch, sum(each.rows for each in sent))})
             commits.end(batch)
 
 

@@ -105,8 +105,10 @@ class Staging:
         return self._directory / f"{owner}.{run}"
 
     def _folders(self) -> list[Path]:
+        """Those of runs; the notes of a log without a directory lie beside them."""
         with suppress(OSError):
-            return [Path(entry) for entry in os.scandir(self._directory) if entry.is_dir(follow_symlinks=False)]
+            found = (entry for entry in os.scandir(self._directory) if "." in entry.name)
+            return [Path(entry) for entry in found if entry.is_dir(follow_symlinks=False)]
         return []
 
     def _unwritable(self, error: OSError) -> StagingError:

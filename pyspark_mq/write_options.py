@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +19,7 @@ from store.format.topic_names import check_topic_name
 
 _NAMES = names_of(WRITE_OPTIONS)
 STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
+COMMITS_FOLDER = "commits"
 _SPARKS_OWN = ("checkpointLocation", "queryName")  # which Spark hands on to a streaming sink
 
 
@@ -32,16 +34,15 @@ class Guarantee(Enum):
 class WriteOptions:
     """What the user asked for, parsed and checked.
 
-    address, path: the store, which is a directory. topic: of all rows; None where a column names each row's.
-    staging_path: absolute; where tasks keep their rows until the driver appends them. producer_group: names a write in
-    `foreachBatch`, so that a batch which Spark runs again is not written again; None where each is one by itself.
+    topic: of all rows; None where a column names each row's. given_staging_path: absolute, see `staging_path`.
+    producer_group: names a write in `foreachBatch`, so that a batch which Spark runs again is not written again; None
+    where each is one by itself.
     """
 
     address: LogAddress
-    path: str
     topic: str | None
     guarantee: Guarantee
-    staging_path: str
+    given_staging_path: str | None
     producer_group: str | None
 
     @classmethod
@@ -50,10 +51,6 @@ class WriteOptions:
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, _SPARKS_OWN)
-        address = address_of(given)
-        path = address.directory
-        if path is None:
-            raise OptionError(f"{address} can only be read; write to a store's directory")
         staging = given.get("stagingPath")
         producer_group = given.get("producerGroup")
         guarantee = _guarantee(given.get("delivery", Guarantee.EXACTLY_ONCE.value))
@@ -62,15 +59,32 @@ class WriteOptions:
                 if name in given:
                     raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
         return cls(
-            address=address,
-            path=path,
+            address=address_of(given),
             topic=_topic(given["topic"]) if "topic" in given else None,
             guarantee=guarantee,
-            staging_path=str(Path(path, STAGING_FOLDER))
-            if staging is None
-            else shared_directory("stagingPath", staging),
+            given_staging_path=None if staging is None else shared_directory("stagingPath", staging),
             producer_group=None if producer_group is None else _producer_group(producer_group),
         )
+
+    @property
+    def staging_path(self) -> str:
+        """Where tasks keep their rows until the driver appends them: beside the log, if nothing else is said.
+
+        Raises `OptionError` where the log has no directory.
+        """
+        if self.given_staging_path is not None:
+            return self.given_staging_path
+        if self.address.directory is None:
+            raise OptionError(
+                f"delivery=exactly-once keeps the rows of tasks in files, and {self.address} has no directory for "
+                "them: set the option stagingPath to one that the driver and all executors see"
+            )
+        return os.path.join(self.address.directory, STAGING_FOLDER)
+
+    @property
+    def commits_path(self) -> Path:
+        """Where it is noted which batches were written (see `commits`). Raises as `staging_path`."""
+        return Path(self.address.directory or self.staging_path, COMMITS_FOLDER)
 
     def for_stream(self) -> WriteOptions:
         """Raises `OptionError` for an option of batch writes."""

@@ -250,8 +250,11 @@ class Append(Protocol):
         """Forget what was added. Nothing of it is ever seen."""
 
 
-class LogWriter(Protocol):
-    """A log, open to be written."""
+class LogWriter(Log, Protocol):
+    """A log, open to be written, and to be read."""
+
+    def create_topic(self, topic: str, queues: int) -> int:
+        """Create a topic, or add queues to one; returns its number of queues. Raises `InvalidTopic`, `StoreFull`."""
 
     def begin(self) -> Append:
         """An append of tables, to any topics."""
@@ -259,7 +262,7 @@ class LogWriter(Protocol):
     def flush(self) -> None:
         """What was published is on the device when this returns."""
 
-    def close(self) -> None: ...
+    def __enter__(self) -> LogWriter: ...
 
 
 class LogAddress(Protocol):
@@ -271,3 +274,6 @@ class LogAddress(Protocol):
 
     def open(self) -> Log:
         """Raises `StoreError`."""
+
+    def open_writer(self) -> LogWriter:
+        """Raises `StoreError`; `ReadOnlyStore` for a kind of log that can only be read."""

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from store import CorruptRecord, MessageStore, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
+from store import Append, CorruptRecord, MessageStore, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
 from store.any_log import (
     Boundary,
     Bounds,
@@ -43,6 +44,10 @@ class LocalAddress:
     def open(self) -> LocalLog:
         """Raises as `MessageStore.open` with read_only=True."""
         return LocalLog(MessageStore.open(self.path, create=False, read_only=True))
+
+    def open_writer(self) -> LocalWriter:
+        """Raises as `MessageStore.open` with create=False."""
+        return LocalWriter(MessageStore.open(self.path, create=False))
 
 
 class LocalLog:
@@ -122,7 +127,7 @@ class LocalLog:
     def close(self) -> None:
         self._store.close()
 
-    def __enter__(self) -> LocalLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -165,6 +170,19 @@ class LocalLog:
                 if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
                     raise
         return False
+
+
+class LocalWriter(LocalLog):
+    """A `LogWriter`. The store is open for writing."""
+
+    def create_topic(self, topic: str, queues: int) -> int:
+        return self._store.create_topic(topic, queues)
+
+    def begin(self) -> Append:
+        return self._store.begin()
+
+    def flush(self) -> None:
+        self._store.flush()
 
 
 class LocalHeld:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
-from store import COLUMNS, Message, OffsetLost, OffsetNotYet, UnknownTopic
+from store import COLUMNS, AppendResult, Message, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
 from store.any_log import Boundary, Bounds, Fingerprints, MessageFilter, Positions, Queue, QueueRange, ReadSpec
+from store.format.message_columns import as_table
 
 SCHEMA = pa.schema(list(COLUMNS.items()))
 SECRET = b"memory"
+EXPOSED = ("bounds", "rows", "wait", "create_topic", "append", "take_turn", "end_turn")
 
 
 class Memory:
@@ -25,27 +28,42 @@ class Memory:
     def __init__(self) -> None:
         self._rows: dict[Queue, list[dict[str, Any] | None]] = {}
         self._changed = threading.Condition()
+        self._turn = threading.Lock()  # of one append; it may be taken in one call and given back in another
         self._count = 0
 
-    def create_topic(self, topic: str, queues: int) -> None:
+    def create_topic(self, topic: str, queues: int) -> int:
         with self._changed:
             for queue_id in range(queues):
                 self._rows.setdefault(Queue(topic, queue_id), [])
             self._changed.notify_all()
+            return sum(queue.topic == topic for queue in self._rows)
 
-    def append(self, messages: list[Message]) -> None:
+    def append(self, messages: list[Message]) -> list[tuple[int, int, int]]:
+        """Queue id, queue offset and number of each."""
+        placed = []
         with self._changed:
             for message in messages:
-                rows = self._rows[Queue(message.topic, message.queue_id)]
-                rows.append(row(message, len(rows), self._count))
+                queues = [queue.queue_id for queue in self._rows if queue.topic == message.topic]
+                queue_id = message.queue_id if message.queue_id is not None else self._count % len(queues)
+                rows = self._rows[Queue(message.topic, queue_id)]
+                placed.append((queue_id, len(rows), self._count))
+                rows.append(row(message, *placed[-1]))
                 self._count += 1
             self._changed.notify_all()
+        return placed
+
+    def take_turn(self) -> None:
+        self._turn.acquire()
+
+    def end_turn(self) -> None:
+        self._turn.release()
 
     def delete(self, queue: Queue, end: int) -> None:
         self._rows[queue][:end] = [None] * end
 
     def bounds(self) -> dict[Queue, Bounds]:
-        return {queue: Bounds(sum(r is None for r in rows), len(rows)) for queue, rows in self._rows.items()}
+        with self._changed:
+            return {queue: Bounds(sum(r is None for r in rows), len(rows)) for queue, rows in self._rows.items()}
 
     def rows(self, wanted: QueueRange) -> list[dict[str, Any] | None]:
         return self._rows[wanted.queue][wanted.start : wanted.end]
@@ -59,13 +77,13 @@ class Memory:
             )
 
 
-def row(message: Message, queue_offset: int, count: int) -> dict[str, Any]:
+def row(message: Message, queue_id: int, queue_offset: int, count: int) -> dict[str, Any]:
     now = time.time_ns() // 1_000_000
     zeros = dict.fromkeys(("reconsumeTimes", "flag", "sysFlag", "bodyCRC", "preparedTransactionOffset"), 0)
     return {
         **zeros,
         "topic": message.topic,
-        "queueId": message.queue_id,
+        "queueId": queue_id,
         "queueOffset": queue_offset,
         "msgId": uuid4().hex,
         "tags": message.tags,
@@ -93,7 +111,7 @@ Client.register("memory")
 
 def serve(memory: Memory) -> MemoryAddress:
     """Serve `memory` until this process ends."""
-    Server.register("memory", callable=lambda: memory, exposed=("bounds", "rows", "wait"))
+    Server.register("memory", callable=lambda: memory, exposed=EXPOSED)
     server = Server(authkey=SECRET).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return MemoryAddress(server.address)
@@ -108,6 +126,9 @@ class MemoryAddress:
         client = Client(self.socket, SECRET)
         client.connect()
         return MemoryLog(client.memory())
+
+    def open_writer(self) -> MemoryWriter:
+        return MemoryWriter(self.open()._memory)
 
 
 class MemoryLog:
@@ -174,7 +195,7 @@ class MemoryLog:
     def close(self) -> None:
         pass
 
-    def __enter__(self) -> MemoryLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -186,6 +207,61 @@ class MemoryLog:
         if boundary is Boundary.LOWER:
             return has.min_offset + sum(time < microseconds for time in times)
         return has.min_offset + max(0, sum(time <= microseconds for time in times) - 1)
+
+
+class MemoryWriter(MemoryLog):
+    def create_topic(self, topic: str, queues: int) -> int:
+        return self._memory.create_topic(topic, queues)
+
+    def begin(self) -> MemoryAppend:
+        return MemoryAppend(self, self._memory)
+
+    def flush(self) -> None:
+        pass
+
+
+class MemoryAppend:
+    def __init__(self, log: MemoryLog, memory: Memory) -> None:
+        self._log = log
+        self._memory = memory
+        self._messages: list[Message] | None = []
+
+    def add(self, topic: str, table: Any) -> None:
+        if topic not in self._log.topics():
+            raise UnknownTopic(f"memory: there is no {topic}")
+        self._open().extend(message(topic, row) for row in pa.table(as_table(table)).to_pylist())
+
+    def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> AppendResult | None:
+        messages = self._open()
+        self._messages = None
+        self._memory.take_turn()
+        try:
+            if unless is not None and unless():
+                return None
+            placed = np.array(self._memory.append(messages), np.int64).reshape(-1, 3)
+            return AppendResult(placed[:, 0].astype(np.int32), placed[:, 1], placed[:, 2])
+        finally:
+            self._memory.end_turn()
+
+    def abandon(self) -> None:
+        self._messages = None
+
+    def _open(self) -> list[Message]:
+        if self._messages is None:
+            raise StoreClosed("memory: this append is over")
+        return self._messages
+
+
+def message(topic: str, row: dict[str, Any]) -> Message:
+    body, keys = row["body"], row.get("keys") or ()
+    return Message(
+        topic,
+        body.encode() if isinstance(body, str) else body,
+        row.get("tags"),
+        keys.split() if isinstance(keys, str) else keys,
+        dict(row.get("properties") or ()),
+        row.get("queueId"),
+    )
 
 
 class MemoryHeld:

@@ -10,7 +10,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.any_log import Positions, Queue
 from store.local import LocalAddress
-from tests.logs.conformance import LogTests
+from tests.logs.conformance import WriterTests
 
 
 class Directory:
@@ -31,7 +31,7 @@ class Directory:
         return positions
 
 
-class TestLocalLog(LogTests):
+class TestLocalLog(WriterTests):
     @pytest.fixture
     def making(self, tmp_path: Path) -> Iterator[Directory]:
         config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)

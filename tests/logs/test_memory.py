@@ -6,7 +6,7 @@ import pytest
 
 from store import Message
 from store.any_log import Positions, Queue
-from tests.logs.conformance import LogTests
+from tests.logs.conformance import WriterTests
 from tests.logs.memory import Memory, serve
 
 
@@ -26,7 +26,7 @@ class InMemory:
         return {}
 
 
-class TestMemoryLog(LogTests):
+class TestMemoryLog(WriterTests):
     @pytest.fixture
     def making(self) -> InMemory:
         return InMemory()

@@ -52,7 +52,7 @@ def test_a_streaming_query(spark: SparkSession, memory: Memory, address: MemoryA
         seen.extend((row.queueId, row.queueOffset, bytes(row.body)) for row in batch.collect())
 
     def run(**trigger: bool) -> Any:
-        frame = spark.readStream.format("memory").options(**EARLIEST, maxOffsetsPerTrigger="8").load(address.socket)
+        frame = spark.readStream.format("memory-log").options(**EARLIEST, maxOffsetsPerTrigger="8").load(address.socket)
         writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
         return (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -69,7 +69,7 @@ def test_a_streaming_query(spark: SparkSession, memory: Memory, address: MemoryA
 
 def test_a_batch_query(spark: SparkSession, address: MemoryAddress) -> None:
     spark.dataSource.register(MemorySource)
-    rows = spark.read.format("memory").options(subscribe="a", subExpression="B").load(address.socket).collect()
+    rows = spark.read.format("memory-log").options(subscribe="a", subExpression="B").load(address.socket).collect()
     assert sorted((row.queueId, row.queueOffset) for row in rows) == [
         *((0, n) for n in range(1, 10, 2)),
         *((1, n) for n in range(1, 5, 2)),

@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from pyspark_mq.commits import Commits
 from pyspark_mq.errors import CommitError
 from store import Message, MessageStore, StoreConfig
 from store.format.topic_names import COMMITS_TOPIC
+from store.local import LocalWriter
 
 QUERY = "9577ed49-f0eb-46cd-854c-2aee57a024df"
 
@@ -26,22 +28,29 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         yield it
 
 
+def commits_of(store: MessageStore, query: str = QUERY) -> Commits:
+    return Commits(LocalWriter(store), Path(store.path, "commits"), query)
+
+
 def write(store: MessageStore, batch: int, *, until: str = "end", query: str = QUERY) -> None:
     """Write a batch as a delivery does, or up to a step after which its process dies."""
-    commits = Commits(store, query)
+    commits = commits_of(store, query)
     with commits.turn():
         commits.begin(batch)
         if until == "begin":
             return
-        store.put_many([Message("orders", b"row"), commits.record(batch, 1)])
+        append = store.begin()
+        append.add("orders", pa.table({"body": ["row"]}))
+        append.add(COMMITS_TOPIC, commits.record(batch, 1))
+        append.publish()
         if until == "append":
             return
         commits.end(batch)
 
 
 def has(store: MessageStore, batch: int, query: str = QUERY) -> bool:
-    with Commits(store, query).turn():
-        return Commits(store, query).has(batch)
+    with commits_of(store, query).turn():
+        return commits_of(store, query).has(batch)
 
 
 def delete_old(store: MessageStore) -> None:
@@ -147,20 +156,20 @@ def test_only_one_process_at_a_time(store: MessageStore) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
-    with Commits(store, QUERY).turn():
+    with commits_of(store).turn():
         process.start()
         assert ours.recv() == "wants"
         assert not ours.poll(0.3)
     assert ours.recv() == "has"
     process.kill()  # in the middle of it
     process.join()
-    with Commits(store, QUERY).turn():
+    with commits_of(store).turn():
         pass
 
 
 def _take_turn(path: str, pipe) -> None:  # type: ignore[no-untyped-def]
     with MessageStore.open(path) as store:
         pipe.send("wants")
-        with Commits(store, QUERY).turn():
+        with commits_of(store).turn():
             pipe.send("has")
             pipe.recv()

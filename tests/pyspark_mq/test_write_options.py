@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.write_options import Guarantee, WriteOptions, is_for_writing
 from store.local import LocalAddress
+from tests.logs.memory import MemoryAddress
 
 BASE = {"path": "/data/mq", "topic": "orders"}
 
@@ -16,12 +18,23 @@ BASE = {"path": "/data/mq", "topic": "orders"}
 def test_defaults() -> None:
     assert WriteOptions.parse(BASE) == WriteOptions(
         address=LocalAddress("/data/mq"),
-        path="/data/mq",
         topic="orders",
         guarantee=Guarantee.EXACTLY_ONCE,
-        staging_path="/data/mq/staging",
+        given_staging_path=None,
         producer_group=None,
     )
+
+
+def test_what_lies_beside_the_log() -> None:
+    beside = WriteOptions.parse(BASE)
+    assert (beside.staging_path, str(beside.commits_path)) == ("/data/mq/staging", "/data/mq/commits")
+    named = WriteOptions.parse({**BASE, "stagingPath": "/fast"})
+    assert (named.staging_path, str(named.commits_path)) == ("/fast", "/data/mq/commits")
+    nowhere = replace(beside, address=MemoryAddress("/socket"))
+    with pytest.raises(OptionError, match=r"MemoryAddress.* has no directory for them: set the option stagingPath"):
+        _ = nowhere.staging_path
+    elsewhere = replace(named, address=MemoryAddress("/socket"))
+    assert (elsewhere.staging_path, str(elsewhere.commits_path)) == ("/fast", "/fast/commits")
 
 
 def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:

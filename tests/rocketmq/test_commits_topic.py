@@ -9,6 +9,7 @@ import pytest
 from pyspark_mq.commits import Commits
 from store import Message, MessageStore, StoreConfig
 from store.format.topic_names import COMMITS_TOPIC
+from store.local import LocalWriter
 from tests import seen
 from tests.rocketmq.harness import RocketMQ
 from tests.rocketmq.mixes import INDEX
@@ -19,14 +20,19 @@ SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000,
 BATCHES = 5
 
 
+def commits_of(store: MessageStore) -> Commits:
+    return Commits(LocalWriter(store), store.path / "commits", "query")
+
+
 def write(store: MessageStore, batch: int) -> None:
     """As the sink does."""
-    commits = Commits(store, "query")
+    commits = commits_of(store)
     with commits.turn():
         assert not commits.has(batch)
         commits.begin(batch)
         append = store.begin()
-        append.add_messages([Message("t", b"%d" % batch, queue_id=0), commits.record(batch, 1)])
+        append.add_messages([Message("t", b"%d" % batch, queue_id=0)])
+        append.add(COMMITS_TOPIC, commits.record(batch, 1))
         append.publish(flush=True)
         commits.end(batch)
 
@@ -56,8 +62,8 @@ def test_a_broker_keeps_it(rocketmq: RocketMQ, tmp_path: Path) -> None:
     }
     with MessageStore.open(path) as store:
         seen.assert_same(seen.by_scan(store, theirs), theirs)
-        assert all(Commits(store, "query").has(batch) for batch in range(BATCHES))
+        assert all(commits_of(store).has(batch) for batch in range(BATCHES))
         (Path(store.path) / "commits" / "query" / "mark.json").unlink()
-        assert all(Commits(store, "query").has(batch) for batch in range(BATCHES)), "the records tell"
+        assert all(commits_of(store).has(batch) for batch in range(BATCHES)), "the records tell"
         write(store, BATCHES)
         assert store.max_offset(COMMITS_TOPIC, 0) == BATCHES + 1
