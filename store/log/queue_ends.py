@@ -71,11 +71,12 @@ class QueueEnds:
 
         An old file is noticed, and costs the next opening a look at the whole log.
         """
-        names = index.names()
-        self.index = {name: end for name in names for _, end in index.spans([name])}
         queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
-        content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
         with suppress(OSError):
+            # What it had and has no longer stays, to be missed; what was begun since may yet be undone.
+            spans = [(name, *span) for name in index.names() for span in index.spans([name])]
+            self.index |= {name: end for name, begin, end in spans if begin < self.at}
+            content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
             write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
             self.written_at = self.at
 
@@ -98,6 +99,7 @@ class QueueEnds:
         """
         if written is not None:
             self._merge(written.of)
+            self.index |= written.index
             self.gaps = [(max(begin, written.at), end) for begin, end in self.gaps if end > written.at]
         for gap in self.gaps:
             ranges = ranges_of(log, *gap)
@@ -106,6 +108,8 @@ class QueueEnds:
                 return False
             self._merge({name: stop for name, (_, stop) in ranges.items()})
         self.gaps = []
+        first_byte = log.min_offset()
+        self.index = {name: end for name, end in self.index.items() if end >= first_byte}  # retention took the others
         return True
 
     def hold(

@@ -88,7 +88,7 @@ class Appender:
         self._unflushed = unflushed
         self._sync_flush = sync_flush
         self._next_offsets = NextOffsets(-1, {})
-        self._together = Together(lock, self._append_together)
+        self._together = Together(lock)
 
     def append(
         self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
@@ -108,7 +108,7 @@ class Appender:
             return AppendResult.concatenate([])
         several = len(begun) > 1
         if begun[0].can_join and not (several or flush or unless):
-            return self._together.append(begun[0])
+            return self._together.append(begun[0], self._append_together)
 
         def append() -> AppendResult | None:
             with self._published_end.noting_failure():  # under the lock: nobody goes on behind it

@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import finalize
 
-from store.errors import StoreBusy, StoreLocked
+from store.errors import StoreBusy, StoreLocked, StoreUnavailable
 from store.files.atomic import open_file, write_at
 from store.files.opened import Opened, Place, opening
 from store.format.layout import LOCK_FILE
@@ -38,7 +39,9 @@ _APPEND_BYTE = 1
 _GROUPS_BYTE = 2
 DELIVERY_BYTE = 3
 Result = TypeVar("Result")
-_HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
+_IS_LINUX = sys.platform == "linux"
+_HAS_OFD = _IS_LINUX and hasattr(fcntl, "F_OFD_SETLK")
+_LINUX_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process; elsewhere C has them in another order
 _CLASSIC = {
     fcntl.F_RDLCK: fcntl.LOCK_SH | fcntl.LOCK_NB,
     fcntl.F_WRLCK: fcntl.LOCK_EX | fcntl.LOCK_NB,
@@ -249,17 +252,25 @@ class Turn(Opened):
 
 
 def is_held(fd: int, byte: int) -> bool:
-    """Whether somebody else, by another descriptor, has an exclusive record lock on one byte; takes none."""
+    """Whether somebody else, by another descriptor, has an exclusive record lock on one byte; takes none.
+
+    Raises `StoreUnavailable` where that cannot be asked.
+    """
+    if not _IS_LINUX:
+        raise StoreUnavailable(
+            f"byte {byte} of a lock file: whether anybody holds it cannot be asked on {sys.platform}, so groups and a "
+            "RocketMQ broker could overwrite each other's offsets; use consumer groups on Linux, or through a broker"
+        )
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
-    asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
-    return bool(struct.unpack_from("h", fcntl.fcntl(fd, command, asked))[0] != fcntl.F_UNLCK)
+    found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+    return bool(_LINUX_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 def set_lock(fd: int, kind: int, byte: int) -> bool:
     """Set a one-byte record lock; False when another holder is in the way."""
     try:
         if _HAS_OFD:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
         else:
             fcntl.lockf(fd, _CLASSIC[kind], 1, byte)
     except OSError as error:

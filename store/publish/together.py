@@ -26,20 +26,21 @@ class Waiting:
 class Together:
     """The threads of one process that wait for their turn to append to one store."""
 
-    def __init__(self, lock: StoreLock, append: Callable[[list[Waiting]], None]) -> None:
-        """append: called under the lock; gives each its result, or raises and gives none to any."""
+    def __init__(self, lock: StoreLock) -> None:
         self._lock = lock
-        self._append = append
         self._waiting: dict[Waiting, None] = {}  # in their order; each step at it is one of the dictionary
 
-    def append(self, records: Records) -> AppendResult:
-        """Append records, in this thread's turn or in another's. Raises as `StoreLock.exclusively`, and `append`."""
+    def append(self, records: Records, append: Callable[[list[Waiting]], None]) -> AppendResult:
+        """Append records, in this thread's turn or in another's. Raises as `StoreLock.exclusively`, and `append`.
+
+        append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.
+        """
         own = Waiting(records)
         self._waiting[own] = None
         try:
             while True:
                 try:
-                    return self._lock.exclusively(lambda: self._lead(own), done=lambda: own.result)
+                    return self._lock.exclusively(lambda: self._lead(own, append), done=lambda: own.result)
                 except StoreBusy:
                     if self._withdraw(own):
                         raise
@@ -47,15 +48,15 @@ class Together:
         finally:
             self._withdraw(own)
 
-    def _lead(self, own: Waiting) -> AppendResult:
+    def _lead(self, own: Waiting, append: Callable[[list[Waiting]], None]) -> AppendResult:
         self._withdraw(own)  # if no other thread has, which failed then
         taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
         try:
-            self._append(taken)
+            append(taken)
         except MessageRefused:  # the log has no place for one of them: the others try again, each by itself
             if len(taken) == 1:
                 raise
-            self._append([own])
+            append([own])
         assert own.result is not None
         return own.result
 

@@ -72,6 +72,7 @@ class Running:
         assert process.stdout is not None
         self._process = process
         self._requests, self._answers, self._words = process.stdin, process.stdout, words
+        self._is_left = False
 
     def ask(self, verb: str, **fields: Any) -> None:
         """Make a request; its fields are those of the Java class that answers."""
@@ -84,6 +85,8 @@ class Running:
         line = self._answers.readline()
         if not line:
             self._process.wait(COMMAND_SECONDS)
+            if self._is_left:
+                raise StopIteration
             self._words.seek(0)
             raise HarnessError(f"it ended:\n{_tail(self._words.read())}")
         answer: Json = json.loads(line)
@@ -95,6 +98,7 @@ class Running:
 
     def leave(self) -> None:
         """Halt everything: a shutdown of all of RocketMQ's services takes twenty seconds."""
+        self._is_left = True
         self._requests.close()
         for _ in self._answers:  # a full pipe would block it
             pass

@@ -52,6 +52,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_closed_store_leaves_no_cycle_behind(path: Path) -> None:
+    """Its files close with the last reference to it, not when the garbage collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        with MessageStore.open(path) as store:
+            store.put(Message("t", b"x"))
+            store.append_table("t", pa.table({"body": [b"y"]}))
+        del store
+        open_files = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    finally:
+        gc.enable()
+    assert not [link for link in open_files if link.startswith(str(path))]
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("appends", [False, True])
 def test_a_dropped_store_is_gone(path: Path, read_only: bool, appends: bool) -> None:

@@ -113,6 +113,22 @@ def test_an_entry_lost_behind_the_known_end_gives_no_offset_twice(tmp_path: Path
         assert store.put(Message("t", b"next")).queue_offset == 64
 
 
+@pytest.mark.parametrize("damage", [index, first_index_file])
+def test_an_index_that_goes_while_a_store_is_open_is_made_anew_by_the_next(path: Path, damage: Damage) -> None:
+    with MessageStore.open(path) as store:
+        damage(path)
+        for n in range(75, 200):
+            store.put(Message("t", b"%d" % n, keys=(f"k{n}",)))
+        assert store.query("t", "k199")[0].body == b"199"
+    with MessageStore.open(path) as store:
+        assert [store.query("t", f"k{n}")[0].body for n in range(200)] == [b"%d" % n for n in range(200)]
+        files = len(list((path / "index").iterdir()))
+    inodes = {file.stat().st_ino for file in (path / "index").iterdir()}
+    MessageStore.open(path).close()
+    assert {file.stat().st_ino for file in (path / "index").iterdir()} == inodes, "made once"
+    assert len(inodes) == files > 2
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> None:

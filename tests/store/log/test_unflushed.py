@@ -12,6 +12,9 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.published_end import PublishedEnd
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
@@ -143,3 +146,75 @@ def test_files_that_are_open_at_a_time(built: Path) -> None:
     with MessageStore.open(built, read_only=True) as reader:
         messages = len(bodies(reader))
     check_log(built, messages)
+
+
+def log_and_end(path: Path) -> tuple[CommitLog, int]:
+    with MessageStore.open(path, read_only=True) as reader:
+        return CommitLog(path, reader.config.mappedFileSizeCommitLog, writable=False), reader.confirm_offset
+
+
+def test_the_log_says_what_a_stretch_of_it_brought_to_each_queue(tmp_path: Path) -> None:
+    """In more than one look at the log, and from and up to any record."""
+    choose = random.Random(3)
+    names = [("a", 0), ("a", 1), ("b", 1), ("b", 2)]
+    sent = [choose.choice(names) for _ in range(1500)]
+    with MessageStore.open(tmp_path) as store:
+        for topic in "ab":
+            store.create_topic(topic, 3)
+        placed = store.put_many([Message(topic, b"x" * 50, queue_id=queue) for topic, queue in sent])
+    log, end = log_and_end(tmp_path)
+    begins = [result.physical_offset for result in placed] + [end]
+    assert end > 2 * 64 << 10
+    for first, last in ((0, 1500), (1, 1499), (700, 1400), (3, 4), (9, 9)):
+        expected: Ranges = {}
+        for name, result in zip(sent[first:last], placed[first:last], strict=True):
+            begin, _ = expected.get(name, (result.queue_offset, 0))
+            expected[name] = begin, result.queue_offset + 1
+        assert ranges_of(log, begins[first], begins[last]) == expected
+
+
+def test_one_queue_that_is_not_the_first(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 2)
+        for _ in range(2):
+            store.put(Message("t", b"x", queue_id=1))
+    log, end = log_and_end(tmp_path)
+    assert ranges_of(log, 0, end) == {("t", 1): (0, 2)}
+
+
+def test_a_log_that_is_damaged_tells_nothing_but_where_a_body_is(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        places = [store.put(Message("t", b"body", queue_id=0)).physical_offset for _ in range(3)]
+    log, end = log_and_end(tmp_path)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    whole = file.read_bytes()[:end]
+    for damaged, expected in (whole.replace(b"body", b"BODY"), {("t", 0): (0, 3)}), (bytes(places[1]), None):
+        with file.open("r+b") as opened:
+            opened.write(whole[: places[1]] + damaged[places[1] :].ljust(places[1], b"\0"))
+        assert ranges_of(log, 0, end) == expected
+
+
+def test_what_is_noted_is_not_looked_up(tmp_path: Path) -> None:
+    """However much it is: there is no log here."""
+    unflushed = Unflushed(CommitLog(tmp_path, 1 << 30, writable=False), ConsumeQueues(tmp_path, 200, writable=False))
+    unflushed.note(100, 9 << 20, {("t", 0): (5, 7), ("t", 1): (1, 2)})
+    unflushed.note(9 << 20, 20 << 20, {("t", 0): (7, 9)})
+    unflushed.note(20 << 20, 21 << 20, {("t", 0): (9, 10)})
+    assert unflushed.take(100, 20 << 20) == {("t", 0): (5, 9), ("t", 1): (1, 2)}
+    assert unflushed.take(20 << 20, 21 << 20) == {("t", 0): (9, 10)}
+    assert unflushed.take(21 << 20, 21 << 20) == {}
+
+
+@pytest.mark.parametrize(("queues", "is_looked_up"), [(2, False), (100, True)])
+def test_what_others_put_is_looked_up_where_that_costs_less_than_all_queues(
+    tmp_path: Path, queues: int, is_looked_up: bool
+) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", queues)
+        store.put_many([Message("t", b"x", queue_id=queue) for queue in range(queues)])
+        begin = store.confirm_offset
+        store.put_many([Message("t", bytes(1 << 20), queue_id=1) for _ in range(5)])
+    log, end = log_and_end(tmp_path)
+    found = Unflushed(log, ConsumeQueues(tmp_path, 6_000_000, writable=False)).take(begin, end)
+    assert found == ({("t", 1): (1, 6)} if is_looked_up else None)

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from store import MessageStore, StoreBusy, StoreClosed, StoreLocked
+from store import MessageStore, StoreBusy, StoreClosed, StoreLocked, StoreUnavailable
 from store.publish import locks
 from store.publish.lock_holders import holders
 from store.publish.locks import StoreLock
@@ -104,6 +104,17 @@ def test_a_broker_is_seen_with_classic_locks(broker: Path, monkeypatch: pytest.M
     lock = StoreLock(broker)
     with pytest.raises(StoreLocked, match="locked by a running RocketMQ broker"):
         lock.exclusively(lock.join)
+    lock.close()
+
+
+def test_elsewhere_nobody_is_told_that_a_lock_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C's structure differs there: what came back would be misread."""
+    lock = StoreLock(tmp_path)
+    monkeypatch.setattr(locks, "_IS_LINUX", False)
+    monkeypatch.setattr(locks, "_HAS_OFD", False)
+    with pytest.raises(StoreUnavailable, match="cannot be asked on linux"):
+        lock.refuse_broker()
+    assert lock.exclusively(lock.join)
     lock.close()
 
 

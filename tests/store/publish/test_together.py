@@ -45,7 +45,7 @@ class Log:
         self.turns: list[list[int]] = []
         self.fail: Callable[[list[int]], Exception | None] = lambda numbers: None
         self.lock = StoreLock(root, timeout)
-        self.together = Together(self.lock, self.append)
+        self.together = Together(self.lock)
 
     def append(self, waiting: list[Waiting]) -> None:
         numbers = [number_of(each) for each in waiting]
@@ -69,7 +69,7 @@ def at_once(log: Log, root: Path) -> list[Future[AppendResult]]:
     with ThreadPoolExecutor(THREADS) as pool:
 
         def start() -> list[Future[AppendResult]]:
-            begun = [pool.submit(log.together.append, records(number)) for number in range(THREADS)]
+            begun = [pool.submit(log.together.append, records(number), log.append) for number in range(THREADS)]
             until(lambda: len(log.together._waiting) == THREADS)
             return begun
 
@@ -114,10 +114,10 @@ def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
 
     def in_vain() -> None:
         with pytest.raises(StoreBusy, match=r"no turn to write within 0.05 s .* Nothing of this call is visible"):
-            log.together.append(records(1))
+            log.together.append(records(1), log.append)
 
     other.exclusively(in_vain)
-    log.together.append(records(2))
+    log.together.append(records(2), log.append)
     assert log.turns == [[2]]
     log.lock.close()
     other.close()
@@ -135,7 +135,7 @@ def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path)
     with ThreadPoolExecutor(2) as pool:
 
         def start() -> list[Future[AppendResult]]:
-            begun = [pool.submit(log.together.append, records(number)) for number in range(2)]
+            begun = [pool.submit(log.together.append, records(number), log.append) for number in range(2)]
             until(lambda: len(log.together._waiting) == 2)
             return begun
 
