@@ -53,6 +53,7 @@ class PutStatus(Enum):
     PUT_OK = "stored"
     MESSAGE_ILLEGAL = "the message breaks a rule of the format"
     PROPERTIES_SIZE_EXCEEDED = "more than 32,767 bytes of properties"
+    ALREADY_STORED = "its producer sent it before, under the same sequence, and the log has it"
 
 
 class StoreError(Exception):

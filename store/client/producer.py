@@ -14,8 +14,10 @@ from weakref import WeakSet, finalize
 import pyarrow as pa
 
 from store.client.producer_buffer import Buffer, Limits
-from store.client.producer_future import Sent
+from store.client.producer_future import Row, Sent, already_stored
+from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
+from store.errors import InvalidArgument
 from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
@@ -39,6 +41,7 @@ class Producer(Opened):
     def __init__(
         self,
         store: str | os.PathLike[str] | MessageStore,
+        name: str | None = None,
         *,
         linger: float = 0.0,
         batch_bytes: int = 1 << 20,
@@ -47,11 +50,14 @@ class Producer(Opened):
     ) -> None:
         """Open a producer for the store at a path, which has to be there, or for one that is open, and stays so.
 
+        name: of one whose messages have sequences, ascending in each topic: the store remembers the last of them, and
+        what is sent again after a restart is not appended again. One producer has a name at a time.
         linger: seconds that a message may wait for others, until they are `batch_bytes` bytes of records. Without it
         what came while the append before was made goes together, which is much where much is sent. buffer_bytes: how
         much may wait to be appended; as much again may be under way. timeout: seconds that `send` waits for room.
 
-        Raises as `MessageStore.open`, `InvalidArgument`.
+        Raises as `MessageStore.open`, `InvalidArgument`; with a name `InvalidGroup`, `StoreLocked` where another
+        producer has it, `CorruptStore`, `OffsetLost` where retention took what would tell how far it came.
         """
         limits = Limits(
             seconds("linger", linger),
@@ -61,11 +67,17 @@ class Producer(Opened):
         )
         owns = not isinstance(store, MessageStore)
         self._store = MessageStore.open(store, create=False) if not isinstance(store, MessageStore) else store
-        what = f"{self._store.path}: producer"
+        what = f"{self._store.path}: producer" + ("" if name is None else f" {name!r}")
         super().__init__(what, f"Producer({str(self._store.path)!r})")
         self._topics: set[str] = set()
         self._buffer = Buffer(what, limits)
-        self._sender = Sender(what, self._store, self._buffer, owns=owns)
+        try:
+            self._memory = None if name is None else Memory(self._store, name)
+        except BaseException:
+            if owns:
+                self._store.close()
+            raise
+        self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
         self._dropped = finalize(self, _drop, self._sender)
         self._dropped.atexit = False
         _finish_at_exit()
@@ -73,7 +85,7 @@ class Producer(Opened):
         self._sender.start()
 
     @overload
-    def send(self, topic: Message) -> Sent: ...
+    def send(self, topic: Message, *, sequence: int | None = ...) -> Sent: ...
 
     @overload
     def send(
@@ -88,6 +100,7 @@ class Producer(Opened):
         sharding_key: str | None = ...,
         flag: int = ...,
         born_timestamp: int | None = ...,
+        sequence: int | None = ...,
     ) -> Sent: ...
 
     def send(
@@ -102,6 +115,7 @@ class Producer(Opened):
         sharding_key: str | None = None,
         flag: int = 0,
         born_timestamp: int | None = None,
+        sequence: int | None = None,
     ) -> Sent:
         """Hand over a message: a `Message`, or its parts, which takes half the time. Later changes of what was given
         change nothing.
@@ -111,11 +125,15 @@ class Producer(Opened):
         for all that would have been appended together, of which nothing is seen then. Who does not look at it gets the
         error from `flush` or `close`.
 
+        sequence: of a producer with a name, and only there. Where the log has one as high of this topic already,
+        nothing is appended, and the result's status is ALREADY_STORED. When an append of such a producer fails, all
+        behind it fails, too, and it takes nothing any more: a new one knows where to go on.
+
         Raises `BufferFull` where there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, `MessageRefused`
         for what is no message.
         """
         if type(topic) is not str:
-            return self._send_message(topic)
+            return self._send_message(topic, sequence)
         if topic not in self._topics:
             self._check(topic)
         if type(body) is not bytes and type(body) is not str:
@@ -128,9 +146,25 @@ class Producer(Opened):
             check_mapping(properties)
             properties = dict(properties)
         row = body, tags, keys, properties, queue_id, sharding_key, flag, born_timestamp
+        if sequence is not None or self._memory is not None:
+            return self._send_once(topic, row, sequence)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(body))
 
-    def _send_message(self, message: object) -> Sent:
+    def _send_once(self, topic: str, row: Row, sequence: int | None) -> Sent:
+        if self._memory is None:
+            raise InvalidArgument("a sequence, of a producer without a name; give it one: Producer(path, 'importer')")
+        if sequence is None:
+            raise InvalidArgument("no sequence, of a producer with a name; give sequence=, ascending in each topic")
+        sequence = integer("sequence", sequence)
+        if sequence <= self._memory.found.get(topic, sequence - 1):
+            return already_stored(topic)
+        return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
+
+    def last_sequence(self, topic: str) -> int | None:
+        """The highest sequence of a topic that the log had when this producer, which has a name, was opened."""
+        return None if self._memory is None else self._memory.found.get(topic)
+
+    def _send_message(self, message: object, sequence: int | None) -> Sent:
         if not isinstance(message, Message):
             raise illegal(
                 f"{message!r:.40} is a {type(message).__name__}; send takes a store.Message, or a topic first"
@@ -148,6 +182,7 @@ class Producer(Opened):
             sharding_key=message.sharding_key,
             flag=message.flag,
             born_timestamp=message.born_timestamp,
+            sequence=sequence,
         )
 
     def _check(self, topic: str) -> None:
@@ -179,7 +214,7 @@ class Producer(Opened):
         sender.raise_unseen()
 
     def _let_go(self) -> None:
-        for room in ("_buffer", "_sender", "_store", "_topics"):
+        for room in ("_buffer", "_sender", "_store", "_topics", "_memory"):
             vars(self).pop(room, None)
         if "_dropped" in vars(self):
             self._dropped.detach()

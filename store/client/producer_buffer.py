@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from store.client.producer_future import Lot, Row, Sent
-from store.errors import BufferFull, StoreClosed
+from store.errors import BufferFull, InvalidArgument, StoreClosed
 
 
 class Limits(NamedTuple):
@@ -33,28 +33,44 @@ class Buffer:
         self._bytes = 0
         self._attend_at = 0  # from so many bytes on there is more to do than to add
         self._is_closed = self._is_urgent = False
+        self._why_closed: StoreClosed | None = None
+        self._last_sequences: dict[str, int] = {}  # by topic
         self._taken = self._settled = 0  # how many times
         self._taker: threading.Thread | None = None
 
-    def add(self, topic: str, row: Row, size: int) -> Sent:
-        """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`."""
+    def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> Sent:
+        """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`, and `InvalidArgument`
+        for a sequence that is not above the last one of its topic."""
         with self._lock:
             if self._bytes >= self._attend_at:
                 self._attend()
+            if sequence is not None:
+                self._check_ascending(topic, sequence)
             lot = self._lots.get(topic)
             if lot is None:
                 lot = self._lots[topic] = Lot(topic)
             self._bytes += size
             rows = lot.rows
             rows.append(row)
+            if sequence is not None:
+                lot.sequences.append(sequence)
+                self._last_sequences[topic] = sequence
             return Sent(lot, len(rows) - 1)
+
+    def _check_ascending(self, topic: str, sequence: int) -> None:
+        last = self._last_sequences.get(topic, sequence - 1)
+        if sequence <= last:
+            raise InvalidArgument(
+                f"{self._what}: sequence {sequence} of topic {topic} was sent after {last}; sequences ascend in a "
+                "topic, also of what is sent again because it was refused"
+            )
 
     def _attend(self) -> None:
         """Before a message is added to none, to a whole batch, or to a full buffer."""
         if self._bytes >= self._max_bytes:
             self._wait_for_room()
         if self._is_closed:
-            raise StoreClosed(f"{self._what}: was closed; make a new one")
+            raise self._why_closed or StoreClosed(f"{self._what}: was closed; make a new one")
         self._work.notify()
         self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
 
@@ -100,9 +116,10 @@ class Buffer:
             self._work.notify()
             self._room.wait_for(lambda: self._settled >= last)
 
-    def close(self) -> None:
-        """Take nothing over any more."""
+    def close(self, why: StoreClosed | None = None) -> None:
+        """Take nothing over any more; what is added then raises `why`."""
         with self._lock:
+            self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True
             self._attend_at = 0
             self._work.notify()

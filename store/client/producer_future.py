@@ -45,22 +45,28 @@ class Placed(NamedTuple):
     store_host: tuple[bytes, int]
 
 
+Outcome = Placed | Failure | PutResult
+ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
+
+
 class Lot:
     """Messages of one topic, on their way together; and later what became of them.
 
-    rows: one a message; empty when all is settled. The sender alone settles, range after range.
+    rows: one a message; empty when all is settled. The sender alone settles, range after range. sequences: of each
+    message of a named producer, ascending.
     """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.rows: list[Row] = []
+        self.sequences: list[int] = []
         self._ends: list[int] = []
-        self._outcomes: list[Placed | Failure] = []
+        self._outcomes: list[Outcome] = []
         self._unique_keys: dict[int, str] = {}
         self._turn = threading.Lock()
         self._watched: list[Sent] | None = []  # None when all is settled
 
-    def settle(self, end: int, outcome: Placed | Failure) -> None:
+    def settle(self, end: int, outcome: Outcome) -> None:
         """Say what became of the rows behind those that were settled, up to `end`; of the last ones all are told."""
         self._ends.append(end)
         self._outcomes.append(outcome)
@@ -94,7 +100,7 @@ class Lot:
         """What became of a message, when all is settled."""
         part = bisect_right(self._ends, row)
         outcome = self._outcomes[part]
-        if isinstance(outcome, Failure):
+        if not isinstance(outcome, Placed):
             return outcome
         placed = outcome.first + row - (self._ends[part - 1] if part else 0)
         result = outcome.result
@@ -109,6 +115,13 @@ class Lot:
             future.set_exception(outcome.for_one())
         else:
             future.set_result(outcome)
+
+
+def already_stored(topic: str) -> Sent:
+    """The future of a message that is not sent again."""
+    lot = Lot(topic)
+    lot.settle(1, ALREADY_STORED)
+    return Sent(lot, 0)
 
 
 class Sent(Future[PutResult]):

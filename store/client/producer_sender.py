@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from store.append import Append
 from store.client.producer_buffer import Buffer
-from store.client.producer_future import Failure, Lot, Placed, Row
-from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreLocked, UnknownQueue
+from store.client.producer_future import Failure, Lot, Outcome, Placed, Row
+from store.client.producer_memory import Memory
+from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreClosed, StoreLocked, UnknownQueue
 from store.format.message import Message
 from store.format.message_lists import MANY, NotColumns, table_of
 from store.message_store import MessageStore
@@ -28,28 +29,39 @@ _Part = tuple[Lot, int, int]
 class Sender(threading.Thread):
     """Appends to one store until its buffer is closed and empty. It has no reference to the producer."""
 
-    def __init__(self, what: str, store: MessageStore, buffer: Buffer, *, owns: bool) -> None:
-        """owns: close the store at the end."""
+    def __init__(self, what: str, store: MessageStore, buffer: Buffer, memory: Memory | None, *, owns: bool) -> None:
+        """memory: of a named producer. owns: close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
+        self._memory = memory
+        self._fatal: Exception | None = None  # a named producer ends with the first append that fails
         self._owns = owns
         self._failures: list[Failure] = []
 
     def run(self) -> None:
         while (lots := self._buffer.take()) is not None:
             self._carry([(lot, 0, len(lot.rows)) for lot in lots])
-        if self._owns:
+            if self._memory is not None and self._fatal is None:
+                try:
+                    self._memory.note_if_due()
+                except Exception as error:  # noqa: BLE001  `flush` and `close` raise it
+                    self._failed(error, [])
+        for opened in (self._memory, self._store if self._owns else None):
             try:
-                self._store.close()
+                if opened is not None:
+                    opened.close()
             except Exception as error:  # noqa: BLE001  `close` of the producer raises it
                 self._failures.append(Failure(error))
 
     def _carry(self, parts: Sequence[_Part]) -> None:
         """Append all of this at once; or if some of it is refused the rest, in order."""
+        outcomes: Sequence[Outcome]
         try:
-            outcomes: list[Placed | Failure] = list(self._append(parts))
+            if self._fatal is not None:
+                raise self._fatal
+            outcomes = self._append(parts)
         except _REFUSALS as error:
             if sum(end - first for _, first, end in parts) > 1:
                 for half in _halves(parts):
@@ -58,6 +70,7 @@ class Sender(threading.Thread):
             outcomes = self._failed(error, parts)
         except Exception as error:  # noqa: BLE001  the futures raise it
             outcomes = self._failed(error, parts)
+            self._end_if_named(error)
         for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
             lot.settle(end, outcome)
 
@@ -67,10 +80,26 @@ class Sender(threading.Thread):
             _add(append, lot.topic, lot.rows[first:end])
             firsts.append(count)
             count += end - first
+        reached = {lot.topic: lot.sequences[end - 1] for lot, _, end in parts if lot.sequences}
+        if self._memory is not None:
+            append.add_messages([self._memory.record(reached)])
         result, host = append.publish(), self._store.config.store_host
+        if self._memory is not None:
+            self._memory.reached.update(reached)
         return [Placed(result, first, host) for first in firsts]
 
-    def _failed(self, error: Exception, parts: Sequence[_Part]) -> list[Placed | Failure]:
+    def _end_if_named(self, error: Exception) -> None:
+        """What was sent behind must not be appended, or the store would take what failed for a part of the log."""
+        if self._memory is not None and self._fatal is None:
+            self._fatal = error
+            self._buffer.close(
+                StoreClosed(
+                    f"{self.what}: an append failed ({error}), and nothing behind it was appended; make a new one, "
+                    "which knows where to go on"
+                )
+            )
+
+    def _failed(self, error: Exception, parts: Sequence[_Part]) -> list[Outcome]:
         traceback.clear_frames(error.__traceback__)  # they would keep the messages
         failure = Failure(error)
         self._failures = [each for each in self._failures if not each.is_seen]

@@ -21,6 +21,7 @@ from store.format.layout import (
 # RocketMQ takes any name with this prefix for one of its own: nobody subscribes to it by a pattern, and a broker that
 # takes the directory over keeps it. `MessageStore.create_topic` makes it.
 COMMITS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}SPARK_COMMITS"
+PRODUCERS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}PRODUCERS"  # and how far named producers have come
 
 
 def check_topic_name(topic: str) -> None:

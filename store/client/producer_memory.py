@@ -1,0 +1,121 @@
+"""How far named producers have come, kept by the store: what is in the log is not appended again.
+
+Each append of a named producer has in it a message to `PRODUCERS_TOPIC`, published together with the rest, with the
+name as its key: the highest sequence of each topic in that append. Retention deletes these as all messages, and
+a search for the last one should be short; so a small file says the same up to an offset of that topic:
+
+    <store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
+
+It is written after a flush, or it could know of messages that a crash of the machine takes: when a producer
+is opened, now and then, and when it is closed. The folder is locked by the producer that has the name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from weakref import finalize
+
+from store.errors import CorruptStore, OffsetLost, StoreLocked
+from store.files.atomic import make_directory, read_file, write_file
+from store.files.consumer_offsets import check_group_name
+from store.files.opened import Opened, opening
+from store.format import compute as pc
+from store.format.arrays import constant
+from store.format.message import Message
+from store.format.topic_names import PRODUCERS_TOPIC
+from store.message_store import MessageStore
+
+PRODUCERS_FOLDER = "producers"  # in the store
+_FILE = "reached.json"
+_MAX_BYTES = 1 << 20
+_NOTE_SECONDS = 60.0
+
+Sequences = Mapping[str, int]  # by topic
+
+
+class Memory(Opened):
+    """What a store knows of one producer's sequences, for as long as that is open. One thread uses it.
+
+    found: the sequences that were in the log when it was opened; reached: those that are by now.
+    """
+
+    def __init__(self, store: MessageStore, name: str) -> None:
+        """Raises `InvalidGroup` for a name that is none, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
+        super().__init__(f"{store.path}: producer {name!r}", "Producer(path, name)")
+        check_group_name(name)
+        self._store = store
+        self._name = name
+        folder = Path(store.path, PRODUCERS_FOLDER, name)
+        make_directory(folder.parent)
+        make_directory(folder)
+        self._path = folder / _FILE
+        with opening:
+            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            self._release = finalize(self, os.close, fd)
+            self._release.atexit = False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._release()
+            raise StoreLocked(f"{folder}: a producer of this name is open; close it, or take another name") from error
+        if PRODUCERS_TOPIC not in store.topics():
+            store.create_topic(PRODUCERS_TOPIC, 1)
+        self.found: Sequences = self._find()
+        self.reached = dict(self.found)
+        self._note(is_open=True)
+
+    def record(self, sequences: Sequences) -> Message:
+        """What is to be appended together with messages up to these sequences."""
+        return Message(PRODUCERS_TOPIC, json.dumps(sequences), keys=self._name)
+
+    def note_if_due(self) -> None:
+        """Note how far it came, now and then. Raises as `MessageStore.flush`."""
+        if time.monotonic() - self._noted > _NOTE_SECONDS:
+            self._note(is_open=True)
+
+    def close(self) -> None:
+        """Note how far it came; another producer may have the name then. Raises as `MessageStore.flush`."""
+        try:
+            self._note(is_open=False)
+        finally:
+            self._release()
+
+    def _let_go(self) -> None:
+        if "_release" in vars(self):
+            self._release()  # the parent has the same lock, and keeps it
+
+    def _find(self) -> dict[str, int]:
+        try:
+            noted = json.loads(read_file(self._path, _MAX_BYTES))
+            sequences, since, was_open = noted["sequences"], noted["since"], noted["open"]
+            if type(sequences) is not dict or {type(since), *map(type, sequences.values())} != {int}:
+                raise ValueError("values of other kinds")
+        except FileNotFoundError:
+            sequences, since, was_open = {}, 0, False
+        except (CorruptStore, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CorruptStore(
+                f"{self._path}: not a note of how far producer {self._name!r} has come ({error}); restore it from a "
+                "copy, or delete it: then the records that the log still has tell"
+            ) from error
+        first, end = self._store.offsets(PRODUCERS_TOPIC, 0)
+        if was_open and first > since:
+            raise OffsetLost(
+                f"{self._path}: producer {self._name!r} was not closed, and what it appended last may be deleted by "
+                "now: nothing here tells how far it came. Look up in its topics what was sent last, write that into "
+                'this file\'s "sequences" and "open": false, and open it again'
+            )
+        for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, ("keys", "body")):
+            for body in batch.filter(pc.equal(batch["keys"], constant(self._name)))["body"]:
+                sequences.update(json.loads(body.as_py()))
+        return dict(sequences)
+
+    def _note(self, *, is_open: bool) -> None:
+        since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
+        self._store.flush()
+        write_file(self._path, json.dumps({"sequences": self.reached, "since": since, "open": is_open}).encode())
+        self._noted = time.monotonic()

@@ -1,0 +1,188 @@
+"""Named producers: what the log has is not appended again, and nothing is taken for appended that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    CorruptStore,
+    InvalidArgument,
+    InvalidGroup,
+    Message,
+    MessageRefused,
+    MessageStore,
+    OffsetLost,
+    Producer,
+    PutStatus,
+    StoreBusy,
+    StoreClosed,
+    StoreConfig,
+    StoreLocked,
+)
+from store.format.topic_names import PRODUCERS_TOPIC
+from tests.store.client.test_producer import SMALL, bodies, nobody_appends
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "store", config=SMALL) as it:
+        for topic in ("t", "u", "v"):
+            it.create_topic(topic, 1)
+        yield it
+
+
+def note(store: MessageStore) -> Path:
+    return store.path / "producers" / "p" / "reached.json"
+
+
+def die(store: MessageStore, *sent: tuple[str, int]) -> None:
+    """A process sends these, waits until they are appended, and is gone."""
+    child = os.fork()
+    if child == 0:
+        producer = Producer(store.path, "p")
+        for topic, sequence in sent:
+            producer.send(topic, str(sequence), sequence=sequence)
+        producer.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_the_log_has_is_not_appended_again(store: MessageStore) -> None:
+    die(store, ("t", 10), ("u", 3), ("t", 20))
+    with Producer(store.path, "p") as producer:
+        assert [producer.last_sequence(topic) for topic in ("t", "u", "v")] == [20, 3, None]
+        sent = [producer.send("t", str(n), sequence=n) for n in (10, 15, 20, 21)]
+        other = producer.send("u", "4", sequence=4)
+        statuses = [future.result(PATIENCE).status for future in sent]
+    assert statuses == [PutStatus.ALREADY_STORED] * 3 + [PutStatus.PUT_OK]
+    assert other.result().queue_offset == 1
+    assert (bodies(store, "t"), bodies(store, "u")) == ([b"10", b"20", b"21"], [b"3", b"4"])
+    with Producer(store.path, "p") as producer:
+        assert [producer.last_sequence(topic) for topic in ("t", "u", "v")] == [21, 4, None]
+
+
+def test_each_name_by_itself(store: MessageStore) -> None:
+    for name in ("p", "q"):
+        with Producer(store.path, name) as producer:
+            producer.send("t", name, sequence=1)
+    assert bodies(store, "t") == [b"p", b"q"]
+
+
+def test_refused_ones_of_several_topics(store: MessageStore) -> None:
+    with Producer(store.path, "p", linger=60) as producer:
+        sent = [
+            producer.send("tuv"[n % 3], str(n), tags="a|b" if n % 50 == 7 else None, sequence=n) for n in range(200)
+        ]
+        producer.send("t", "last", sequence=1000)
+        with pytest.raises(MessageRefused):
+            producer.flush()
+    assert {n for n, future in enumerate(sent) if future.exception()} == {7, 57, 107, 157}
+    with Producer(store.path, "p") as producer:
+        assert [producer.last_sequence(topic) for topic in ("t", "u", "v")] == [1000, 199, 197]
+    assert len(bodies(store, "t") + bodies(store, "u") + bodies(store, "v")) == 197
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "words"),
+    [(None, 1, "a producer without a name"), ("p", None, "no sequence"), ("p", "1", "'1'")],
+)
+def test_sequences_and_names_go_together(store: MessageStore, name: str | None, sequence: Any, words: str) -> None:
+    with Producer(store.path, name) as producer, pytest.raises(InvalidArgument, match=words):
+        producer.send("t", b"", sequence=sequence)
+
+
+def test_sequences_ascend(store: MessageStore) -> None:
+    with Producer(store.path, "p") as producer:
+        producer.send(Message("t", b"5"), sequence=5)
+        for again in (5, 4):
+            with pytest.raises(InvalidArgument, match=f"sequence {again} of topic t was sent after 5"):
+                producer.send("t", b"", sequence=again)
+        producer.send("u", b"4", sequence=4)
+    assert (bodies(store, "t"), bodies(store, "u")) == ([b"5"], [b"4"])
+
+
+def test_it_ends_with_the_first_append_that_fails(store: MessageStore) -> None:
+    config = StoreConfig(lockTimeoutMillis=50)
+    with MessageStore.open(store.path, config=config) as impatient:
+        producer = Producer(impatient, "p")
+        producer.send("t", "1", sequence=1).result(PATIENCE)
+        with nobody_appends(store):
+            failed = producer.send("t", "2", sequence=2)
+            assert isinstance(failed.exception(PATIENCE), StoreBusy)
+        with pytest.raises(StoreClosed, match=r"an append failed .* which knows where to go on"):
+            producer.send("t", "3", sequence=3)
+        producer.close()
+        with Producer(impatient, "p") as producer:
+            for number in (1, 2, 3):
+                producer.send("t", str(number), sequence=number)
+    assert bodies(store, "t") == [b"1", b"2", b"3"]
+
+
+def test_one_producer_has_a_name(store: MessageStore) -> None:
+    with Producer(store.path, "p") as producer:
+        with pytest.raises(StoreLocked, match="a producer of this name is open"):
+            Producer(store.path, "p")
+        ready, end = os.pipe(), os.pipe()
+        child = os.fork()  # has all descriptors, and lives on
+        if child == 0:
+            os.write(ready[1], b".")
+            os.read(end[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        producer.send("t", "1", sequence=1)
+    Producer(store.path, "p").close()
+    os.write(end[1], b".")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_names_that_are_none(store: MessageStore) -> None:
+    for name in ("", "../up", "a b"):
+        with pytest.raises(InvalidGroup):
+            Producer(store.path, name)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"sequences": {"t": "1"}, "since": 0, "open": true}', '{"since": 0}']
+)
+def test_a_note_that_is_damaged(store: MessageStore, content: str) -> None:
+    die(store, ("t", 1))
+    note(store).write_text(content)
+    with pytest.raises(CorruptStore, match="restore it from a copy, or delete it"):
+        Producer(store.path, "p")
+    note(store).unlink()
+    with Producer(store.path, "p") as producer:
+        assert producer.last_sequence("t") == 1
+
+
+def clean(store: MessageStore) -> None:
+    """Retention takes all but the newest segment."""
+    for _ in range(4):
+        store.put_many([Message("v", bytes(4000)) for _ in range(300)])
+    store.clean(asked=True, forced=True)
+    assert store.min_offset(PRODUCERS_TOPIC, 0) > 0
+
+
+def test_what_retention_took_is_not_guessed(store: MessageStore) -> None:
+    die(store, ("t", 1))
+    clean(store)
+    with pytest.raises(OffsetLost, match="nothing here tells how far it came"):
+        Producer(store.path, "p")
+    noted = json.loads(note(store).read_text())
+    note(store).write_text(json.dumps({**noted, "sequences": {"t": 7}, "open": False}))
+    with Producer(store.path, "p") as producer:
+        assert producer.last_sequence("t") == 7
+
+
+def test_one_that_was_closed_needs_no_records(store: MessageStore) -> None:
+    with Producer(store.path, "p") as producer:
+        producer.send("t", "1", sequence=1)
+    clean(store)
+    with Producer(store.path, "p") as producer:
+        assert producer.last_sequence("t") == 1
