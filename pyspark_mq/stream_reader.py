@@ -46,6 +46,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None  # where Trigger.AvailableNow ends
         self._bounds: dict[Queue, Bounds] = {}  # as last seen
         self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
+        self._parsed: list[tuple[dict[str, Any], StreamOffset]] = []  # the two offsets looked at last
         self._turn = 0
         self._triggered = -math.inf  # when the last batch was, time.monotonic(); the first one comes at once
 
@@ -66,7 +67,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`.
         """
-        offset = StreamOffset.from_json(start)
+        offset = self._offset(start)
         self._tell(offset.next)
         once = isinstance(limit, ReadAllAvailable)
         waits = not once and self._target is None
@@ -86,7 +87,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._queues.are_others(following, last, batch):
             return self.latestOffset(start, limit)
         self._triggered = time.monotonic()
-        self._known = StreamOffset(following, batch.starts, last).to_json()
+        end = StreamOffset(following, batch.starts, last)
+        self._known = end.to_json()
+        self._parsed = [*self._parsed[-1:], (self._known, end)]
         return self._known
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -97,8 +100,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises `DataLossError` for a batch to be run again from queues that are others now (see `failOnDataLoss`).
         """
-        until = StreamOffset.from_json(end)
-        ranges = batch_ranges(StreamOffset.from_json(start), until)
+        until = self._offset(end)
+        ranges = batch_ranges(self._offset(start), until)
         if end != self._known:
             self._must_be_same(until.next, until.last)
         return partitions_of(ranges, self._options, until.next, until.last)
@@ -111,6 +114,18 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._group.tell()
         if "_log" in self.__dict__:
             self._log.close()
+
+    def _offset(self, json_: dict[str, Any]) -> StreamOffset:
+        """Spark hands in each offset several times, and it takes long to check what it has of a thousand queues.
+
+        Raises `CheckpointError`.
+        """
+        for known, offset in self._parsed:
+            if known == json_:
+                return offset
+        offset = StreamOffset.from_json(json_)
+        self._parsed = [*self._parsed[-1:], (json_, offset)]
+        return offset
 
     def _least(self) -> int:
         """How many messages the next batch has at least."""

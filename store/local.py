@@ -61,8 +61,7 @@ class LocalLog:
         return {topic: tuple(Queue(topic, queue_id) for queue_id in range(count)) for topic, count in counts.items()}
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        found = {queue: self._bounds(queue) for queue in queues}
-        return {queue: bounds for queue, bounds in found.items() if bounds is not None}
+        return self._store.bounds(queues)
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         there = self.bounds(queues)
@@ -100,17 +99,18 @@ class LocalLog:
         return np.zeros(wanted.length, np.int64)
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        found = {queue: self._before(queue, position) for queue, position in positions.items() if position > 0}
-        return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
+        before = {queue: position - 1 for queue, position in positions.items() if position > 0}
+        try:
+            return self._store.fingerprints(before)
+        except CorruptRecord:  # or a queue that is shorter now
+            found = {queue: self._before(queue, positions[queue]) for queue in before}
+            return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
-        return [
-            queue
-            for queue, was in last.items()
-            if (position := positions.get(queue, 0)) > 0
-            and not self._is_same(queue, position, was)
-            and self._is_strange(queue, position, was)
-        ]
+        asked = {queue: positions[queue] for queue in last if queue in positions}
+        now = self.fingerprints(asked)
+        others = [queue for queue, position in asked.items() if position > 0 and now.get(queue) != last[queue]]
+        return [queue for queue in others if self._is_strange(queue, asked[queue], last[queue])]
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         return self._store.read(wanted, spec)
@@ -136,27 +136,17 @@ class LocalLog:
         self.close()
 
     def _bounds(self, queue: Queue) -> Bounds | None:
-        try:
-            return Bounds(*self._store.offsets(*queue))
-        except UnknownTopic:
-            return None
+        return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Of the message before `position`; None also where the topic was deleted meanwhile, or is shorter now."""
-        try:
-            return self._store.fingerprint(*queue, position - 1)
-        except (UnknownTopic, CorruptRecord):
-            bounds = self._bounds(queue)
-            if bounds is None or position > bounds.max_offset:
-                return None
-            raise
-
-    def _is_same(self, queue: Queue, position: int, was: Fingerprint) -> bool:
-        """Quick; where it is not true the message may be deleted, or not there yet, just as well."""
-        try:
-            return self._store.fingerprint(*queue, position - 1) == was
-        except (UnknownTopic, CorruptRecord):
-            return False
+        """Of the message before `position`; None also where the queue is gone, or shorter."""
+        while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
+            try:
+                return self._store.fingerprint(*queue, position - 1)
+            except (UnknownTopic, CorruptRecord):
+                if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
+                    raise
+        return None
 
     def _is_strange(self, queue: Queue, position: int, was: Fingerprint) -> bool:
         while (bounds := self._bounds(queue)) is not None:

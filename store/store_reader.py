@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -15,10 +16,12 @@ from store.any_log import (
     BATCH_BYTES,
     BATCH_ROWS,
     Boundary,
+    Bounds,
     Fingerprint,
     Int64s,
     MessageFilter,
     Oversized,
+    Queue,
     QueueRange,
     ReadSpec,
 )
@@ -94,6 +97,10 @@ class StoreReader(Opened):
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """`min_offset` and `max_offset` at one moment."""
         return self._published.offsets(topic, queue_id)
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        """`offsets` of those of many queues that are there, in their order."""
+        return self._published.bounds(queues)
 
     def get_message(
         self,
@@ -213,6 +220,14 @@ class StoreReader(Opened):
             return fingerprint(self._log, queue, offset)
         except OffsetLost:
             return None
+
+    def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
+        """`fingerprint` in each of many queues; without queues that are not there, and messages that are deleted."""
+        found = {}
+        for queue, it in self._published.there(offsets):
+            with suppress(OffsetLost):
+                found[queue] = fingerprint(self._log, it, offsets[queue])
+        return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
         """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from store.any_log import QueueRange
-from store.errors import OffsetLost, OffsetNotYet
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from store.any_log import Bounds, Queue, QueueRange
+from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
 from store.integers import integer
 from store.log.commit_log import CommitLog
@@ -26,6 +29,15 @@ class PublishedQueues:
         """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
 
+    def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
+        """Those of `queues` that are there. Each topic is looked up once: a look is a system call."""
+        counts: dict[str, int] = {}
+        for queue in queues:
+            if (count := counts.get(queue.topic)) is None:
+                count = counts[queue.topic] = self._count(queue.topic)
+            if 0 <= queue.queue_id < count:
+                yield queue, self._queues.of(*queue)
+
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset after the newest message. Raises as `of`."""
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
@@ -34,20 +46,41 @@ class PublishedQueues:
         """Queue offsets of the oldest message still there and after the newest, at one moment. Raises as `of`."""
         queue = self.of(topic, queue_id)
         try:
-            return self._offsets(queue)
+            return self._bounds(queue, self._log.min_offset())
         except OffsetLost:
             if isinstance(self._end, PublishedEnd):  # while anybody writes no topic is deleted
                 raise
         self._queues.forget()
-        return self._offsets(self.of(topic, queue_id))
+        return self._bounds(self.of(topic, queue_id), self._log.min_offset())
 
-    def _offsets(self, queue: ConsumeQueue) -> tuple[int, int]:
-        """Raises `OffsetLost` where files are missing, for the topic was deleted meanwhile if nothing else."""
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        """`offsets` of those of `queues` that are there."""
+        found, first = {}, self._log.min_offset()
+        for queue, it in self.there(queues):
+            try:
+                found[queue] = self._bounds(it, first)
+            except OffsetLost:
+                with suppress(UnknownTopic):
+                    found[queue] = Bounds(*self.offsets(*queue))
+        return found
+
+    def _bounds(self, queue: ConsumeQueue, first: int) -> Bounds:
+        """first: log offset (bytes) of the oldest record, as it was a moment ago.
+
+        Raises `OffsetLost` where files are missing, for the topic was deleted meanwhile if nothing else.
+        """
         while True:
             max_offset = queue.max_offset(self._end.confirm_offset)
-            min_offset = queue.min_offset(self._log.min_offset(), max_offset)
-            if min_offset <= max_offset:  # or else retention was faster than this
-                return min_offset, max_offset
+            min_offset = queue.min_offset(first, max_offset)
+            if min_offset <= max_offset:
+                return Bounds(min_offset, max_offset)
+            first = self._log.min_offset()  # retention was faster than this
+
+    def _count(self, topic: str) -> int:
+        try:
+            return self._topics.known(topic)
+        except UnknownTopic:
+            return 0
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""

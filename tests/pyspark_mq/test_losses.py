@@ -13,6 +13,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark_mq.errors import DataLossError, MqSourceError, OptionError, SubscriptionError
 from pyspark_mq.losses import Case, Loss, lose, loss_before, loss_in
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.queues import Queues
 from pyspark_mq.reading import RangeReader, RangeTask
 from pyspark_mq.schema import default_schema
 from store import Message, MessageStore
@@ -286,18 +287,18 @@ def test_another_life_under_a_batch_query(filled: Filled) -> None:
 @pytest.mark.parametrize("count", [0, 2, 3, 5, 30])
 def test_another_life_while_a_batch_is_planned(filled: Filled, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The topic is deleted between two looks of the driver, and perhaps created anew."""
-    query, fingerprints = Query(filled), LocalLog.fingerprints
+    query, last = Query(filled), Queues.last
     filled.put("orders", 0, 1)
 
-    def overtaken(log: LocalLog, positions: Any) -> Any:
-        monkeypatch.setattr(LocalLog, "fingerprints", fingerprints)
+    def overtaken(queues: Queues, *planned: Any) -> Any:
+        monkeypatch.setattr(Queues, "last", last)
         if count:
             recreate(filled, count)
         else:
             delete(filled)
-        return fingerprints(log, positions)
+        return last(queues, *planned)
 
-    monkeypatch.setattr(LocalLog, "fingerprints", overtaken)
+    monkeypatch.setattr(Queues, "last", overtaken)
     read = query.accepts()
     if not count:
         filled.store.create_topic("orders", 1)
