@@ -1,4 +1,4 @@
-"""The command `pyspark-mq`: make topics, send, follow, look and copy, in plain Python. Only `demo` starts Spark.
+"""The command `pyspark-mq`: make topics, send, follow, look, copy and serve, in plain Python. Only `demo` starts Spark.
 
 Results go to standard output, progress bars to standard error. An error is one line: exit code 2 for wrong usage, 1 for
 whatever else went wrong, 130 for Ctrl-C, which says what was done.
@@ -13,6 +13,7 @@ from pyspark_mq.cli.export import export
 from pyspark_mq.cli.groups import groups
 from pyspark_mq.cli.query import query
 from pyspark_mq.cli.send import send
+from pyspark_mq.cli.serve import serve
 from pyspark_mq.cli.stats import stats
 from pyspark_mq.cli.tail import tail
 from pyspark_mq.cli.top import top
@@ -29,5 +30,5 @@ def main() -> None:
     """
 
 
-for command in (demo, topic, send, tail, query, export, groups, stats, top, clean, verify, completion):
+for command in (demo, topic, send, tail, query, export, groups, stats, top, serve, clean, verify, completion):
     main.add_command(command)

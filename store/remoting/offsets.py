@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from store import Boundary, MessageStore, RequestRefused
+from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
+from store.files.consumer_offsets import check_group_name
 from store.remoting.codes import RequestCode
+from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
 from store.remoting.request import Handler, Request, Response
 
@@ -14,8 +17,9 @@ from store.remoting.request import Handler, Request, Response
 class Offsets:
     """Translates what is asked of queues to the store, of groups to their offsets."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, groups: ServedOffsets) -> None:
         self._store = store
+        self._groups = groups
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -31,7 +35,7 @@ class Offsets:
     def _query(self, request: Request) -> Response:
         """A group without an offset begins at 0 where all messages are there still, as RocketMQ's do."""
         header = GroupQueue.of(request.command.fields)
-        offset = self._store.consumer_offset(header.consumer_group, header.topic, header.queue_id)
+        offset = self._groups.committed(header.consumer_group, Queue(header.topic, header.queue_id))
         if offset is None:
             if not header.set_zero_if_not_found or self._store.min_offset(header.topic, header.queue_id) > 0:
                 raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
@@ -40,7 +44,9 @@ class Offsets:
 
     def _update(self, request: Request) -> Response:
         header = CommitOffset.of(request.command.fields)
-        self._store.commit_offsets(header.consumer_group, header.topic, {header.queue_id: header.commit_offset})
+        check_group_name(header.consumer_group)
+        self._store.max_offset(header.topic, header.queue_id)  # or there is no such queue
+        self._groups.commit(header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset)
         return Response()
 
     def _max(self, request: Request) -> Response:

@@ -8,18 +8,20 @@ from functools import lru_cache
 
 from store import MessageStore, RequestRefused, StoreError, TagFilter, message_filter
 from store.any_group import EVERYTHING
-from store.any_log import MessageFilter
+from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
 from store.broker.response_codes import ResponseCode
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection
+from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import Pulled, PullMessage
 from store.remoting.loop import LoopThread
 from store.remoting.request import Answer, Handler, Request, Response
 
-_SUSPEND, _SUBSCRIPTION = 2, 4  # PullSysFlag
+_COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
+_OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
 _MAX_HOLD_SECONDS = 120.0
 
@@ -28,12 +30,20 @@ class Pulling:
     """Translates pulls, and holds those that find nothing. All but its making happens in the loop's thread."""
 
     def __init__(
-        self, store: MessageStore, hold: PullRequestHoldService, clients: Clients, thread: LoopThread, *, max_held: int
+        self,
+        store: MessageStore,
+        hold: PullRequestHoldService,
+        clients: Clients,
+        offsets: ServedOffsets,
+        thread: LoopThread,
+        *,
+        max_held: int,
     ) -> None:
         """max_held: pulls that are held at a time; one more is refused."""
         self._hold = hold
         self._processor = PullMessageProcessor(store, hold)
         self._clients = clients
+        self._offsets = offsets
         self._thread = thread
         self._max_held = max_held
         self._held: dict[Connection, set[HeldRequest]] = {}
@@ -61,6 +71,8 @@ class Pulling:
             min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS),
         )
         response = self._processor.answer(pull, as_records=True)
+        if header.sys_flag & _COMMIT and header.commit_offset > 0 and response.code in _OF_A_QUEUE:
+            self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), header.commit_offset)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
         if self._count >= self._max_held:

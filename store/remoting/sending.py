@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 
-from store import AppendResult, Message, MessageStore
-from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION_MASK
+from store import AppendResult, Message, MessageStore, RequestRefused
+from store.broker.response_codes import ResponseCode
+from store.format.layout import PROPERTY_DELAY, PROPERTY_DELIVER_AT, SYS_COMPRESSED, SYS_COMPRESSION_MASK
 from store.format.properties import decode_properties
 from store.format.stored_message import offset_msg_ids
 from store.remoting.appending import Appending
@@ -20,6 +23,7 @@ from store.remoting.request import Handler, Request, Response
 
 NEW_TOPIC_QUEUES = 8  # of a topic that is made by its first message, at most (defaultTopicQueueNums)
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
+_DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _REGION = "DefaultRegion"
 
 
@@ -44,17 +48,7 @@ class Sending:
 
     def _send(self, request: Request, header: SendMessage) -> Future[Response]:
         parts = _parts(request, header)
-        messages = [
-            Message(
-                header.topic,
-                part.body,
-                properties=decode_properties(part.properties),
-                queue_id=None if header.queue_id < 0 else header.queue_id,
-                flag=part.flag,
-                born_timestamp=header.born_timestamp,
-            )
-            for part in parts
-        ]
+        messages = [_message(header, part) for part in parts]
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
         answered: Future[Response] = Future()
 
@@ -73,6 +67,40 @@ class Sending:
         ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())
         queue_id, queue_offset = int(placed.queue_ids[0]), int(placed.queue_offsets[0])
         return Response(header=Sent(",".join(ids), queue_id, queue_offset, region=_REGION, trace_on=False))
+
+
+def _message(header: SendMessage, part: Batched) -> Message:
+    """Raises `RequestRefused` for a delay that is no number."""
+    properties = decode_properties(part.properties)
+    return Message(
+        header.topic,
+        part.body,
+        delay_level=_number(properties, PROPERTY_DELAY) or 0,
+        deliver_at=_deliver_at(properties),
+        properties=properties,
+        queue_id=None if header.queue_id < 0 else header.queue_id,
+        flag=part.flag,
+        born_timestamp=header.born_timestamp,
+    )
+
+
+def _deliver_at(properties: dict[str, str]) -> int | None:
+    """When a message is to be delivered, ms since 1970, taken out of its properties."""
+    at = _number(properties, PROPERTY_DELIVER_AT)
+    for name, unit in _DELAYS_MS.items():
+        if (delay := _number(properties, name)) is not None:
+            at = int(time.time() * 1000) + delay * unit
+    return at
+
+
+def _number(properties: dict[str, str], name: str) -> int | None:
+    """A property that says a number, taken out; None without it."""
+    text = properties.pop(name, None)
+    if text is None:
+        return None
+    if not re.fullmatch("-?[0-9]{1,18}", text, re.ASCII):
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"property {name}={text[:40]!r} is no number")
+    return int(text)
 
 
 def _parts(request: Request, header: SendMessage) -> list[Batched]:

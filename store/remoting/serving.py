@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from store import MessageStore
 from store.broker.hold import PullRequestHoldService
 from store.remoting.appending import Appending
 from store.remoting.clients import Clients
 from store.remoting.connection import Connection
+from store.remoting.group_offsets import PERSIST_SECONDS, ServedOffsets
+from store.remoting.locks import Locks
 from store.remoting.loop import LoopThread
 from store.remoting.offsets import Offsets
+from store.remoting.progress import Progress
 from store.remoting.pulling import Pulling
+from store.remoting.retries import Retries
 from store.remoting.routes import Routes
 from store.remoting.sending import Sending
 from store.remoting.server import Limits, Processors, Server
@@ -33,15 +39,26 @@ class Serving:
         self._hold = PullRequestHoldService(store)
         self._appending = Appending(store)
         self._thread = LoopThread("mq-server")
-        clients = Clients()
+        self._offsets = offsets = ServedOffsets(store)
+        retries = Retries(store)
+        clients, locks = Clients(retries.prepare), Locks()
         sending = Sending(store, self._appending, create_topics=create_topics)
-        pulling = Pulling(store, self._hold, clients, self._thread, max_held=MAX_HELD)
+        pulling = Pulling(store, self._hold, clients, offsets, self._thread, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
-        others = routes, clients, Offsets(store), ServedTopics(store, broker)
+        others = (
+            routes,
+            clients,
+            locks,
+            retries,
+            Offsets(store, offsets),
+            ServedTopics(store, broker),
+            Progress(store, broker, clients, offsets),
+        )
 
         def lost(connection: Connection) -> None:
             pulling.lost(connection)
             clients.lost(connection)
+            locks.lost(connection)
 
         processors = Processors(
             quick={**sending.quick(), **pulling.quick()},
@@ -55,6 +72,7 @@ class Serving:
             self._thread.stop()
             raise
         self.address = self._server.address
+        self._persisting = self._thread.submit(self._persist_offsets())
 
     @property
     def connections(self) -> int:
@@ -68,14 +86,21 @@ class Serving:
 
     def close(self) -> None:
         """Answer what is under way, held pulls too, and leave. The second time this does nothing."""
+        self._persisting.cancel()
         self._server.close(self._stop_waiting)
         self._thread.stop()
+        self._offsets.persist()
 
     def __enter__(self) -> Serving:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    async def _persist_offsets(self) -> None:
+        while True:
+            await asyncio.sleep(PERSIST_SECONDS)
+            await asyncio.to_thread(self._offsets.persist)
 
     def _stop_waiting(self) -> None:
         self._hold.stop()

@@ -186,6 +186,76 @@ def test_two_members_share_the_queues_until_one_leaves(served: Served, topic: st
     assert next(clients)["kind"] == "left"
 
 
+def left(clients: Clients, name: str) -> None:
+    """Wait until that consumer has left."""
+    clients.ask("leave", id=name)
+    for line in clients:
+        if line["kind"] == "left":
+            return
+
+
+def test_messages_that_fail_come_again(served: Served, topic: str) -> None:
+    clients = served.clients
+    clients.ask("subscribe", id="failing", group="failing", topic=topic, failures=2, level=1)
+    assert next(clients)["kind"] == "subscribed"
+    clients.ask("send", topic=topic, messages=3)
+    lines = [next(clients) for _ in range(3 + 1 + 9)]
+    tries = [line for line in lines if line["kind"] == "consumed"]
+    assert sorted(line["reconsumeTimes"] for line in tries) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len({line["keys"] for line in tries}) == 3
+    assert {line["topic"] for line in tries} == {topic}  # as RocketMQ's client shows them
+    left(clients, "failing")
+
+
+def test_a_message_that_always_fails_is_dead(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.ask("subscribe", id="hopeless", group="hopeless", topic=topic, failures=99, level=-1)
+    assert next(clients)["kind"] == "subscribed"
+    clients.ask("send", topic=topic, messages=1)
+    until(lambda: store.topics().get("%DLQ%hopeless") == 1 and store.max_offset("%DLQ%hopeless", 0) == 1)
+    left(clients, "hopeless")
+
+
+def test_in_order(served: Served, topic: str) -> None:
+    """A message that fails holds up its queue, and no other."""
+    clients = served.clients
+    clients.answers("send", topic=topic, messages=20)
+    clients.ask("subscribe", id="orderly", group="orderly", topic=topic, orderly=True, failures=1)
+    assert next(clients)["kind"] == "subscribed"
+    tries = [(line["queueId"], line["queueOffset"], line["reconsumeTimes"]) for line in consumed(clients, 40)]
+    for queue in range(4):
+        seen = [(offset, times) for at, offset, times in tries if at == queue]
+        assert seen == [(offset, times) for offset in range(5) for times in (0, 1)]
+    left(clients, "orderly")
+
+
+def test_messages_that_are_delivered_later(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.answers("send", topic=topic, messages=2, level=1)
+    assert ends(store, topic) == [0, 0, 0, 0]
+    clients.ask("subscribe", id="later", group="later", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    assert all(line["after"] >= 1000 for line in consumed(clients, 2))
+    left(clients, "later")
+
+
+def test_the_admin_tool_sees_how_far_a_group_is(served: Served, topic: str) -> None:
+    clients = served.clients
+    clients.answers("send", topic=topic, messages=8)
+    clients.ask("subscribe", id="watched", group="watched", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    consumed(clients, 8)
+
+    def progress() -> list[Json]:
+        return clients.answers("progress", group="watched")
+
+    until(lambda: sum(line["consumer"] for line in progress()[:-1] if line["topic"] == topic) == 8)
+    *queues, last = progress()
+    assert [id.rpartition("@")[2] for id in last["clients"]] == ["watched"]
+    assert sorted(line["broker"] for line in queues if line["topic"] == topic) == [2, 2, 2, 2]
+    left(clients, "watched")
+
+
 def test_the_admin_tool_makes_topics_and_lists_them(served: Served) -> None:
     store, clients = served
     clients.answers("createTopic", topic="made_by_admin", queues=6)

@@ -1,0 +1,88 @@
+"""How far the groups of clients have read: in memory, and brought to the store's files now and then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from store import MessageStore, StoreError, UnknownTopic
+from store.any_log import Queue
+
+PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
+_logger = logging.getLogger("store.remoting")
+
+
+@dataclass(slots=True)
+class _Known:
+    """offset: as a client said last. persisted: as the files say since this last looked, None without."""
+
+    offset: int
+    persisted: int | None
+
+
+class ServedOffsets:
+    """RocketMQ's ConsumerOffsetManager: what a client says last counts, also a smaller offset. Any thread may ask.
+
+    What somebody else writes to the files, such as `pyspark-mq groups reset`, counts more than what was said here
+    before.
+    """
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._known: dict[str, dict[Queue, _Known]] = {}
+
+    def committed(self, group: str, queue: Queue) -> int | None:
+        """The offset to read next, None where the group has none. Raises `UnknownTopic`."""
+        with self._lock:
+            known = self._known.get(group, {}).get(queue)
+        persisted = self._store.consumer_offset(group, *queue)
+        return persisted if known is None or known.persisted != persisted else known.offset
+
+    def commit(self, group: str, queue: Queue, offset: int) -> None:
+        """Set what a group has to read next."""
+        with self._lock:
+            known = self._known.setdefault(group, {}).get(queue)
+            if known is not None:
+                known.offset = offset
+                return
+        first = _Known(offset, self._store.consumer_offset(group, *queue))
+        with self._lock:
+            self._known[group].setdefault(queue, first).offset = offset
+
+    def persist(self) -> None:
+        """Bring everything new to the files; what cannot be is tried again the next time."""
+        with self._lock:
+            news = [
+                (group, queue)
+                for group, queues in self._known.items()
+                for queue, known in queues.items()
+                if known.offset != known.persisted
+            ]
+        for group, topic in sorted({(group, queue.topic) for group, queue in news}):
+            queues = [queue for name, queue in news if (name, queue.topic) == (group, topic)]
+            try:
+                self._persist(group, topic, queues)
+            except UnknownTopic:  # it was deleted
+                for queue in queues:
+                    self._forget(group, queue)
+            except StoreError as error:
+                _logger.warning("offsets of group %s in %s: %s", group, topic, error)
+
+    def _persist(self, group: str, topic: str, queues: list[Queue]) -> None:
+        offsets: dict[int, int] = {}
+        for queue in queues:
+            known = self._known[group][queue]
+            if self._store.consumer_offset(group, *queue) == known.persisted:
+                offsets[queue.queue_id] = known.offset
+            else:  # somebody else's word
+                self._forget(group, queue)
+        if offsets:
+            self._store.commit_offsets(group, topic, offsets)
+        for queue_id, offset in offsets.items():
+            self._known[group][Queue(topic, queue_id)].persisted = offset
+
+    def _forget(self, group: str, queue: Queue) -> None:
+        with self._lock:
+            self._known[group].pop(queue, None)

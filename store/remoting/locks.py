@@ -1,0 +1,75 @@
+"""LOCK_BATCH_MQ, UNLOCK_BATCH_MQ: which client of a group may read a queue in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from store import BadFrame
+from store.any_log import Queue
+from store.broker.queue_locks import Claims, claim, held
+from store.remoting.clients import MAX_HEARTBEAT_BYTES
+from store.remoting.codes import RequestCode
+from store.remoting.command import parse_object
+from store.remoting.connection import Connection
+from store.remoting.request import Handler, Request, Response
+from store.remoting.routes import of_json
+
+
+class LockRequest(NamedTuple):
+    """queues: those asked for, each with what the client calls it (RocketMQ's MessageQueue)."""
+
+    group: str
+    client_id: str
+    queues: Mapping[Queue, Mapping[str, Any]]
+
+    @staticmethod
+    def of(body: bytes) -> LockRequest:
+        """Raises `BadFrame`."""
+        if len(body) > MAX_HEARTBEAT_BYTES:
+            raise BadFrame(f"a request of {len(body):,} bytes for queues; at most {MAX_HEARTBEAT_BYTES:,}")
+        content = parse_object(body)
+        try:
+            queues = {Queue(str(each["topic"]), int(each["queueId"])): each for each in content.get("mqSet") or ()}
+            return LockRequest(str(content["consumerGroup"]), str(content["clientId"]), queues)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadFrame(f"{body[:60]!r}...: no request for queues: {error!r}") from error
+
+
+class Locks:
+    """What clients have, by `queue_locks`' rules. What a client had is free at once when its connection is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[str, dict[str, Claims]] = {}  # group, client id
+        self._connections: dict[Connection, set[tuple[str, str]]] = {}
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers for threads of the pool."""
+        return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
+
+    def lost(self, connection: Connection) -> None:
+        """In the loop's thread."""
+        with self._lock:
+            for group, client_id in self._connections.pop(connection, ()):
+                self._claims[group].pop(client_id, None)
+
+    def _claim(self, request: Request) -> Response:
+        asked, now = LockRequest.of(bytes(request.command.body)), time.monotonic()
+        with self._lock:
+            of_group = self._claims.setdefault(asked.group, {})
+            taken = set().union(*(held(claims, now) for id, claims in of_group.items() if id != asked.client_id))
+            claims = claim(asked.queues, of_group.get(asked.client_id, {}), taken, now)
+            of_group[asked.client_id] = claims
+            self._connections.setdefault(request.connection, set()).add((asked.group, asked.client_id))
+        return of_json({"lockOKMQSet": [name for queue, name in asked.queues.items() if queue in claims]})
+
+    def _give_back(self, request: Request) -> Response:
+        asked = LockRequest.of(bytes(request.command.body))
+        with self._lock:
+            of_group = self._claims.get(asked.group, {})
+            kept = of_group.get(asked.client_id, {}).items()
+            of_group[asked.client_id] = {queue: at for queue, at in kept if queue not in asked.queues}
+        return Response()

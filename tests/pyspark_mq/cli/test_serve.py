@@ -1,0 +1,72 @@
+"""`pyspark-mq serve`, as a process: it serves until it is told to end, and ends in good order."""
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore, StoredMessage
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.headers import GetRoute, PullMessage, SendMessageV2, Sent
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started
+
+
+@contextmanager
+def served(path: Path, *more: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with started("serve", path, "--listen", address, *more) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().decode()
+        assert said == f"{path}: name server and broker at {address}; Ctrl-C ends it\n", process.stderr.read().decode()
+        yield process, address
+
+
+def send(client: Client, address: str) -> Sent:
+    header = SendMessageV2("producers", "orders", "TBW102", 4, 0, 0, 0, 0)
+    return Sent.of(client.request(address, RequestCode.SEND_MESSAGE_V2, header.texts(), b"body", timeout=60).fields)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_answers_and_leaves_in_good_order(tmp_path: Path, how: signal.Signals) -> None:
+    path = tmp_path / "new"
+    with served(path) as (process, address), Client(60) as client:
+        sent = send(client, address)
+        pull = PullMessage("g", "orders", 0, 1, 32, 6, 0, 60_000, 0, "*")
+        held = client.ask(address, RequestCode.PULL_MESSAGE, pull.texts())
+        client.request(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts())
+        process.send_signal(how)
+        assert held.result().code == 19
+        assert process.wait(TIMEOUT_SECONDS) == (130 if how == signal.SIGINT else 0)
+        assert process.stderr is not None
+        said = f"Interrupted: {path} is served no longer\n" if how == signal.SIGINT else ""
+        assert process.stderr.read().decode() == said
+    assert not (path / "abort").exists()
+    assert message(path, sent).store_host == address
+
+
+def message(path: Path, sent: Sent) -> StoredMessage:
+    with MessageStore.open(path, read_only=True) as store:
+        return store.message_by_id(sent.msg_id)
+
+
+def test_what_was_acknowledged_is_there_after_a_kill(tmp_path: Path) -> None:
+    with served(tmp_path / "mq") as (process, address), Client(60) as client:
+        sent = [send(client, address) for _ in range(20)]
+        process.kill()
+        process.wait(TIMEOUT_SECONDS)
+    assert {message(tmp_path / "mq", each).body for each in sent} == {b"body"}
+
+
+def test_where_it_cannot_listen(path: Path, tmp_path: Path) -> None:
+    with served(path) as (_, address):
+        done = run("serve", tmp_path / "other", "--listen", address)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{address}: cannot listen there" in done.stderr
+    assert run("serve", path, "--listen", "nowhere").returncode == 1

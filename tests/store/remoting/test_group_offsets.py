@@ -1,0 +1,66 @@
+"""Offsets that clients commit: what was said last counts, unless the files say otherwise meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from store import MessageStore
+from store.any_log import Queue
+from store.remoting.group_offsets import ServedOffsets
+
+QUEUE = Queue("orders", 1)
+
+
+@pytest.fixture
+def offsets(store: MessageStore) -> ServedOffsets:
+    return ServedOffsets(store)
+
+
+def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: ServedOffsets) -> None:
+    assert offsets.committed("g", QUEUE) is None
+    offsets.commit("g", QUEUE, 7)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (7, None)
+    offsets.persist()
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (7, 7)
+    offsets.commit("g", QUEUE, 5)  # a client that resets says a smaller one
+    offsets.persist()
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (5, 5)
+
+
+def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) -> None:
+    store.commit_offsets("g", "orders", {1: 3})
+    assert offsets.committed("g", QUEUE) == 3
+    offsets.commit("g", QUEUE, 4)
+    assert offsets.committed("g", QUEUE) == 4
+    assert offsets.committed("other", QUEUE) is None
+
+
+def test_what_somebody_else_sets_counts_more(store: MessageStore, offsets: ServedOffsets) -> None:
+    offsets.commit("g", QUEUE, 7)
+    offsets.persist()
+    offsets.commit("g", QUEUE, 9)
+    store.commit_offsets("g", "orders", {1: 2})
+    assert offsets.committed("g", QUEUE) == 2
+    offsets.persist()
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (2, 2)
+    offsets.commit("g", QUEUE, 3)
+    offsets.persist()
+    assert store.consumer_offset("g", *QUEUE) == 3
+
+
+def test_nothing_is_written_for_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
+    offsets.commit("g", QUEUE, 7)
+    offsets.persist()
+    file = store.path / "config/consumerOffset.json"
+    before = file.stat().st_mtime_ns
+    offsets.commit("g", QUEUE, 7)
+    offsets.persist()
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_topic_that_is_gone(store: MessageStore, offsets: ServedOffsets) -> None:
+    offsets.commit("g", Queue("nowhere", 0), 7)
+    offsets.commit("g", QUEUE, 8)
+    offsets.persist()
+    assert offsets.committed("g", Queue("nowhere", 0)) is None
+    assert store.consumer_offset("g", *QUEUE) == 8

@@ -1,0 +1,64 @@
+"""Queues that clients lock, to read them in order: one client's at a time, free when it is gone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from store import BadFrame
+from store.any_log import Queue
+from store.broker.response_codes import ResponseCode
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.locks import LockRequest
+from tests.store.remoting.broker import Broker
+from tests.store.remoting.golden import FRAMES
+from tests.waiting import until
+
+(MADE,) = {bytes.fromhex(line["body"]) for line in FRAMES if line["code"] == RequestCode.UNLOCK_BATCH_MQ}
+
+
+def queues(*ids: int) -> list[dict[str, object]]:
+    return [{"brokerName": "broker-a", "queueId": id, "topic": "orders"} for id in ids]
+
+
+def ask(broker: Broker, code: int, client_id: str, *ids: int, group: str = "g") -> list[int]:
+    body = {"clientId": client_id, "consumerGroup": group, "mqSet": queues(*ids), "onlyThisBroker": False}
+    answer = broker.ask(code, body=json.dumps(body).encode())
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    if not answer.body:
+        return []
+    locked = json.loads(bytes(answer.body))["lockOKMQSet"]
+    assert locked == queues(*(each["queueId"] for each in locked))
+    return [each["queueId"] for each in locked]
+
+
+def test_what_rocketmq_made() -> None:
+    asked = LockRequest.of(MADE)
+    assert (asked.group, asked.client_id, list(asked.queues)) == ("group", "127.0.0.1@1", [Queue("orders", 3)])
+
+
+def test_one_client_at_a_time(broker: Broker) -> None:
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1, 2) == [2]
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, group="other") == [0]
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
+    ask(broker, RequestCode.UNLOCK_BATCH_MQ, "b", 0)  # not its own
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == []
+    ask(broker, RequestCode.UNLOCK_BATCH_MQ, "a", 0)
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1) == [0]
+
+
+def test_who_is_gone_has_nothing(broker: Broker) -> None:
+    with Client() as other:
+        assert ask(Broker(broker.serving, other), RequestCode.LOCK_BATCH_MQ, "a", 0) == [0]
+        assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == []
+    until(lambda: ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == [0])
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"clientId":"a","consumerGroup":"g","mqSet":[7]}', b'{"mqSet":7}'])
+def test_what_is_no_request(broker: Broker, body: bytes) -> None:
+    with pytest.raises(BadFrame):
+        LockRequest.of(body)
+    assert broker.ask(RequestCode.LOCK_BATCH_MQ, body=body).code == ResponseCode.SYSTEM_ERROR
