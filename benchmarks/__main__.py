@@ -10,6 +10,7 @@ import click
 
 from benchmarks import (
     appending,
+    consuming,
     filtering,
     getting,
     indexing,
@@ -28,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),
     "reading": lambda small: reading.main(2_000, 1, (100,)) if small else reading.main(2_000_000, 5),
     "getting": lambda small: getting.main(2_000 if small else 200_000, 1 if small else 5),
+    "consuming": lambda small: consuming.main(2_000 if small else 500_000, 1 if small else 5),
     "writing": lambda small: writing.main(2_000, 1, (100,)) if small else writing.main(2_000_000, 5),
     "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 1 if small else 3),
     "indexing": lambda small: indexing.main(2_000 if small else 10_000_000, 20 if small else 2_000),
