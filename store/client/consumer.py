@@ -23,7 +23,7 @@ from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
-from store.errors import InvalidArgument, UnknownTopic
+from store.errors import InvalidArgument, StoreBusy, UnknownTopic
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, seconds
@@ -281,7 +281,10 @@ class Consumer(Opened):
 
     def _rebalance(self) -> None:
         while not self._over.is_set():
-            self._rebalancer.step()
+            try:
+                self._rebalancer.step()
+            except StoreBusy as error:  # what is consumed here is its own for a while yet
+                _logger.warning("%s: tried again: %s", self._what, error)
             self._rebalancer.wait()
 
     def _end(self) -> None:

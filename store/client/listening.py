@@ -54,7 +54,7 @@ def call(listener: Listener, messages: Messages, group: str) -> Outcome:
     It is logged once for messages that are tried again in place.
     """
     try:
-        answer = cast(Callable[..., object], listener)(messages)
+        answer = cast("Callable[..., object]", listener)(messages)
     except ReconsumeLater as later:
         if 0 <= later.done <= len(messages):
             return Outcome(later.done, later.delay_level)

@@ -72,7 +72,10 @@ class Rebalancer:
         return sorted(self._mine)
 
     def step(self) -> None:
-        """Bring what is consumed here in line with what the group has, as it stands now."""
+        """Bring what is consumed here in line with what the group has, as it stands now.
+
+        Raises `StoreBusy` where others have the turn for too long; it may be repeated.
+        """
         now = time.monotonic()
         if now >= self._renewed + _RENEW_SECONDS:
             self._renew(now)
@@ -120,11 +123,11 @@ class Rebalancer:
             must_wait = isinstance(queue, OrderlyQueue) or (again_at is None and now < since + _PATIENCE_SECONDS)
             if must_wait and self._queues.in_hand(queue):
                 continue
-            del self._leaving[name]
             self._queues.remove(queue)
             if again_at is None:
                 self._member.unlock([name])
-            else:
+            del self._leaving[name]
+            if again_at is not None:
                 self._add(name, again_at)
 
     def _take_over(self, wanted: Collection[Queue]) -> None:

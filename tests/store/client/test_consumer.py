@@ -31,6 +31,7 @@ from store import (
 from store.any_log import Queue
 from store.local import LocalAddress
 from store.local_group import LocalGroup
+from tests.logs.memory import Memory, serve
 from tests.waiting import until
 
 QUEUES = 4
@@ -546,5 +547,14 @@ def test_over_any_log(store: MessageStore) -> None:
         Consumer(log, LocalGroup(store.path, "g"), "t", seen := Seen(), config=config()),
     ):
         until(lambda: len(seen.numbers) == 8)
+    memory = Memory()
+    memory.create_topic("t", QUEUES)
+    with (
+        serve(memory).open() as log,
+        Consumer(log, LocalGroup(store.path, "h"), "t", seen := Seen(), config=config()) as consumer,
+    ):
+        until(lambda: consumer.assigned == TOPIC)
+        memory.append([Message("t", b"7", queue_id=2)])
+        until(lambda: seen.numbers == [7])
     with LocalAddress(str(store.path)).open() as log, pytest.raises(InvalidArgument, match="group"):
         Consumer(log, "g", "t")
