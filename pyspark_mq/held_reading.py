@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
+from pyspark_mq.losses import Case, Loss, lose, loss_before
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.reading import RangeReader, RangeTask
 from pyspark_mq.slots import task_slots
 from pyspark_mq.worker import spare_what_is_loaded
-from store.any_log import Log, Positions, QueueRange
+from store import UnknownTopic
+from store.any_log import Fingerprints, Log, Positions, QueueRange
 from store.publish.published_end import current_boot_id
 
 LEAST_SECONDS = 1.0
@@ -30,7 +32,8 @@ class HeldTask:
     """What the driver plans for one task: `begin` of each of its queues, and for how long it holds them.
 
     seconds: 0 to read what is there and end, as for the replay of a batch by a query without `realTime`.
-    planned: `time.monotonic()` of the driver, which means something on the machine `boot_id` only.
+    planned: `time.monotonic()` of the driver, which means something on the machine `boot_id` only. last: which message
+    stands before `begin`, as far as that is known.
     """
 
     name: TaskName
@@ -38,6 +41,7 @@ class HeldTask:
     seconds: float
     planned: float
     boot_id: bytes
+    last: Fingerprints = field(default_factory=dict)
 
     def deadline(self) -> float:
         """When to end, by this process's `time.monotonic()`: all tasks of a batch at once where clocks are shared.
@@ -73,26 +77,59 @@ class HeldReader:
         record = self._ledger.find(task.name, task.begin)
         with self._options.address.open() as log:
             if record is None:
-                reached = dict(task.begin)
+                reached, last = dict(task.begin), dict(task.last)
                 starved = task.late() and self._ledger.any_ended(task.name)
-                yield from self._held(log, reached, task.deadline())
-                mine = TaskRecord(reached, starved, log.fingerprints(reached), task_slots())
+                yield from self._held(log, reached, last, task.deadline())
+                mine = TaskRecord(reached, starved, last, task_slots())
                 record = self._ledger.record(task.name, mine)
             else:
                 reached = task.begin
             yield from self._up_to(log, reached, record)
 
-    def _held(self, log: Log, reached: Positions, deadline: float) -> Iterator[pa.RecordBatch]:
-        """What is there and what arrives until `deadline`; `reached` is moved along."""
+    def _held(self, log: Log, reached: Positions, last: Fingerprints, deadline: float) -> Iterator[pa.RecordBatch]:
+        """What is there and what arrives until `deadline`; `reached` and `last`, the message before, are moved along.
+
+        A queue that is gone or another meanwhile is left where it was: the next batch begins there, and deals with it.
+        """
         with log.hold(dict(reached), deadline, self._options.message_filter, _HEARTBEAT_SECONDS) as held:
-            for there in held:
+            while True:
+                try:
+                    there = next(held)
+                except StopIteration:
+                    return
+                except UnknownTopic:
+                    self._lose_what_is_gone(log, reached)
+                    continue
                 if there is None:
                     yield self._range_reader.nothing()
                     continue
                 wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
-                yield from self._range_reader.scan(log, wanted, RangeTask((wanted,), {}, {}))
-                reached[there.queue] = wanted.end
-                held.again(there.queue, wanted.end)
+                queue, ends = wanted.queue, {wanted.queue: wanted.end}
+                before = log.fingerprints(ends)
+                # In this order: a queue that is the same one now was so when its last message was looked at.
+                if self._is_lost(log, wanted, last):
+                    continue
+                yield from self._range_reader.scan(log, wanted, RangeTask((wanted,), ends, before))
+                reached[queue] = wanted.end
+                last.pop(queue, None)
+                last |= before
+                held.again(queue, wanted.end)
+
+    def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints) -> bool:
+        """Whether a queue is not the one that was read up to `wanted`, or shorter. Raises `DataLossError`."""
+        queue, begin = wanted.queue, wanted.start
+        is_another = queue in last and bool(log.strangers({queue: begin}, {queue: last[queue]}))
+        if wanted.length and not is_another:
+            return False
+        loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
+        if loss is not None:
+            lose(self._options.fail_on_data_loss, loss)
+        return True
+
+    def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
+        """Raises `DataLossError`."""
+        for queue in reached.keys() - log.bounds(reached).keys():
+            lose(self._options.fail_on_data_loss, Loss(QueueRange(*queue, reached[queue], reached[queue]), Case.GONE))
 
     def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
         """The rest of what the record that counts says; nothing where it is this attempt's own."""

@@ -111,6 +111,10 @@ class EpochOffset:
         """Where the batch begins, over all tasks."""
         return {queue: offset for task in self.tasks for queue, offset in task.items()}
 
+    def last_of(self, task: Positions) -> Fingerprints:
+        """`last`, in the queues of one of the tasks."""
+        return {queue: self.last[queue] for queue in task if queue in self.last}
+
     def to_json(self) -> dict[str, Any]:
         """In one canonical order, as `StreamOffset.to_json`."""
         begin = [to_json(task) for task in self.tasks]

@@ -71,7 +71,11 @@ class RealTimeStreamReader(MqStreamReader):
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
         return [
-            InputPartition(HeldTask(TaskName(epoch.reader, epoch.epoch, number), begin, seconds, now, boot_id))
+            InputPartition(
+                HeldTask(
+                    TaskName(epoch.reader, epoch.epoch, number), begin, seconds, now, boot_id, epoch.last_of(begin)
+                )
+            )
             for number, begin in enumerate(epoch.tasks)
         ]
 
