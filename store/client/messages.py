@@ -224,7 +224,7 @@ class ReceivedMessage:
         return f"<{self.topic}/{self.queue_id}@{self.queue_offset} {self.msg_id}>"
 
 
-_FIELDS = tuple(StoredMessage.__dataclass_fields__)
+_FIELDS = StoredMessage._fields
 
 
 class Messages(Sequence[ReceivedMessage]):

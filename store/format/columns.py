@@ -178,9 +178,9 @@ class Block:
         return self._records.field(name)
 
     @property
-    def properties(self) -> PropertyColumns:
-        """What stands behind the bodies."""
-        return self._properties
+    def encoded_properties(self) -> pa.BinaryArray:
+        """What stands behind the bodies, as it is stored, length n."""
+        return self._records.properties
 
     # --- columns ---------------------------------------------------------------------------------------
 

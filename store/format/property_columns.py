@@ -90,10 +90,6 @@ class PropertyColumns:
         data = self._data[kept]
         return pa.BinaryArray.from_buffers(pa.binary(), self._count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
-    def dicts(self) -> list[dict[str, str]]:
-        """`maps` as Python has them."""
-        return dicts(self.maps())
-
     @cached_property
     def _layout(self) -> list[bytes] | None:
         """The names of every message's pieces, when all messages have the same ones in the same order, as is usual.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, make_dataclass, replace
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +38,7 @@ from store.format.layout import (
 from store.format.properties import decode_properties
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(NamedTuple):
     """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed."""
 
     topic: str
@@ -69,18 +67,6 @@ class StoredMessage:
     def keys(self) -> tuple[str, ...]:
         """The message's keys."""
         return tuple(key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
-
-
-# The same fields, not frozen: to set those of a frozen one takes five times as long.
-_Draft: Any = make_dataclass("_Draft", [field.name for field in fields(StoredMessage)], slots=True)
-
-
-def of_columns(*columns: Iterable[Any]) -> list[StoredMessage]:
-    """Messages from an iterable for each field, in their order."""
-    messages = list(map(_Draft, *columns))
-    for message in messages:
-        message.__class__ = StoredMessage
-    return messages
 
 
 _HEADERS = tuple(tuple(map(header_struct, row)) for row in RECORD_HEADERS)
@@ -136,7 +122,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
         elif body and (crc := body_crc(body)) != stored_crc:
             raise _wrong(where, f"body CRC {crc:#x}, stored {stored_crc:#x}")
     properties = decode_properties(encoded)
-    message = _Draft(
+    return StoredMessage(
         record[topic_begin:topic_end].decode("utf-8", "replace"),
         queue_id,
         queue_offset,
@@ -154,8 +140,6 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
         stored_crc,
         prepared_transaction_offset,
     )
-    message.__class__ = StoredMessage
-    return message  # type: ignore[no-any-return]
 
 
 def _ends_with_crc(properties: bytes) -> bool:
@@ -190,7 +174,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
     if not message.sys_flag & SYS_COMPRESSED:
         return message
     body = decompress(message.body, message.sys_flag, f"{where}", max_bytes)
-    return replace(message, body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
+    return message._replace(body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
 
 
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:

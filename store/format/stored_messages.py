@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from store.format.columns import Block
-from store.format.stored_message import StoredMessage, of_columns
+from store.format.properties import decode_properties
+from store.format.stored_message import StoredMessage
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
@@ -18,14 +19,14 @@ def stored_messages(block: Block) -> list[StoredMessage]:
     def field(name: str) -> list[int]:
         return block.field(name).tolist()  # type: ignore[no-any-return]
 
-    return of_columns(
+    columns = (
         column("topic"),
         column("queueId"),
         column("queueOffset"),
         column("physicalOffset"),
         column("msgId"),
         column("body"),
-        block.properties.dicts(),
+        map(decode_properties, block.encoded_properties.to_pylist()),
         field("born_timestamp"),
         field("store_timestamp"),
         column("bornHost"),
@@ -36,3 +37,4 @@ def stored_messages(block: Block) -> list[StoredMessage]:
         field("body_crc"),
         field("prepared_transaction_offset"),
     )
+    return list(map(StoredMessage._make, zip(*columns, strict=True)))

@@ -14,7 +14,7 @@ from store.client.messages import COLUMNS, Columns, Messages
 from store.local import LocalLog
 from store.read.filters import EVERYTHING
 
-FIELDS = (*StoredMessage.__dataclass_fields__, "tags", "keys")
+FIELDS = (*StoredMessage._fields, "tags", "keys")
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def one_by_one(data: bytes, physical: Any, sizes: Any, base: int) -> list[dict[s
     messages = (
         decode_record(data[start : start + size], "here") for start, size in zip(starts, sizes.tolist(), strict=True)
     )
-    return [seen._message_row(replace(one, sys_flag=one.sys_flag & ~SYS_COMPRESSED)) for one in messages]
+    return [seen._message_row(one._replace(sys_flag=one.sys_flag & ~SYS_COMPRESSED)) for one in messages]
 
 
 @settings(deadline=None)

@@ -64,7 +64,7 @@ def test_all_is_kept_but_the_place(rows: list[Message], was_crc: bool, with_crc:
     assert len(made) == 1
     for row, (copy, was) in enumerate(zip(again, [decode_record(originals[n], "there") for n in order], strict=True)):
         moved = {"topic": chosen[row], "queue_id": row, "queue_offset": row, "store_timestamp": copy.store_timestamp}
-        assert copy == replace(was, **moved, physical_offset=copy.physical_offset, msg_id=copy.msg_id)
+        assert copy == was._replace(**moved, physical_offset=copy.physical_offset, msg_id=copy.msg_id)
 
 
 def test_what_is_filed_is_that_of_the_message() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,7 +185,7 @@ def reference(
             must_be_entered(message, entry)
             if tags is not None and message.tags not in tags:
                 continue
-            message = inflated(replace(message, queue_id=queue_id), entry, left)
+            message = inflated(message._replace(queue_id=queue_id), entry, left)
         except OffsetLost:
             status = "MESSAGE_WAS_REMOVING"
             continue
