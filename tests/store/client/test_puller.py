@@ -1,0 +1,178 @@
+"""What is pulled into memory, how much of it at most, and who is given it when."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, TagFilter
+from store.any_log import MessageFilter, Positions, Queue
+from store.client.process_queue import ProcessQueue
+from store.client.process_queues import ProcessQueues
+from store.client.puller import Puller
+from store.local import LocalLog
+from store.read.filters import EVERYTHING
+from tests.waiting import PATIENCE, until
+
+QUEUE = Queue("t", 0)
+
+
+class Pulling:
+    """A store of one queue, its puller, and what was committed."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = MessageStore.open(path)
+        self.store.create_topic("t", 1)
+        self.positions: Positions = {}
+        self.queues = ProcessQueues(self.positions.update)
+        self.queues.lease(math.inf)
+
+    def put(self, count: int, size: int = 10) -> None:
+        first = self.store.max_offset(*QUEUE)
+        numbers = range(first, first + count)
+        self.store.put_many([Message("t", b"x" * size, queue_id=0, tags=("even", "odd")[n % 2]) for n in numbers])
+
+    def pull(self, max_count: int, max_bytes: int, message_filter: MessageFilter = EVERYTHING) -> ProcessQueue:
+        self.puller = Puller(LocalLog(self.store), message_filter, self.queues, max_bytes)
+        self.thread = threading.Thread(target=self.puller.run)
+        self.thread.start()
+        queue = ProcessQueue(QUEUE, 0, max_count, max_bytes)
+        self.queues.add(queue, self.puller.pull)
+        return queue
+
+    def close(self) -> None:
+        self.queues.close()
+        self.puller.stop()
+        self.thread.join()
+        self.store.close()
+
+
+@pytest.fixture
+def pulling(tmp_path: Path) -> Iterator[Pulling]:
+    it = Pulling(tmp_path / "mq")
+    yield it
+    it.close()
+
+
+@pytest.mark.parametrize(
+    ("max_count", "max_bytes", "expected"),
+    [(1, 1 << 20, 1), (10, 1 << 20, 10), (1000, 3000, 30), (1000, 1, 1)],
+)
+def test_no_more_is_cached_than_is_allowed_and_all_comes(
+    pulling: Pulling, max_count: int, max_bytes: int, expected: int
+) -> None:
+    pulling.put(100, size=100)
+    queue = pulling.pull(max_count, max_bytes)
+    most, seen = 0, []
+    while len(seen) < 100:
+        taken = pulling.queues.take(3, PATIENCE)
+        assert taken is not None
+        seen += [message.queue_offset for message in taken.handful.messages]
+        most = max(most, queue.count)
+        pulling.queues.done(taken)
+        assert pulling.positions == {QUEUE: seen[-1] + 1}
+    assert seen == [*range(100)]
+    assert most <= expected
+
+
+def test_what_hangs_stops_its_queue_when_so_many_messages_would_come_twice(pulling: Pulling) -> None:
+    pulling.put(100)
+    queue = pulling.pull(20, 1 << 20)
+    hanging = pulling.queues.take(1, PATIENCE)
+    assert hanging is not None
+    for _ in range(19):
+        taken = pulling.queues.take(1, PATIENCE)
+        assert taken is not None
+        pulling.queues.done(taken)
+    assert pulling.queues.take(1, 0.1) is None
+    assert (queue.position, queue.pulled, pulling.positions) == (0, 20, {})
+    pulling.queues.done(hanging)
+    assert pulling.positions == {QUEUE: 20}
+    until(lambda: queue.pulled > 20)
+
+
+def test_what_does_not_match_is_passed_over(pulling: Pulling) -> None:
+    pulling.put(100)
+    pulling.pull(10, 1 << 20, TagFilter.parse("odd"))
+    seen = []
+    while len(seen) < 50:
+        taken = pulling.queues.take(4, PATIENCE)
+        assert taken is not None
+        seen += [message.queue_offset for message in taken.handful.messages]
+        pulling.queues.done(taken)
+    assert seen == [*range(1, 100, 2)]
+    until(lambda: pulling.positions == {QUEUE: 100})
+
+
+def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
+    """As after a reset: the one before still waits for messages behind its end."""
+    pulling.put(10)
+    queue = pulling.pull(100, 1 << 20)
+    for begin in (0, 5, 0, 9, 2):
+        pulling.queues.remove(queue)
+        queue = ProcessQueue(QUEUE, begin, 100, 1 << 20)
+        pulling.queues.add(queue, pulling.puller.pull)
+        for _ in range(2):
+            until(lambda: queue.pulled == pulling.store.max_offset(*QUEUE))  # noqa: B023
+            assert queue.count == queue.pulled - begin
+            pulling.put(1)
+
+
+def test_nothing_is_handed_out_when_the_lease_is_over(pulling: Pulling) -> None:
+    pulling.put(10)
+    pulling.queues.lease(time.monotonic() - 1)
+    queue = pulling.pull(100, 1 << 20)
+    until(lambda: queue.count == 10)
+    assert pulling.queues.take(1, 0.05) is None
+    renewing = threading.Timer(0.1, pulling.queues.lease, [math.inf])
+    renewing.start()
+    assert pulling.queues.take(1, PATIENCE) is not None
+    renewing.join()
+
+
+def test_who_asks_when_there_is_nothing_is_told_once(pulling: Pulling) -> None:
+    queue = pulling.pull(100, 1 << 20)
+    told: list[int] = []
+    assert pulling.queues.take_or_tell(1, lambda: told.append(1)) is None
+    assert told == []
+    pulling.put(1)
+    until(lambda: told == [1])
+    taken = pulling.queues.take_or_tell(1, lambda: told.append(2))
+    assert taken is not None
+    pulling.queues.give_back(taken, 0.0)
+    assert queue.position == 0
+    again = pulling.queues.take(1, PATIENCE)
+    assert again is not None
+    pulling.queues.done(again)
+    pulling.queues.close()
+    assert told == [1]
+    assert pulling.queues.take_or_tell(1, lambda: told.append(3)) is None
+
+
+def test_what_was_given_back_for_a_while_is_handed_out_then(pulling: Pulling) -> None:
+    pulling.put(1)
+    pulling.pull(100, 1 << 20)
+    taken = pulling.queues.take(1, PATIENCE)
+    assert taken is not None
+    begin = time.monotonic()
+    pulling.queues.give_back(taken, 0.1)
+    assert pulling.queues.take(1, PATIENCE) is not None
+    assert time.monotonic() - begin >= 0.1
+
+
+def test_what_is_done_of_a_queue_that_was_removed_does_not_count(pulling: Pulling) -> None:
+    pulling.put(10)
+    queue = pulling.pull(100, 1 << 20)
+    taken = pulling.queues.take(5, PATIENCE)
+    assert taken is not None
+    assert pulling.queues.in_hand(queue) == [taken.handful]
+    assert pulling.queues.forget(lambda: {QUEUE: 3}) == {QUEUE: 3}
+    pulling.queues.done(taken)
+    assert pulling.queues.in_hand(queue) == []
+    assert pulling.positions == {}
+    assert pulling.queues.take(5, 0.05) is None
