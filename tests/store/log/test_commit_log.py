@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from store import MessageRefused, PutStatus
 from store.format.layout import BLANK, MAGIC_BLANK
 from store.log.commit_log import CommitLog
+from tests.device.disk import Change, Sync, Write
+from tests.device.recorder import Recorder
 
 SIZE = 256
 
@@ -108,3 +110,32 @@ def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int
     log.clear(begin, placement.end)
     assert [log.segments.first_not_zero(begin, placement.end)] == [None]
     assert log.segments.read(0, begin) == b"\1" * begin
+
+
+@pytest.mark.parametrize("begin", [0, 150, 200])  # in an empty log, in one that goes on, behind a blank
+def test_the_head_of_a_hidden_record_is_last_on_the_device_and_first_away(tmp_path: Path, begin: int) -> None:
+    root = tmp_path / "device"
+    root.mkdir()
+    recorder = Recorder(root)
+    with recorder.recording():
+        log = CommitLog(root, SIZE, writable=True)
+        if begin:
+            log.segments.write(0, b"\1" * begin)
+        placement = log.place(begin, np.array([120] * 3))
+        first, end = int(placement.physical_offsets[0]), placement.end
+        log.write(placement, lambda first, last: memoryview(b"\2" * 120 * (last - first)), hidden=True)
+        log.segments.flush(begin, end)
+        hidden = len(recorder.changes)
+        log.show(first, 120, flush=True)
+        shown = len(recorder.changes)
+        log.clear(first, end)
+
+    def kinds(changes: list[Change]) -> list[tuple[int, bytes] | type[Sync]]:
+        return [(each.position, each.data) if isinstance(each, Write) else type(each) for each in changes]  # type: ignore[misc]
+
+    head = first % SIZE
+    assert kinds(recorder.changes[hidden:shown]) == [(head, (120).to_bytes(4, "big")), Sync]
+    cleared = kinds(recorder.changes[shown:])
+    assert cleared[:2] == [(head, bytes(4)), Sync], "on the device before anything else goes"
+    assert cleared[-1] is Sync
+    assert len(cleared) > 3

@@ -14,7 +14,8 @@ import pytest
 from store import CorruptRecord, Message, MessageStore, StoreConfig
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.log.consume_queue import Entries
-from store.log.lives import Life, QueueInLog
+from store.log.consume_queues import ConsumeQueues
+from store.log.lives import Life, QueueInLog, QueuesInLog
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests import seen
@@ -230,3 +231,29 @@ def test_lives_and_what_counts() -> None:
     assert counting(0, 0, 10) == counting(10, 1000, 5) == []
     assert counting(0, 2000, 8) == list(range(6))
     assert counting(6, 3000, 3) == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("first_byte", "had", "first_seen", "may_follow"),
+    [
+        (0, 0, 0, True),
+        (0, 0, 5, False),  # where the log has its beginning, so has the queue
+        (1, 0, 5, True),
+        (4096, 0, 5, True),
+        (4096, 3, 3, True),
+        (4096, 3, 5, False),  # the queue knows better
+    ],
+)
+def test_where_a_queue_may_begin_in_a_log(
+    tmp_path: Path, first_byte: int, had: int, first_seen: int, may_follow: bool
+) -> None:
+    queues = ConsumeQueues(tmp_path, 10 * CQ_ENTRY.itemsize, writable=True)
+    entries = np.zeros(had + 2, CQ_ENTRY)
+    entries["physical_offset"], entries["size"] = 5000 + 100 * np.arange(had + 2), 100
+    queues.of("t", 0).write(0, entries[:had])
+    found = QueuesInLog(queues, lambda *entry: True, first_byte)
+    if had:
+        found.begin(("t", 0), had)
+    assert found.add(("t", 0), np.arange(first_seen, first_seen + 2), entries[had:]) is may_follow
+    if may_follow:
+        assert (found.found["t", 0].begin, found.found["t", 0].max_offset) == (first_seen, first_seen + 2)
