@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +15,8 @@ import pytest
 from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.format.layout import ABORT_FILE
 from store.publish.published_end import PublishedEnd
+from tests.device.disk import Sync, Write
+from tests.device.recorder import Recorder
 from tests.end_to_end.test_kill import bodies, check_log
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
@@ -153,3 +158,83 @@ def test_a_table_of_many_pieces_is_one_sequence(tmp_path: Path) -> None:
             assert result.queue_offsets[rows].tolist() == list(range(len(range(queue_id, 8000, 3))))
             (batch,) = store.scan("t", queue_id, 2000, 2001, columns=("body",))
             assert batch["body"][0].as_py() == int(rows[2000]).to_bytes(4, "big") * 2500
+
+
+def publish(store: MessageStore, *parts: list[Message], **how: Any) -> None:
+    append = store.begin()
+    for part in parts:
+        append.add_messages(part)
+    append.publish(**how)
+
+
+MARK = Message("t", b"marked", queue_id=0)
+HOW: dict[str, Callable[[MessageStore], object]] = {
+    "put": lambda store: store.put(MARK),
+    "put 2": lambda store: store.put_many([MARK] * 2),
+    "put 3": lambda store: store.put_many([MARK] * 3),
+    "publish": lambda store: publish(store, [MARK]),
+    "publish 2 parts": lambda store: publish(store, [MARK], [MARK]),
+    "publish flushed": lambda store: publish(store, [MARK], flush=True),
+    "publish 2 flushed": lambda store: publish(store, [MARK] * 2, flush=True),
+    "publish 3 flushed": lambda store: publish(store, [MARK] * 3, flush=True),
+    "publish 2 parts flushed": lambda store: publish(store, [MARK], [MARK], flush=True),
+    "publish unless": lambda store: publish(store, [MARK], unless=lambda: False),
+    "publish 2 unless": lambda store: publish(store, [MARK] * 2, unless=lambda: False),
+}
+TO_BE_FLUSHED = {name for name in HOW if "flushed" in name}
+SEVERAL_PARTS = {name for name in HOW if "parts" in name}
+SINGLE = {"put", "publish", "publish flushed", "publish unless"}
+
+
+@pytest.mark.parametrize("name", HOW)
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_what_is_flushed_and_what_is_hidden_until_it_is(tmp_path: Path, name: str, flush: str) -> None:
+    """Hidden: the head of the first record, which is all or nothing of several, is written behind the rest."""
+    root = tmp_path / "device"
+    root.mkdir()
+    recorder = Recorder(root)
+    config = replace(SMALL, flushDiskType=flush, flushIntervalCommitLog=3_600_000)
+    with recorder.recording(), MessageStore.open(root / "mq", config=config) as store:
+        store.create_topic("t", 1)
+        begin = store.put(Message("t", b"before")).physical_offset
+        at, begun = store.confirm_offset, recorder.look()
+        HOW[name](store)
+        changes = recorder.changes[begun : recorder.look()]
+    assert begin < at
+    log = next(each.node for each in changes if isinstance(each, Write) and b"marked" in each.data)
+    writes = [(each.position, len(each.data)) for each in changes if isinstance(each, Write) and each.node == log]
+    flushes = [each for each in changes if isinstance(each, Sync) and each.node == log]
+    is_flushed = flush == "SYNC_FLUSH" or name in TO_BE_FLUSHED
+    is_hidden = name in SEVERAL_PARTS or (is_flushed and name not in SINGLE)
+    assert bool(flushes) == is_flushed
+    assert writes[0][0] == at + 4 * is_hidden
+    assert ((at, 4) in writes[1:]) == is_hidden
+    assert len(flushes) == is_flushed * (1 + is_hidden)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_what_readers_may_know_of_times_and_keys(tmp_path: Path, indexed: bool) -> None:
+    with MessageStore.open(tmp_path, config=replace(SMALL, messageIndexEnable=indexed)) as store:
+        store.create_topic("t", 1)
+        published = PublishedEnd(tmp_path, writable=False)
+        for n in range(200):  # several of them in one millisecond
+            store.put(Message("t", b"", keys=(f"k{n}",)))
+            assert published.keys_from == (0 if indexed else store.confirm_offset)
+            assert published.times_from == 0
+
+
+def test_an_undone_append_gives_the_next_a_later_time(path: Path) -> None:
+    """Whoever saw something of it in between notices by the time that it is gone."""
+    with MessageStore.open(path) as store:
+        dead_append(path, announced=600)
+        published = PublishedEnd(path, writable=True)
+        seen = published.store_timestamp + 60_000
+        published.announce(published.announced_end, seen)
+        store.put(Message("t", b"next"))
+        assert published.store_timestamp > seen
+
+
+def test_the_types_of_a_result(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        result = store.append_table("t", pa.table({"body": [b"x"] * 3}))
+    assert (result.queue_ids.dtype, result.queue_offsets.dtype, result.physical_offsets.dtype) == ("i4", "i8", "i8")
