@@ -3,16 +3,29 @@
 import json
 import time
 from itertools import count
+from threading import Event
+from typing import NamedTuple
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.lag import Lag, lags
 from pyspark_mq.cli.measures import Extent, LogFiles, extents, log_files
 from pyspark_mq.cli.tables import Cells, aligned, number
 from store import MessageStore
 
 Extents = dict[tuple[str, int], Extent]
+Lags = dict[tuple[str, str, int], Lag]  # by group, topic and queue
+
+
+class Look(NamedTuple):
+    """A store at one moment. at: `time.monotonic()`."""
+
+    at: float
+    queues: Extents
+    groups: Lags
+    log: LogFiles
 
 
 @click.command()
@@ -20,38 +33,100 @@ Extents = dict[tuple[str, int], Extent]
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead, in one line.")
 @click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Look again every so many seconds.")
 @click.option("--count", "looks", type=click.IntRange(1), help="With --watch: end after so many looks.")
-def stats(store: str, as_json: bool, watch: float | None, looks: int | None) -> None:
+@click.option(
+    "--prometheus", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve metrics to Prometheus instead."
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="With --prometheus: where to listen.")
+def stats(store: str, as_json: bool, watch: float | None, looks: int | None, port: int | None, address: str) -> None:
     """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk.
+
+    With --watch also messages a second: what came into each queue, and what each group got through.
 
     The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet.
     """
     if looks is not None and watch is None:
         raise click.UsageError("--count goes with --watch")
-    seen: Extents = {}
-    done = 0
+    if port is not None:
+        if as_json or watch is not None:
+            raise click.UsageError("--prometheus goes alone: each scrape looks anew")
+        serve(store, address, port)
+        return
+    done, before = 0, None
     with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
         for done in count(1):
-            seen = extents(opened, seen)
-            click.echo((as_object if as_json else as_table)(seen, log_files(opened)))
+            now = look(opened, before)
+            click.echo((as_object if as_json else as_table)(before, now))
             if watch is None or done == looks:
                 return
             click.echo("", nl=not as_json)
             time.sleep(watch)
+            before = now
 
 
-def as_table(found: Extents, log: LogFiles) -> str:
-    """A line for each queue, and one for the log."""
-    rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
-    for each in found.values():
-        numbers = each.first, each.end, each.messages, each.size
+def serve(store: str, address: str, port: int) -> None:
+    """Answer Prometheus until Ctrl-C; port 0 is any that is free."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from pyspark_mq.metrics import StoreCollector
+    except ImportError as error:
+        raise click.ClickException(f"{error}; pip install 'pyspark-mq[prometheus]'") from error
+    with interruptible(lambda: f"no more metrics of {store}"), MessageStore.open(store, read_only=True) as opened:
+        registry = CollectorRegistry()
+        registry.register(StoreCollector(opened))
+        server, thread = start_http_server(port, address, registry)
+        try:
+            click.echo(f"http://{address}:{server.server_port}/metrics")
+            Event().wait()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def look(store: MessageStore, before: Look | None) -> Look:
+    """A store as it stands; of queues that were seen before only the change is read."""
+    groups = {(each.group, each.topic, each.queue): each for each in lags(store)}
+    return Look(time.monotonic(), extents(store, before.queues if before else {}), groups, log_files(store))
+
+
+def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
+    """Messages a second that came into a queue between two looks; None where it was not there at the first."""
+    earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
+    if before is None or earlier is None:
+        return None
+    return max(0, queue.end - earlier.end) / (now.at - before.at)
+
+
+def rate_out(before: Look | None, now: Look, lag: Lag) -> float | None:
+    """Messages a second that a group got through; None where it had no offset."""
+    earlier = None if before is None else before.groups.get((lag.group, lag.topic, lag.queue))
+    if before is None or earlier is None or earlier.offset is None or lag.offset is None:
+        return None
+    return max(0, lag.offset - earlier.offset) / (now.at - before.at)
+
+
+def as_table(before: Look | None, now: Look) -> str:
+    """A line for each queue, one for each queue of each group, and one for the log."""
+    log = now.log
+    rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes", "messages/s")]
+    for each in now.queues.values():
+        numbers = each.first, each.end, each.messages, each.size, rate_in(before, now, each)
         rows.append((each.topic, str(each.queue), *map(number, numbers)))
-    return (
-        f"{aligned(rows)}\n\nlog: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
+    tables = [aligned(rows if before is not None else [row[:-1] for row in rows])]
+    if before is not None and now.groups:
+        rows = [("group", "topic", "queue", "offset", "lag", "read/s")]
+        for lag in now.groups.values():
+            numbers_ = lag.offset, lag.messages, rate_out(before, now, lag)
+            rows.append((lag.group, lag.topic, str(lag.queue), *map(number, numbers_)))
+        tables.append(aligned(rows, left=2))
+    tables.append(
+        f"log: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
         f"taking {log.taken:,} on disk, dispatch lag {log.dispatch_lag:,} bytes"
     )
+    return "\n\n".join(tables)
 
 
-def as_object(found: Extents, log: LogFiles) -> str:
+def as_object(before: Look | None, now: Look) -> str:
     """One line of JSON."""
     queues = [
         {
@@ -61,14 +136,30 @@ def as_object(found: Extents, log: LogFiles) -> str:
             "maxOffset": each.end,
             "messages": each.messages,
             "bytes": each.size,
+            **_rate("messagesInPerSecond", rate_in(before, now, each)),
         }
-        for each in found.values()
+        for each in now.queues.values()
     ]
-    taken = {
-        "publishedBytes": log.published,
-        "segments": log.segments,
-        "fileBytes": log.length,
-        "bytesOnDisk": log.taken,
-        "dispatchLagBytes": log.dispatch_lag,
+    groups = [
+        {
+            "group": lag.group,
+            "topic": lag.topic,
+            "queueId": lag.queue,
+            "offset": lag.offset,
+            "lag": lag.messages,
+            **_rate("messagesOutPerSecond", rate_out(before, now, lag)),
+        }
+        for lag in now.groups.values()
+    ]
+    log = {
+        "publishedBytes": now.log.published,
+        "segments": now.log.segments,
+        "fileBytes": now.log.length,
+        "bytesOnDisk": now.log.taken,
+        "dispatchLagBytes": now.log.dispatch_lag,
     }
-    return json.dumps({"timestamp": round(time.time() * 1000), "queues": queues, "log": taken})
+    return json.dumps({"timestamp": round(time.time() * 1000), "queues": queues, "groups": groups, "log": log})
+
+
+def _rate(name: str, rate: float | None) -> dict[str, float]:
+    return {} if rate is None else {name: round(rate, 1)}

@@ -2,8 +2,13 @@
 
 import json
 import signal
+import socket
+import urllib.request
 from pathlib import Path
 
+import pytest
+
+from store import Message, MessageStore
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed
 
 
@@ -38,6 +43,72 @@ def test_again_and_again(path: Path) -> None:
     assert len(times) == 3
     assert times[2] - times[0] >= 200
     assert run("stats", path, "--count", 3).returncode == 2
+
+
+def test_rates_between_looks(path: Path) -> None:
+    succeed("send", path, "orders", "a", "b", "--queue", 1)
+    with MessageStore.open(path) as store:
+        store.commit_offsets("readers", "orders", {1: 1})
+    with started("stats", path, "--watch", 0.2, "--json") as stats:
+        assert stats.stdout is not None
+        first = json.loads(stats.stdout.readline())
+        assert "messagesInPerSecond" not in first["queues"][1]
+        with MessageStore.open(path) as store:
+            store.put_many([Message("orders", b"", queue_id=1)] * 1000)
+            store.commit_offsets("readers", "orders", {1: 501})
+        seen = [first]
+        while seen[-1]["queues"][1]["maxOffset"] < 1002 or seen[-1]["groups"][1]["offset"] < 501:
+            seen.append(json.loads(stats.stdout.readline()))
+
+    def total(kind: str, name: str) -> float:
+        times = [each["timestamp"] / 1000 for each in seen]
+        rates = [each[kind][1][name] for each in seen[1:]]
+        return sum(rate * (now - before) for rate, before, now in zip(rates, times, times[1:], strict=False))
+
+    assert total("queues", "messagesInPerSecond") == pytest.approx(1000, rel=0.2)
+    assert total("groups", "messagesOutPerSecond") == pytest.approx(500, rel=0.2)
+    assert seen[-1]["groups"][1]["lag"] == 501
+
+
+def test_rates_in_the_table(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        store.put_many([Message("orders", b"", queue_id=1)] * 3)
+        store.commit_offsets("readers", "orders", {1: 1})
+    first, _, second = succeed("stats", path, "--watch", 0.1, "--count", 2).partition("dispatch lag 0 bytes\n\n")
+    assert "messages/s" not in first
+    lines = [line.split() for line in second.splitlines()]
+    assert lines[0][-1] == "messages/s"
+    assert lines[2][-1] == "0"
+    assert ["readers", "orders", "1", "1", "2", "0"] in lines
+
+
+def test_prometheus(path: Path) -> None:
+    succeed("send", path, "orders", "a", "b", "--queue", 1)
+    with started("stats", path, "--prometheus", 0) as stats:
+        assert stats.stdout is not None
+        url = stats.stdout.readline().decode().strip()
+        for count in (2, 3):
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+                assert f'rocketmq_messages_in_total{{topic="orders"}} {count}.0\n' in answer.read().decode()
+            succeed("send", path, "orders", "one more")
+        stats.send_signal(signal.SIGINT)
+        _, err = stats.communicate(timeout=TIMEOUT_SECONDS)
+    assert stats.returncode == 130
+    assert err.decode().startswith("Interrupted: no more metrics of")
+
+
+def test_prometheus_goes_alone(path: Path) -> None:
+    for other in ("--json", "--watch=1"):
+        done = run("stats", path, "--prometheus", 0, other)
+        assert done.returncode == 2
+        assert "--prometheus goes alone" in done.stderr
+
+
+def test_a_port_that_is_taken(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("stats", path, "--prometheus", taken.getsockname()[1])
+    assert done.returncode == 1
+    assert "in use" in done.stderr
 
 
 def test_ctrl_c_ends_it(path: Path) -> None:

@@ -1,0 +1,101 @@
+"""A store as Prometheus sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pyspark_mq.metrics import StoreCollector
+from store import Message, MessageStore, StoreConfig
+from store.upkeep.deletion import delete_topic
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=20 * 20, maxMessageSize=4096)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path, config=SMALL) as it:
+        it.create_topic("orders", 2)
+        it.create_topic("empty", 1)
+        yield it
+
+
+@pytest.fixture
+def registry(store: MessageStore) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(store))
+    return registry
+
+
+def put(store: MessageStore, count: int, topic: str = "orders") -> int:
+    """Bytes of the records."""
+    begin = store.confirm_offset
+    store.put_many([Message(topic, bytes(100))] * count)
+    return store.confirm_offset - begin
+
+
+def test_what_came_in(store: MessageStore, registry: CollectorRegistry) -> None:
+    size = 0
+    for count in (3, 4, 5):
+        size += put(store, count)
+        assert registry.get_sample_value("rocketmq_throughput_in_total", {"topic": "orders"}) == size
+    assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "orders"}) == 12
+    assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "empty"}) == 0
+    assert registry.get_sample_value("rocketmq_topic_number") == 2
+    assert registry.get_sample_value("rocketmq_storage_dispatch_behind_bytes") == 0
+    assert registry.get_sample_value("rocketmq_storage_size") > 0
+
+
+def test_counters_do_not_step_back_with_retention(store: MessageStore, registry: CollectorRegistry) -> None:
+    size = put(store, 100)
+    assert registry.get_sample_value("rocketmq_throughput_in_total", {"topic": "orders"}) == size
+    put(store, 2000, "empty")
+    store.clean(asked=True, forced=True)
+    assert store.min_offset("orders", 0) > 0
+    size += put(store, 7)
+    assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "orders"}) == 107
+    assert registry.get_sample_value("rocketmq_throughput_in_total", {"topic": "orders"}) == size
+
+
+def test_groups(store: MessageStore, registry: CollectorRegistry) -> None:
+    labels = {"topic": "orders", "consumer_group": "readers"}
+    before = time.time() * 1000
+    put(store, 10)
+    store.commit_offsets("readers", "orders", {0: 5, 1: 2})
+    assert registry.get_sample_value("rocketmq_consumer_lag_messages", labels) == 3
+    assert registry.get_sample_value("rocketmq_messages_out_total", labels) == 7
+    assert registry.get_sample_value("rocketmq_consumer_group_number") == 1
+    latency = registry.get_sample_value("rocketmq_consumer_lag_latency", labels)
+    kept = registry.get_sample_value("rocketmq_storage_message_reserve_time")
+    assert latency is not None
+    assert kept is not None
+    assert 0 <= latency <= kept <= time.time() * 1000 - before + 1
+    store.commit_offsets("readers", "orders", {1: 5})
+    assert registry.get_sample_value("rocketmq_consumer_lag_latency", labels) == 0
+    assert registry.get_sample_value("rocketmq_consumer_lag_messages", labels) == 0
+
+
+def test_dead_letters(store: MessageStore, registry: CollectorRegistry) -> None:
+    store.create_topic("%DLQ%readers", 1)
+    store.put_many([Message("%DLQ%readers", b"")] * 3)
+    assert registry.get_sample_value("rocketmq_send_to_dlq_messages_total", {"consumer_group": "readers"}) == 3
+
+
+def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
+    """As with a process that was started anew, a counter begins at zero."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("orders", 2)
+        put(store, 10)
+    with MessageStore.open(tmp_path, read_only=True) as reader:
+        registry = CollectorRegistry()
+        registry.register(StoreCollector(reader))
+        assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "orders"}) == 10
+        delete_topic(tmp_path, "orders")
+        with MessageStore.open(tmp_path, config=SMALL) as store:
+            store.create_topic("orders", 2)
+            put(store, 4)
+        assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "orders"}) == 4
