@@ -9,6 +9,7 @@
         ├── LedgerError          the record of what real-time tasks read: missing, unreadable or not writable
         ├── StagingError         rows of a write that is under way: not writable, or gone
         ├── CommitError          what a query wrote so far cannot be known, or not be kept
+        ├── QueuesTaken          another member of the group has the queues of an orderly query
         ├── SubscriptionError    a topic or queue that is named and does not exist
         ├── DataLossError        messages that the query counts on are gone
         ├── PlanError            a DataFrame of which `explain` can say nothing
@@ -55,6 +56,10 @@ class StagingError(MqSourceError):
 
 class CommitError(MqSourceError):
     """Which batch a query wrote last cannot be known, or cannot be kept."""
+
+
+class QueuesTaken(MqSourceError):
+    """Another member of the group has the queues of an orderly query, or takes them over."""
 
 
 class SubscriptionError(MqSourceError):

@@ -85,6 +85,20 @@ READ_OPTIONS = (
         "[consumer groups](#consumer-groups-and-lag)",
     ),
     Option(
+        "consumeMode",
+        "concurrently",
+        "orderly",
+        "streams only, with `consumerGroup`: an `orderly` stream locks its queues, so that no other query or consumer "
+        "of the group reads them meanwhile, and splits none over partitions; see [groups](groups.md#orderly-streams)",
+    ),
+    Option(
+        "whenLocked",
+        "wait",
+        "takeOver",
+        "with `consumeMode=orderly`, while another member of the group has queues of the query: `wait` until it ends, "
+        "`takeOver`, which ends it after its batch, or `fail`",
+    ),
+    Option(
         "subExpression",
         None,
         "paid || shipped",

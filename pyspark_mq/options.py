@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, cast, get_args
 
@@ -12,8 +12,10 @@ from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
 from pyspark_mq.option_tables import READ_OPTIONS, known_options
+from pyspark_mq.orderly import WhenLocked
 from pyspark_mq.subscription import Subscription
 from store import FilterError, InvalidGroup, message_filter
+from store.any_group import Subscription as Expression
 from store.any_log import LogAddress, MessageFilter, Oversized
 from store.files.consumer_offsets import check_group_name
 
@@ -36,7 +38,9 @@ class SourceOptions:
     """What the user asked for, parsed and checked.
 
     address: where the log is. start, end: None for the default, which differs between streaming and batch.
-    consumer_group: to which the progress of a stream is told. message_filter: which messages to read.
+    consumer_group: to which the progress of a stream is told. orderly: what an orderly stream does while its queues are
+    locked; None for one that locks none. expression: subExpression as it was given. message_filter: which messages to
+    read.
     min_offsets_per_trigger: how many messages make a batch, unless the last one is max_trigger_delay_seconds ago.
     max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. oversized:
     what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
@@ -49,6 +53,8 @@ class SourceOptions:
     start: Limit | None
     end: Limit | None
     consumer_group: str | None
+    orderly: WhenLocked | None
+    expression: Expression
     message_filter: MessageFilter
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
@@ -84,6 +90,8 @@ class SourceOptions:
             start=start_of(given),
             end=end_of(given),
             consumer_group=if_given("consumerGroup", _group),
+            orderly=_orderly(given),
+            expression=Expression(given.get("subExpression", "*"), given.get("expressionType", "TAG").upper()),
             message_filter=_message_filter(given.get("subExpression"), given.get("expressionType")),
             max_offsets_per_trigger=if_given("maxOffsetsPerTrigger", _positive),
             max_bytes_per_trigger=if_given("maxBytesPerTrigger", _bytes),
@@ -159,6 +167,10 @@ class SourceOptions:
             "maxBytesPerTrigger": self.max_bytes_per_trigger,
             "minOffsetsPerTrigger": self.min_offsets_per_trigger,
         }
+        if self.orderly is not None:
+            raise OptionError(
+                "consumeMode=orderly is for streaming queries (spark.readStream); a batch query has an end"
+            )
         if self.real_time:
             raise OptionError("realTime is for streaming queries (spark.readStream); a batch query reads what is there")
         for name, limit in limits.items():
@@ -174,6 +186,31 @@ def _message_filter(expression: str | None, expression_type: str | None) -> Mess
         return message_filter(expression, expression_type or _DEFAULTS["expressionType"])
     except FilterError as error:
         raise OptionError(f"subExpression: {error}") from error
+
+
+def _orderly(given: Mapping[str, str]) -> WhenLocked | None:
+    mode = _choice("consumeMode", given.get("consumeMode", _DEFAULTS["consumeMode"]), ("concurrently", "orderly"))
+    when_locked = _choice("whenLocked", given.get("whenLocked", _DEFAULTS["whenLocked"]), [w.value for w in WhenLocked])
+    if mode != "orderly":
+        if "whenLocked" in given:
+            raise OptionError("whenLocked goes with consumeMode=orderly: no other stream locks queues")
+        return None
+    if "consumerGroup" not in given:
+        raise OptionError("consumeMode=orderly needs consumerGroup: its members keep out of each other's queues")
+    for name in ("minPartitions", "maxRecordsPerPartition"):
+        if name in given:
+            raise OptionError(
+                f"{name} splits queues over partitions, which consumeMode=orderly never does; leave it out"
+            )
+    return WhenLocked(when_locked)
+
+
+def _choice(name: str, text: str, choices: Iterable[str]) -> str:
+    """One of `choices`, which may be given in other case."""
+    for choice in choices:
+        if text.strip().lower() == choice.lower():
+            return choice
+    raise OptionError(f"{name} takes {' or '.join(choices)}, got {text!r}")
 
 
 def _group(name: str, text: str) -> str:
@@ -234,10 +271,7 @@ def _short(text: str) -> str:
 
 
 def _oversized(name: str, text: str) -> Oversized:
-    for known in get_args(Oversized):
-        if text.strip().lower() == known:
-            return cast(Oversized, known)
-    raise OptionError(f"{name} takes {' or '.join(get_args(Oversized))}, got {text!r}")
+    return cast(Oversized, _choice(name, text, get_args(Oversized)))
 
 
 def _refuse(name: str, limit: Limit, offset: int, why: str) -> None:

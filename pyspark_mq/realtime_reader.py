@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ class RealTimeStreamReader(MqStreamReader):
             self._ledger.mark_passed(before.reader)
             self._ledger.prune()
         if epoch is not None and end != self._known:
+            self._take(math.inf)
             self._must_be_same(epoch.begin, epoch.last)
         if epoch is None:
             # After a real-time batch every queue is pinned.
@@ -97,7 +99,12 @@ class RealTimeStreamReader(MqStreamReader):
     def _next_epoch(self, offset: StreamOffset, before: EpochOffset | None) -> dict[str, Any] | None:
         """The batch after `offset`; None while no queue is subscribed."""
         self._tell(offset.next)
+        if not self._take(self._options.hold_timeout_seconds):
+            return None
+        offset = self._ahead(offset)
         self._bounds = self._queues.hold(self._options.hold_timeout_seconds, offset.next, {})
+        if not self._has_all():
+            return None
         batch = self._begin(offset)
         if not batch.begin:
             return None

@@ -22,6 +22,7 @@ from pyspark_mq.group_progress import GroupProgress
 from pyspark_mq.losses import Case, Loss, lose
 from pyspark_mq.offsets import BatchStart, StreamOffset, batch_ranges, begin_batch
 from pyspark_mq.options import SourceOptions
+from pyspark_mq.orderly import OrderlyQueues, group_of
 from pyspark_mq.planning import limit_ranges
 from pyspark_mq.positions import to_json
 from pyspark_mq.queues import Queues, ends, is_enough
@@ -65,15 +66,20 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself when there is nothing new after holding for an arrival.
 
-        Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`.
+        Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`, `QueuesTaken`.
         """
         offset = self._offset(start)
         self._tell(offset.next)
         once = isinstance(limit, ReadAllAvailable)
         waits = not once and self._target is None
+        if not self._take(self._options.hold_timeout_seconds if waits else math.inf):
+            return start
+        offset = self._ahead(offset)
         hold, least = (self._options.hold_timeout_seconds, self._least()) if waits else (0.0, 1)
         self._bounds = self._queues.hold(hold, offset.next, offset.next, least)
         if not is_enough(offset.next, self._bounds, least) and start == self._known:
+            return self._idle(start)
+        if not self._has_all():
             return self._idle(start)
         batch = self._begin(offset)
         ranges = self._available(offset, batch)
@@ -101,6 +107,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `DataLossError` for a batch to be run again from queues that are others now (see `failOnDataLoss`).
         """
         until = self._offset(end)
+        if end != self._known:
+            self._take(math.inf)
         ranges = batch_ranges(self._offset(start), until)
         if end != self._known:
             self._must_be_same(until.next, until.last)
@@ -112,6 +120,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if "_group" in self.__dict__ and self._group is not None:
             self._group.tell()
+        if "_orderly" in self.__dict__ and self._orderly is not None:
+            self._orderly.close()
         if "_log" in self.__dict__:
             self._log.close()
 
@@ -134,8 +144,22 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tell(self, reached: Positions) -> None:
         """Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come."""
+        if self._orderly is not None:
+            self._orderly.done(reached)
         if self._group is not None:
             self._group.reached(reached)
+
+    def _take(self, timeout: float) -> bool:
+        """Whether this query may read: an orderly one has to have its queues."""
+        return self._orderly is None or self._orderly.take(self._queues.bounds(), timeout)
+
+    def _has_all(self) -> bool:
+        """Whether the queues last seen are those that it took."""
+        return self._orderly is None or self._orderly.take(self._bounds, 0.0)
+
+    def _ahead(self, offset: StreamOffset) -> StreamOffset:
+        """Where to go on: its group may be further than an orderly query."""
+        return offset if self._orderly is None else self._orderly.ahead(offset)
 
     def _idle(self, start: dict[str, Any]) -> dict[str, Any]:
         """`start`, behind which nothing is. Its group is told at once: Spark may end this process without `stop`."""
@@ -146,7 +170,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _group(self) -> GroupProgress | None:
         group = self._options.consumer_group
-        return None if group is None else GroupProgress(self._log, group)
+        return None if group is None or self._options.orderly is not None else GroupProgress(self._log, group)
+
+    @cached_property
+    def _orderly(self) -> OrderlyQueues | None:
+        options = self._options
+        if options.orderly is None or options.consumer_group is None:
+            return None
+        reads = dict.fromkeys(options.subscription.names(), options.expression)
+        return OrderlyQueues(group_of(options.address, options.consumer_group), reads, options.orderly)
 
     @cached_property
     def _log(self) -> Log:

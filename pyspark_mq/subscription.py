@@ -57,6 +57,12 @@ class Subscription:
                 "(pyspark-mq topic create), or use subscribePattern, which waits for topics to come"
             )
 
+    def names(self) -> list[str]:
+        """The topics that are named, or else the pattern."""
+        if self.pattern is not None:
+            return [self.pattern]
+        return sorted({*(self.topics or ()), *(queue.topic for queue in self.assigned or ())})
+
     def doubt(self, topics: Collection[str]) -> str | None:
         """What may be wrong with a pattern that matches none of `topics`; None where all is well."""
         if self.pattern is None or any(map(self._wants, topics)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from store.any_log import Positions, Queue
 from store.format.stored_message import StoredMessage
@@ -70,7 +70,7 @@ class Member(Protocol):
     def members(self) -> list[str]:
         """The ids to allocate the queues to, sorted, this one among them; of a broadcasting group this one alone.
 
-        Those that were heard of within 120 s, and have not left or died.
+        Those that were heard of within 120 s, and have not left or died. None that is exclusive, but this one.
         """
 
     def wait(self, timeout: float) -> bool:
@@ -80,13 +80,18 @@ class Member(Protocol):
         another thread ends it.
         """
 
-    def lock(self, queues: Iterable[Queue]) -> set[Queue]:
+    def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
         """Those of `queues` that are this member's now: that were free, expired or its own (LOCK_BATCH_MQ).
 
         Never one that another member has, and not at once one that was its own until it expired: its reader has to
         start anew. They are its own for 60 s; call it every 20 s, also with none, for it tells that this member is
         well. What was committed in one that is new here is forgotten.
+
+        ask: let who has the others know that this member asks for them, until it calls this without.
         """
+
+    def asked(self) -> set[Queue]:
+        """Those of this member's queues that another asks for. Whether it gives them up is for it to decide."""
 
     def unlock(self, queues: Iterable[Queue]) -> None:
         """Give queues back; what was committed in them is persisted before others may have them."""
@@ -150,10 +155,12 @@ class Group(Protocol):
         *,
         model: MessageModel = MessageModel.CLUSTERING,
         orderly: bool = False,
+        exclusive: bool = False,
         instance: str | None = None,
     ) -> Member:
         """Become a member; the group is made if it is new.
 
+        exclusive: this member has all queues or none, so others do not leave it a share.
         instance: a name of this process's choice, RocketMQ's instanceName: of two members at a time only one can have
         it. A broadcasting member finds its offsets again by it. Default: another each time; DEFAULT for broadcasting.
 
@@ -174,3 +181,11 @@ class Group(Protocol):
 
         Raises `UnknownGroup`, which names those with a like name, `UnknownTopic`, `OffsetOutOfRange`.
         """
+
+
+@runtime_checkable
+class HasGroups(Protocol):
+    """An address of a log (`LogAddress`) that keeps consumer groups."""
+
+    def group(self, name: str) -> Group:
+        """Raises `InvalidGroup`."""

@@ -26,6 +26,7 @@ from store.any_log import (
     ReadSpec,
 )
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.local_group import LocalGroup
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class LocalAddress:
     def open_writer(self) -> LocalWriter:
         """Raises as `MessageStore.open` with create=False."""
         return LocalWriter(MessageStore.open(self.path, create=False))
+
+    def group(self, name: str) -> LocalGroup:
+        """Raises as `LocalGroup`."""
+        return LocalGroup(self.path, name)
 
 
 class LocalLog:

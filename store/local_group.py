@@ -52,6 +52,7 @@ class LocalGroup:
         *,
         model: MessageModel = MessageModel.CLUSTERING,
         orderly: bool = False,
+        exclusive: bool = False,
         instance: str | None = None,
     ) -> LocalMember:
         if instance is None:
@@ -65,7 +66,7 @@ class LocalGroup:
 
         def join() -> LocalMember:
             resets, _ = files.resets.read()
-            seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, resets))
+            seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, exclusive, resets))
             return LocalMember(files, seat)
 
         return files.in_turn(join)
@@ -96,10 +97,10 @@ class LocalGroup:
 
 
 class _Sight(NamedTuple):
-    """What a member waits for to change. queues: of each other member."""
+    """What a member waits for to change. others: the queues that each has, and those that it asks for."""
 
     resets: int
-    queues: dict[str, set[Queue]]
+    others: dict[str, tuple[set[Queue], set[Queue]]]
 
 
 @explained_verbs
@@ -121,7 +122,7 @@ class LocalMember:
 
     def members(self) -> list[str]:
         self._seat.must_be_open()
-        return sorted([self.id, *(entry.id for entry in self._others())])
+        return sorted([self.id, *(entry.id for entry in self._others() if not entry.exclusive)])
 
     def wait(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -133,7 +134,7 @@ class LocalMember:
         self._seen = found
         return True
 
-    def lock(self, queues: Iterable[Queue]) -> set[Queue]:
+    def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
         wanted = set(queues)
 
         def lock() -> set[Queue]:
@@ -142,10 +143,15 @@ class LocalMember:
             if own.keys() - claims.keys():
                 self._persist()
             self._offsets.forget(own.keys() ^ claims.keys())
-            self._seat.claim(claims)
+            self._seat.claim(claims, asks=sorted(wanted - claims.keys()) if ask else ())
             return wanted & claims.keys()
 
         return self._in_turn(lock)
+
+    def asked(self) -> set[Queue]:
+        self._seat.must_be_open()
+        asks: set[Queue] = set().union(*(entry.asks for entry in self._others()))
+        return asks & self._seat.entry.claims.keys()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
         given = set(queues)
@@ -235,7 +241,7 @@ class LocalMember:
     def _look(self) -> _Sight:
         self._seat.must_be_open()
         resets, _ = self._files.resets.read()
-        return _Sight(resets, {entry.id: set(entry.claims) for entry in self._others()})
+        return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._others()})
 
     def _others(self) -> list[Entry]:
         """Whom this member shares the queues with; nobody, where all get everything."""

@@ -23,18 +23,21 @@ class Entry:
     """One member. id: host@instance.
 
     heard, claims: `time.monotonic()`, which all processes of a host share: when it wrote this, and when it asked for
-    each queue that it has. slots: the queues, in the order in which it notes what it has done in them. resets: how many
-    of the group's it knows of. boot: the kernel's id of the boot that it runs in.
+    each queue that it has. asks: those that it wants others to give up. slots: the queues, in the order in which it
+    notes what it has done in them. resets: how many of the group's it knows of. boot: the kernel's id of the boot that
+    it runs in.
     """
 
     id: str
     subscriptions: Subscriptions
     model: MessageModel
     orderly: bool
+    exclusive: bool = False
     resets: int = 0
     heard: float = -math.inf
     boot: str = ""
     claims: dict[Queue, float] = field(default_factory=dict)
+    asks: tuple[Queue, ...] = ()
     slots: tuple[Queue, ...] = ()
 
     @property
@@ -65,6 +68,7 @@ class Entry:
             content["model"] = MessageModel(content["model"])
             content["subscriptions"] = {topic: Subscription(*of) for topic, of in content["subscriptions"].items()}
             content["claims"] = {Queue(topic, queue_id): asked for topic, queue_id, asked in content["claims"]}
+            content["asks"] = tuple(Queue(*queue) for queue in content["asks"])
             content["slots"] = tuple(Queue(*queue) for queue in content["slots"])
             return Entry(**content)
         except (KeyError, TypeError, AttributeError) as error:

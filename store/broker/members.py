@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +95,9 @@ class Seat(Opened):
         set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
 
-    def claim(self, claims: dict[Queue, float], resets: int | None = None) -> None:
-        """Say which queues this member has from now on, and how many resets it knows of; and that it is well.
+    def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
+        """Say which queues this member has from now on, how many resets it knows of, and what it asks others for; each
+        as before where it is None; and that it is well.
 
         Call it in turn with all others. Raises `StoreReplaced` where the file is gone. Who cannot write has left.
         """
@@ -108,6 +109,7 @@ class Seat(Opened):
             heard=time.monotonic(),
             claims=claims,
             resets=old.resets if resets is None else resets,
+            asks=old.asks if asks is None else tuple(asks),
             slots=old.slots + tuple(queue for queue in claims if queue not in set(old.slots)),
         )
         text = entry.to_json()

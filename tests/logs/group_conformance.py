@@ -175,6 +175,28 @@ class GroupTests:
         assert other.wait(PATIENCE)
         assert other.lock(ALL) == set(ALL)
 
+    def test_one_that_asks_is_heard(self, group: Group, joined: ExitStack) -> None:
+        one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
+        one.lock([Q0, Q1])
+        one.wait(0)
+        assert other.lock([Q1, Q2], ask=True) == {Q2}
+        assert one.wait(PATIENCE)
+        assert (one.asked(), other.asked()) == ({Q1}, set())
+        one.unlock([Q1])
+        assert other.lock([Q1, Q2]) == {Q1, Q2}
+        assert one.asked() == set()
+        other.lock([Q0], ask=True)
+        other.lock([])
+        assert one.asked() == set()
+
+    def test_one_that_has_all_or_nothing_gets_no_share(self, group: Group, joined: ExitStack) -> None:
+        one = joined.enter_context(group.join(EVERYTHING))
+        all_or_nothing = joined.enter_context(group.join(EVERYTHING, exclusive=True))
+        assert one.members() == [one.id]
+        assert all_or_nothing.members() == sorted([one.id, all_or_nothing.id])
+        assert all_or_nothing.lock(ALL) == set(ALL)
+        assert one.lock(ALL) == set()
+
     def test_one_that_is_stopped_loses_its_queues(
         self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -29,12 +29,15 @@ SUBSCRIBES = {"subscribe", "subscribePattern", "assign"}
 NEEDS = {
     "startingOffsetsByTimestampStrategy": {"startingTimestamp": "4102444800000"},
     "expressionType": {"subExpression": "region = 'eu'"},
+    "consumeMode": {"consumerGroup": "billing"},
+    "whenLocked": {"consumerGroup": "billing", "consumeMode": "orderly"},
     "maxTriggerDelay": {"minOffsetsPerTrigger": "4"},
     "batchDuration": {"realTime": "true"},
     "realTimePartitions": {"realTime": "true"},
     "ledgerPath": {"realTime": "true"},
 }
-STREAMS = {"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "holdTimeoutMs"}
+LIMITS = {"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"}
+STREAMS = LIMITS | {"holdTimeoutMs", "consumeMode", "whenLocked"}
 HELD = {"realTime", "batchDuration", "realTimePartitions", "ledgerPath"}
 ROWS = {  # of the 8 of topic orders
     "subscribe": 10,
@@ -83,7 +86,9 @@ def read(option: Option, options: SourceOptions) -> int:
     start = reader.initialOffset()
     partitions = reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))
     if option.name not in HELD:
-        return sum(rows.num_rows for each in partitions for rows in reader.read(each))
+        rows = sum(rows.num_rows for each in partitions for rows in reader.read(each))
+        reader.stop()
+        return rows
     tasks = [iter(reader.read(each)) for each in partitions]
     first = sum(next(task).num_rows for task in tasks)
     for task in tasks:

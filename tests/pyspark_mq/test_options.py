@@ -12,6 +12,7 @@ from pyspark_mq.limits import EARLIEST, LATEST, Named, OffsetsByQueue
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.subscription import Subscription
 from store import TagFilter, message_filter
+from store.any_group import Subscription as Expression
 from store.any_log import Queue
 from store.local import LocalAddress
 
@@ -26,6 +27,8 @@ def test_defaults() -> None:
         start=None,
         end=None,
         consumer_group=None,
+        orderly=None,
+        expression=Expression(),
         message_filter=TagFilter(None),
         max_offsets_per_trigger=None,
         max_bytes_per_trigger=None,

@@ -29,10 +29,12 @@ ENTRIES = st.builds(
     subscriptions=st.dictionaries(st.text(), st.builds(Subscription, st.text(), st.sampled_from(["TAG", "SQL92"]))),
     model=st.sampled_from(MessageModel),
     orderly=st.booleans(),
+    exclusive=st.booleans(),
     resets=st.integers(0, 1 << 40),
     heard=TIMES,
     boot=st.text(),
     claims=st.dictionaries(QUEUES, TIMES),
+    asks=st.lists(QUEUES).map(tuple),
     slots=st.lists(QUEUES).map(tuple),
 )
 

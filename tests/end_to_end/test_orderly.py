@@ -1,0 +1,73 @@
+"""Two queries of one group through Spark: no message is read by both, and each queue's come in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from store.any_log import Queue
+from store.local_group import LocalGroup
+from tests.filled import Filled
+from tests.waiting import until
+
+Q0 = Queue("orders", 0)
+
+
+class Sink:
+    """Queue to the offsets that came, as they came."""
+
+    def __init__(self) -> None:
+        self.came: dict[int, list[int]] = defaultdict(list)
+
+    def __call__(self, batch: DataFrame, _batch_id: int) -> None:
+        for row in batch.select("queueId", "queueOffset").collect():
+            self.came[row.queueId].append(row.queueOffset)
+
+    @property
+    def messages(self) -> int:
+        return sum(map(len, self.came.values()))
+
+
+@contextmanager
+def query(spark: SparkSession, filled: Filled, folder: Path, sink: Sink, **options: str) -> Iterator[StreamingQuery]:
+    options = {"subscribe": "orders", "consumerGroup": "g", "consumeMode": "orderly", **options}
+    frame = spark.readStream.format("mq").options(startingOffsets="earliest", **options).load(str(filled.path))
+    running = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(folder)).start()
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def test_one_waits_and_one_takes_over(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
+    group = LocalGroup(filled.path, "g")
+    first, second, third = Sink(), Sink(), Sink()
+    with query(spark, filled, tmp_path / "second-checkpoint", second) as waiting:
+        # Whoever is there first has them; the other has its own checkpoint, which knows nothing.
+        until(lambda: second.messages >= 8)
+        with query(spark, filled, tmp_path / "first-checkpoint", first) as running:
+            until(lambda: len(group.members()) == 2)
+            filled.put("orders", 0, 40)
+            until(lambda: group.committed([Q0]) == {Q0: 43})  # a query that is stopped does not tell of its last batch
+            waiting.stop()
+            filled.put("orders", 1, 20)
+            until(lambda: first.messages >= 20)
+            with query(spark, filled, tmp_path / "third-checkpoint", third, whenLocked="takeOver"):
+                with pytest.raises(StreamingQueryException, match="QueuesTaken: group g: another query took over"):
+                    running.awaitTermination(120)
+                filled.put("orders", 0, 10)
+                until(lambda: third.messages >= 10)
+                assert len(group.members()) == 1
+    assert (second.came, first.came, third.came) == (
+        {0: [*range(43)], 1: [*range(5)]},
+        {1: [*range(5, 25)]},
+        {0: [*range(43, 53)]},
+    )
+    until(lambda: group.members() == [])
