@@ -135,8 +135,8 @@ class Rebalancer:
         if not got:
             return
         for topic in {queue.topic for queue in got}:
-            first = first_offsets(self._log, topic, self._member.committed, self._where, self._timestamp)
-            self._member.begin({queue: offset for queue, offset in first.items() if queue in got})
+            # Of all its queues: one that has no offset when others have some is taken for a new one.
+            self._member.begin(first_offsets(self._log, topic, self._member.committed, self._where, self._timestamp))
         bounds = self._log.bounds(got)
         for queue, position in self._member.committed(got).items():
             if queue in bounds:

@@ -174,6 +174,20 @@ def test_where_a_group_begins(store: MessageStore, where: ConsumeFromWhere, expe
     assert sorted(seen.numbers) == [*range(8 - expected, 8)]
 
 
+def test_a_group_begins_at_once_in_all_queues_of_a_topic(store: MessageStore) -> None:
+    """Also where its members divide them before anybody has read."""
+    put(store, range(8))
+    settings = config(consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
+    other = LocalGroup(store.path, "g").join({"t": Subscription()})
+    with other, Consumer(store.path, "g", "t", seen := Seen(), config=settings) as consumer:
+        until(lambda: len(consumer.assigned) == 2)
+        other.leave()
+        until(lambda: len(consumer.assigned) == 4)
+        put(store, range(8, 12))
+        until(lambda: len(seen.numbers) >= 4)
+    assert sorted(seen.numbers) == [8, 9, 10, 11]
+
+
 def test_broadcasting_each_gets_everything(store: MessageStore) -> None:
     put(store, range(20))
     each = config(message_model=MessageModel.BROADCASTING)
