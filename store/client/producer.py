@@ -100,6 +100,8 @@ class Producer(Opened):
         sharding_key: str | None = ...,
         flag: int = ...,
         born_timestamp: int | None = ...,
+        delay_level: int = ...,
+        deliver_at: int | None = ...,
         sequence: int | None = ...,
     ) -> Sent: ...
 
@@ -115,6 +117,8 @@ class Producer(Opened):
         sharding_key: str | None = None,
         flag: int = 0,
         born_timestamp: int | None = None,
+        delay_level: int = 0,
+        deliver_at: int | None = None,
         sequence: int | None = None,
     ) -> Sent:
         """Hand over a message: a `Message`, or its parts, which takes half the time. Later changes of what was given
@@ -145,7 +149,7 @@ class Producer(Opened):
         else:
             check_mapping(properties)
             properties = dict(properties)
-        row = body, tags, keys, properties, queue_id, sharding_key, flag, born_timestamp
+        row = body, tags, keys, properties, queue_id, sharding_key, flag, born_timestamp, delay_level, deliver_at
         if sequence is not None or self._memory is not None:
             return self._send_once(topic, row, sequence)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(body))
@@ -182,6 +186,8 @@ class Producer(Opened):
             sharding_key=message.sharding_key,
             flag=message.flag,
             born_timestamp=message.born_timestamp,
+            delay_level=message.delay_level,
+            deliver_at=message.deliver_at,
             sequence=sequence,
         )
 

@@ -65,6 +65,8 @@ def table_of(
     sharding_keys: Sequence[Any],
     flags: Sequence[Any],
     born_timestamps: Sequence[Any],
+    delay_levels: Sequence[Any],
+    deliver_at: Sequence[Any],
 ) -> pa.Table:
     """A table of messages, as `append_table` takes it, of the fields of `Message` of each, length n.
 
@@ -80,6 +82,8 @@ def table_of(
             "shardingKey": _texts(sharding_keys),
             "flag": _integers(flags, 0),
             "bornTimestamp": _integers(born_timestamps, None),
+            "delayLevel": _integers(delay_levels, 0),
+            "deliverAt": _integers(deliver_at, None),
         }
     except (UnicodeEncodeError, OverflowError) as error:
         raise NotColumns from error

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,37 @@ def test_the_same_as_put_many(store: MessageStore, producer: Producer, count: in
     assert len(queue) == 3 * count
     found = store.get_message("g", "t", put[0].queue_id, 2 * count, 1).messages[0]
     assert (found.flag, found.born_timestamp) == (3, 17)
+
+
+def test_it_takes_all_that_a_message_has() -> None:
+    assert [field.name for field in fields(Message)] == list(signature(Producer.send).parameters)[1:-1]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_delayed_messages(store: MessageStore, producer: Producer, count: int) -> None:
+    for _ in range(count):
+        producer.send("t", b"level", delay_level=18)
+        producer.send(Message("t", b"level", delay_level=18))
+    producer.flush()
+    assert bodies(store) == []
+    found = [body for topic in store.topics() if topic not in ("t", "u") for body in bodies(store, topic)]
+    assert found == [b"level"] * 2 * count
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_messages_for_a_time(store: MessageStore, producer: Producer, count: int) -> None:
+    """As `put` takes them."""
+    later = int(time.time() * 1000) + 3_600_000
+    try:
+        store.put(Message("t", b"time", deliver_at=later))
+        expected = None
+    except MessageRefused as error:
+        expected = str(error)
+    sent = [producer.send("t", b"time", deliver_at=later) for _ in range(count)]
+    sent.append(producer.send(Message("t", b"time", deliver_at=later)))
+    errors = [future.exception(PATIENCE) for future in sent]
+    assert {error and str(error) for error in errors} == {expected}
+    assert bodies(store) == []
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
