@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +108,45 @@ def test_gone_inside_a_held_batch(filled: Filled) -> None:
     filled.put("more", 0, 1)
     with pytest.raises(DataLossError, match=r"orders/[01] from [35] on is lost: the queue is gone"):
         query.next_batch()
+
+
+def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -> None:
+    it = reader(filled)
+    start = it.initialOffset()
+    first = latest(it, start)
+    run(it, it.partitions(start, first))
+    second = latest(it, first)
+    assert "$last" not in first  # its queues were read from their beginning
+    assert [tuple(last) for last in second["$last"]["orders"].values()] == [
+        filled.store.fingerprint("orders", 0, 2),
+        filled.store.fingerprint("orders", 1, 4),
+    ]
+    it.stop()
+    ledger = Path(filled.path) / "ledger"
+    shutil.move(ledger, Path(filled.path).with_name("ledger"))
+    filled.store.close()
+    shutil.rmtree(filled.path)
+    filled = Filled(Path(filled.path), {"orders": 2})
+    shutil.move(Path(filled.path).with_name("ledger"), ledger)
+    message = r"orders/0 from 3 on is lost: other messages stand there"
+    with filled.store:
+        filled.put("orders", 0, 9)
+        filled.put("orders", 1, 9)
+        for real_time in (True, False):
+            with pytest.raises(DataLossError, match=message):
+                latest(reader(filled, real_time=real_time), first)
+            with pytest.raises(DataLossError, match=message):  # run again after the driver was killed
+                reader(filled, real_time=real_time).partitions(first, second)
+        accepting = reader(filled, failOnDataLoss="false")
+        again = latest(accepting, first)
+        assert again["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 0}}]
+        assert "$last" not in again
+        assert run(accepting, accepting.partitions(first, again)) == sorted(filled.rows)
+
+
+def test_lost_messages_are_said_before_the_batch(filled: Filled) -> None:
+    before = {"orders": {"0": 50, "1": 5}}
+    with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost"):
+        latest(reader(filled), before)
+    accepting = latest(reader(filled, failOnDataLoss="false"), before)
+    assert accepting["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 5}}]

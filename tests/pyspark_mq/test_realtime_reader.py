@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mq import held_reading
-from pyspark_mq.errors import CheckpointError, DataLossError, LedgerError, OptionError
+from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.held_reading import HeldTask
 from pyspark_mq.ledger import Ledger, TaskRecord
 from pyspark_mq.options import SourceOptions
@@ -405,104 +402,6 @@ def test_killed_drivers_and_copied_checkpoints_go_on_exactly(
             assert query.rows == sorted(filled.rows)
 
 
-def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -> None:
-    it = reader(filled)
-    start = it.initialOffset()
-    first = latest(it, start)
-    run(it, it.partitions(start, first))
-    second = latest(it, first)
-    assert "$last" not in first  # its queues were read from their beginning
-    assert [tuple(last) for last in second["$last"]["orders"].values()] == [
-        filled.store.fingerprint("orders", 0, 2),
-        filled.store.fingerprint("orders", 1, 4),
-    ]
-    it.stop()
-    ledger = Path(filled.path) / "ledger"
-    shutil.move(ledger, Path(filled.path).with_name("ledger"))
-    filled.store.close()
-    shutil.rmtree(filled.path)
-    filled = Filled(Path(filled.path), {"orders": 2})
-    shutil.move(Path(filled.path).with_name("ledger"), ledger)
-    message = r"orders/0 from 3 on is lost: other messages stand there"
-    with filled.store:
-        filled.put("orders", 0, 9)
-        filled.put("orders", 1, 9)
-        for real_time in (True, False):
-            with pytest.raises(DataLossError, match=message):
-                latest(reader(filled, real_time=real_time), first)
-            with pytest.raises(DataLossError, match=message):  # run again after the driver was killed
-                reader(filled, real_time=real_time).partitions(first, second)
-        accepting = reader(filled, failOnDataLoss="false")
-        again = latest(accepting, first)
-        assert again["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 0}}]
-        assert "$last" not in again
-        assert run(accepting, accepting.partitions(first, again)) == sorted(filled.rows)
-
-
-def test_a_record_of_an_earlier_version_is_gone_on_from(filled: Filled) -> None:
-    it = reader(filled)
-    start = it.initialOffset()
-    end = latest(it, start)
-    run(it, it.partitions(start, end))
-    for path in (Path(filled.path) / "ledger" / end["$reader"]).iterdir():
-        record = json.loads(path.read_bytes())
-        del record["last"]
-        path.write_text(json.dumps(record))
-    following = latest(reader(filled), end)
-    assert following["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
-    assert sorted(following["$last"]["orders"]) == ["0", "1"]
-
-
-DAMAGED = [
-    {"$epoch": 0, "$reader": "../../outside", "$from": [{"orders": {"0": 0}}]},
-    {"$epoch": 0, "$reader": "/outside", "$from": [{"orders": {"0": 0}}]},
-    {"$epoch": float("inf"), "$reader": "0" * 32, "$from": [{"orders": {"0": 0}}]},
-    {"orders": {"0": float("nan")}},
-    [],
-]
-
-
-@pytest.mark.parametrize("json_", DAMAGED)
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_deleted(filled: Filled, tmp_path: Path, json_: Any) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "0-0.json").write_text('{"next": {"orders": {"0": 1}}, "starved": false}')
-    good = reader(filled).initialOffset()
-    for real_time in (True, False):
-        it = reader(filled, real_time=real_time)
-        for call in (
-            lambda it=it: latest(it, json_),
-            lambda it=it: it.partitions(json_, good),
-            lambda it=it: it.partitions(good, json_),
-        ):
-            with pytest.raises(CheckpointError):
-                call()
-        with suppress(CheckpointError):
-            it.commit(json_)
-    assert (outside / "0-0.json").exists()
-
-
-def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
-    it = reader(filled)
-    start = it.initialOffset()
-    end = latest(it, start)
-    run(it, it.partitions(start, end))
-    shutil.rmtree(Path(filled.path) / "ledger" / end["$reader"])
-    for real_time in (True, False):
-        with pytest.raises(LedgerError, match=r'use a new checkpoint and startingOffsets {"orders": {"0": 0, "1": 0}}'):
-            latest(reader(filled, real_time=real_time), end)
-
-
-def test_the_ledger_may_be_elsewhere(filled: Filled, tmp_path: Any) -> None:
-    it = reader(filled, ledgerPath=str(tmp_path / "elsewhere"))
-    start = it.initialOffset()
-    end = latest(it, start)
-    run(it, it.partitions(start, end))
-    assert len(list((tmp_path / "elsewhere" / end["$reader"]).iterdir())) == 2
-    with pytest.raises(LedgerError):
-        latest(reader(filled), end)
-
-
 def test_workers_that_keep_batches_back_are_refused(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_PIPELINED_UDF")
     it = reader(filled)
@@ -523,14 +422,6 @@ def test_tasks_that_wait_for_a_slot_are_reported_once(filled: Filled, caplog: py
     (record,) = caplog.records
     assert "1 of 2 real-time tasks could start only when the others had ended" in record.getMessage()
     assert "Set realTimePartitions to 1" in record.getMessage()
-
-
-def test_lost_messages_are_said_before_the_batch(filled: Filled) -> None:
-    before = {"orders": {"0": 50, "1": 5}}
-    with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost"):
-        latest(reader(filled), before)
-    accepting = latest(reader(filled, failOnDataLoss="false"), before)
-    assert accepting["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 5}}]
 
 
 def test_a_backlog_comes_in_full_batches_and_all_queues_have_turns(
