@@ -21,6 +21,9 @@ settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
 
+# Every Spark that the tests start lives for seconds: compiling its code well takes longer than it gains.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:

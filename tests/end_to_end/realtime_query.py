@@ -1,6 +1,7 @@
-"""A real-time query as a program of its own, to be killed: python realtime_query.py '{"path": ..., ...}'.
+"""Real-time queries in a program of their own, to be killed: python realtime_query.py '{settings of Spark}'.
 
-Prints "started" when the query runs. A line on standard input stops the query; then it prints how long that took.
+Each line on standard input is one query to start, and prints "started" when it runs. The next line stops it, and prints
+how long that took in seconds, or why the query had ended.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def session(conf: dict[str, str]) -> SparkSession:
@@ -48,31 +50,32 @@ def failing_once(marks: str) -> Any:
     return stage
 
 
-def main(given: dict[str, Any]) -> None:
-    spark = session(given.get("conf", {}))
+def writer(spark: SparkSession, given: dict[str, Any]) -> DataStreamWriter:
+    """The query that `given` says, to be started."""
     rows = (
         spark.readStream.format("mq")
         .options(subscribe="orders", startingOffsets="earliest", **given["options"])
         .load(given["path"])
         .selectExpr(*given["select"])
     )
-    if given.get("failing"):
+    if given["failing"]:
         rows = rows.mapInArrow(failing_once(given["failing"]), rows.schema)
-    writer = rows.writeStream.format(given["sink"]).option("checkpointLocation", given["checkpoint"])
-    if given.get("availableNow"):
-        writer = writer.trigger(availableNow=True)
-    query = writer.option("path", given["out"]).start()
-    if given.get("availableNow"):
-        query.awaitTermination()
-        return
-    print("started", flush=True)
-    if sys.stdin.readline():
+    to = rows.writeStream.format(given["sink"]).option("checkpointLocation", given["checkpoint"])
+    return to.option("path", given["out"])
+
+
+def main() -> None:
+    spark = session(json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        query = writer(spark, json.loads(line)).start()
+        print("started", flush=True)
+        if not sys.stdin.readline():
+            break
         begin = time.monotonic()
         query.stop()
-        print(time.monotonic() - begin, flush=True)
-        sys.stdin.readline()  # the session lives on, as a user's would
-    spark.stop()
+        seconds = time.monotonic() - begin
+        print(repr(query.exception() or seconds), flush=True)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main()

@@ -17,8 +17,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from store import Message, MessageStore
+from tests.end_to_end.realtime_query import writer
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +36,54 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         yield it
 
 
+class Program:
+    """realtime_query.py: a driver with a Spark session of its own, for one query after the other."""
+
+    def __init__(self) -> None:
+        log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
+        conf = {"spark.driver.extraJavaOptions": log4j}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("realtime_query.py")), json.dumps(conf)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def start(self, query: dict[str, Any]) -> None:
+        assert self._ask(json.dumps(query)) == "started\n"
+
+    def stop(self) -> float:
+        """How long it took to stop the query, in seconds."""
+        return float(self._ask("stop"))
+
+    def kill(self) -> None:
+        """With all that it started."""
+        kill_tree(self.pid)
+        self._process.communicate()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        return self._process.stdout.readline()
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    """For the tests in which no driver is killed."""
+    it = Program()
+    yield it
+    it.kill()
+
+
+together = pytest.mark.xdist_group("one program for real-time queries")
+
+
 class Query:
-    """The program realtime_query.py over one store, checkpoint and sink, run again and again."""
+    """The query of realtime_query.py over one store, checkpoint and sink, run again and again."""
 
     def __init__(self, directory: Path, sink: str = "parquet", select: tuple[str, ...] = ("queueId", "queueOffset")):
         self.out, self.checkpoint = directory / "out", directory / "checkpoint"
@@ -46,19 +94,30 @@ class Query:
             "sink": sink,
             "select": select,
         }
-        self.process: subprocess.Popen[str] | None = None
+        self.seconds_to_stop = 0.0
 
     @contextmanager
-    def running(self, failing: Path | None = None, **options: str) -> Iterator[subprocess.Popen[str]]:
-        """In real time, until the block ends or the process is killed. failing: see realtime_query.failing_once."""
+    def running(self, **options: str) -> Iterator[int]:
+        """In real time, in a program of its own, which is killed at the end. Yields the process id of its driver."""
+        program = Program()
+        try:
+            program.start(self._in_real_time("", options))
+            yield program.pid
+        finally:
+            program.kill()
+
+    @contextmanager
+    def running_in(self, program: Program, failing: Path | None = None, **options: str) -> Iterator[None]:
+        """In real time, until the block ends. failing: see realtime_query.failing_once."""
+        program.start(self._in_real_time(str(failing or ""), options))
+        try:
+            yield
+        finally:
+            self.seconds_to_stop = program.stop()
+
+    def _in_real_time(self, failing: str, options: dict[str, str]) -> dict[str, Any]:
         given = {"realTime": "true", "realTimePartitions": "2", **options}
-        with self._program(options=given, failing=str(failing or "")) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "started\n"
-                yield process
-            finally:
-                kill_tree(process.pid)
+        return {**self._given, "options": given, "failing": failing}
 
     def copy(self, directory: Path) -> Query:
         """The same query on a copy of its checkpoint and of its sink."""
@@ -68,10 +127,10 @@ class Query:
         it._given["path"] = self._given["path"]
         return it
 
-    def drain(self) -> None:
+    def drain(self, spark: SparkSession) -> None:
         """As micro-batches, to the end of what is there."""
-        with self._program(options={}, availableNow=True) as process:
-            assert process.wait(PATIENCE) == 0
+        given = {**self._given, "options": {}, "failing": ""}
+        assert writer(spark, given).trigger(availableNow=True).start().awaitTermination(PATIENCE)
 
     def committed(self) -> int:
         """How many batches Spark committed."""
@@ -93,18 +152,6 @@ class Query:
         tables = [pq.read_table(path) for path, there in files.items() if there]
         return Counter(
             pair for t in tables for pair in zip(t["queueId"].to_pylist(), t["queueOffset"].to_pylist(), strict=True)
-        )
-
-    def _program(self, **more: Any) -> subprocess.Popen[str]:
-        program = [sys.executable, str(Path(__file__).with_name("realtime_query.py"))]
-        log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
-        return subprocess.Popen(
-            [*program, json.dumps({**self._given, **more, "conf": {"spark.driver.extraJavaOptions": log4j}})],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-            start_new_session=True,
         )
 
 
@@ -181,10 +228,13 @@ def records(store: MessageStore) -> set[str]:
     return {path.name for path in (Path(store.path) / "ledger").glob("*/*.json") if not path.name.startswith(".")}
 
 
-def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(store: MessageStore, tmp_path: Path) -> None:
+@together
+def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(
+    program: Program, store: MessageStore, tmp_path: Path
+) -> None:
     query = Query(tmp_path, "text", ("cast(body as string)",))
-    with query.running(batchDuration="1h") as process:
-        until(lambda: len(holders(process.pid)) == 2)
+    with query.running_in(program, batchDuration="1h"):
+        until(lambda: len(holders(program.pid)) == 2)
         put(store, QUEUES, b"arrived " * (1 << 15))  # more than what the sink's file keeps back
 
         def written() -> bool:
@@ -192,87 +242,78 @@ def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(store:
 
         until(written)
         assert query.committed() == 0
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("stop\n")
-        process.stdin.flush()
-        assert float(process.stdout.readline()) < 1
-        assert until(lambda: not holders(process.pid)) < 5
+    assert query.seconds_to_stop < 1
+    assert until(lambda: not holders(program.pid)) < 5
 
 
-def test_a_killed_worker_is_replaced_and_nothing_comes_twice(store: MessageStore, tmp_path: Path) -> None:
-    query = Query(tmp_path)
-    with steadily_put(store), query.running(batchDuration="4s") as process:
-        until(lambda: len(holders(process.pid)) == 2)
-        os.kill(holders(process.pid)[0], signal.SIGKILL)
-        until(lambda: query.committed() >= 2)
-        assert process.poll() is None
-    query.drain()
-    assert query.rows() == everything(store)
-
-
-def test_a_killed_driver_loses_and_repeats_nothing(store: MessageStore, tmp_path: Path) -> None:
-    query = Query(tmp_path)
-    with steadily_put(store):
-        with query.running(batchDuration="2s") as process:  # killed in the middle of a held batch
-            until(lambda: query.committed() >= 1 and len(holders(process.pid)) == 2)
-            os.kill(java(process.pid), signal.SIGKILL)
-            assert until(lambda: not holders(process.pid)) < 5
-        with query.running(batchDuration="2s") as process:  # between a task's record and the commit
-            until(lambda: query.committed() >= 2)
-            before = records(store)
-            until(lambda: bool(records(store) - before))
-            committed = query.committed()
-            kill_tree(process.pid)
-            assert query.committed() == committed
-    query.drain()
-    assert query.rows() == everything(store)
-
-
-def test_a_driver_killed_before_any_task_recorded_loses_and_repeats_nothing(
-    store: MessageStore, tmp_path: Path
+@together
+def test_a_killed_worker_is_replaced_and_nothing_comes_twice(
+    program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
     query = Query(tmp_path)
-    with steadily_put(store):
-        with query.running(batchDuration="1h") as process:
-            until(lambda: query.logged() == 1 and len(holders(process.pid)) == QUEUES)
-            read = everything(store)
-            until(lambda: everything(store) > read)
-            os.kill(java(process.pid), signal.SIGKILL)
-            until(lambda: not holders(process.pid))
-        assert records(store) == set()
-        assert (query.logged(), query.committed()) == (1, 0)
-        with query.running(batchDuration="1s"):
-            until(lambda: query.committed() >= 2)
-    query.drain()
+    with steadily_put(store), query.running_in(program, batchDuration="4s"):
+        until(lambda: len(holders(program.pid)) == 2)
+        os.kill(holders(program.pid)[0], signal.SIGKILL)
+        until(lambda: query.committed() >= 2)
+    query.drain(spark)
     assert query.rows() == everything(store)
 
 
+@together
 def test_a_task_that_fails_after_its_record_is_run_again_and_reads_the_same(
-    store: MessageStore, tmp_path: Path
+    program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
     """Its input has ended, so it has recorded what it read; more has arrived when it runs again."""
     query, marks = Query(tmp_path), tmp_path / "marks"
     marks.mkdir()
-    with steadily_put(store), query.running(marks, batchDuration="1s") as process:
+    with steadily_put(store), query.running_in(program, marks, batchDuration="1s"):
         until(lambda: query.committed() >= 2)
-        assert process.poll() is None
     seen = {tuple(map(int, mark.name.split("-"))) for mark in marks.iterdir()}  # batch, task, attempt
     assert {(batch, task, attempt) for batch in (0, 1) for task in range(QUEUES) for attempt in (0, 1)} <= seen
-    query.drain()
+    query.drain(spark)
     assert query.rows() == everything(store)
 
 
-def test_a_copied_checkpoint_goes_on_beside_the_original(store: MessageStore, tmp_path: Path) -> None:
+@together
+def test_a_copied_checkpoint_goes_on_beside_the_original(
+    program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
+) -> None:
     query = Query(tmp_path)
     with steadily_put(store):
-        with query.running(batchDuration="1s"):
+        with query.running_in(program, batchDuration="1s"):
             until(lambda: query.committed() >= 2)
         copy = query.copy(tmp_path / "copy")
         for each in (copy, query):
             before = each.committed()
-            with each.running(batchDuration="1s"):
+            with each.running_in(program, batchDuration="1s"):
                 until(lambda each=each, before=before: each.committed() >= before + 2)
     for each in (query, copy):
-        each.drain()
+        each.drain(spark)
         assert each.rows() == everything(store)
+
+
+def test_a_killed_driver_loses_and_repeats_nothing(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    with steadily_put(store):
+        with query.running(batchDuration="1h") as driver:  # killed before any task recorded what it read
+            until(lambda: query.logged() == 1 and len(holders(driver)) == QUEUES)
+            read = everything(store)
+            until(lambda: everything(store) > read)
+            os.kill(java(driver), signal.SIGKILL)
+            assert until(lambda: not holders(driver)) < 5
+        assert records(store) == set()
+        assert (query.logged(), query.committed()) == (1, 0)
+        with query.running(batchDuration="2s") as driver:  # in the middle of a held batch
+            until(lambda: query.committed() >= 2 and len(holders(driver)) == QUEUES)
+            os.kill(java(driver), signal.SIGKILL)
+            assert until(lambda: not holders(driver)) < 5
+        begun = query.committed()
+        with query.running(batchDuration="2s") as driver:  # between a task's record and the commit
+            until(lambda: query.committed() > begun)
+            before = records(store)
+            until(lambda: bool(records(store) - before))
+            committed = query.committed()
+            kill_tree(driver)
+            assert query.committed() == committed
+    query.drain(spark)
+    assert query.rows() == everything(store)

@@ -1,5 +1,6 @@
-"""The example as a user runs it: spark-submit, stopped at the end of what is there, and started again."""
+"""The example as a user runs it: spark-submit, to the end of what is there; then once more, in another session."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
+from examples.windows_to_parquet import start
 from pyspark_mq.flights import as_messages, load_flights, scheduled
 from store import MessageStore
 
@@ -63,7 +66,12 @@ def expected(flights: pa.Table) -> list[dict[str, object]]:
     ]
 
 
-def test_days_are_written_once_over_two_runs(tmp_path: Path) -> None:
+def go_on(spark: SparkSession, tmp_path: Path) -> None:
+    names = {name: str(tmp_path / name) for name in ("store", "out", "checkpoint")}
+    assert start(spark, argparse.Namespace(**names, topic="flights", available_now=True)).awaitTermination(300)
+
+
+def test_days_are_written_once_over_two_runs(spark: SparkSession, tmp_path: Path) -> None:
     flights = load_flights().slice(0, ROWS)
     messages = as_messages(flights)
     with MessageStore.open(tmp_path / "store") as store:
@@ -73,6 +81,6 @@ def test_days_are_written_once_over_two_runs(tmp_path: Path) -> None:
         first = written(tmp_path)
         assert first == expected(flights.slice(0, ROWS // 2))
         store.append_table("flights", messages.slice(ROWS // 2))
-    submit(tmp_path)
+    go_on(spark, tmp_path)
     assert written(tmp_path) == expected(flights)
     assert len(first) < len(written(tmp_path))
