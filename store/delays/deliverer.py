@@ -71,8 +71,9 @@ class Deliverer:
     def save(self) -> None:
         """Write how far this is, which is on the device by now. Call after `stop`."""
         if self._delivering is not None:
-            for _ in range(2):  # the first one notes it
-                self._delivering.save()
+            for _ in range(2):  # what was noted before; what is noted now
+                self._delivering.save(_now())
+            self._delivering.hand_over(_now())
 
     def leave(self) -> None:
         """Let another one deliver. Call after `stop`."""
@@ -114,7 +115,7 @@ class Deliverer:
                 return 0.0
             delivery.look()
         if time.monotonic() >= self._save_at:
-            delivery.save()
+            delivery.save(_now())
             self._save_at = time.monotonic() + _SAVE_SECONDS
         due = delivery.next_time()
         at = math.inf if due is None else time.monotonic() + (due - _now()) / 1000

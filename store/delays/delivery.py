@@ -12,7 +12,9 @@ from store.any_log import Int64s
 from store.delays.delivered import FIELD, delivered_behind, proof
 from store.delays.due import Due
 from store.delays.levels import Levels
-from store.delays.progress import Progress
+from store.delays.progress import Progress, write_timer_check
+from store.delays.timer_log import write_timer_log
+from store.delays.timers import Timers
 from store.errors import CorruptRecord, OffsetLost
 from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
@@ -56,55 +58,68 @@ class Delivery:
         self._append = append
         self._topics = Topics(root)
         confirm, progress = published.confirm_offset, Progress.read(root)
-        self._levels = Levels(queues, progress.levels, confirm)
         self._delivered = np.empty(0, np.int64)
         if progress.delivered_to is not None and progress.delivered_to <= confirm:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:  # from here on what is delivered can be told
-            progress = Progress(progress.levels, confirm)
+            progress = progress._replace(delivered_to=confirm)
             progress.write(root)
-        self._saved = progress
-        self._noted = self._progress()
+        self._levels = Levels(queues, progress.levels, confirm)
+        self._timers = Timers(log, queues, progress.timers)
+        self._moved = False  # since that was noted last
+        self._noted: Progress | None = None
 
     def look(self) -> None:
         """Notice what was put since."""
-        self._levels.look(self._published_end.confirm_offset)
+        confirm = self._published_end.confirm_offset
+        self._levels.look(confirm)
+        self._timers.look(confirm)
 
     def next_time(self) -> int | None:
         """When the next message is due, ms since 1970; None where none waits."""
-        return self._levels.next_time()
+        times = self._levels.next_time(), self._timers.next_time()
+        return min((time for time in times if time is not None), default=None)
 
     def step(self, now: int) -> int:
         """Deliver what is due at `now` (ms), in one append; how many messages that were, 0 where nothing is due.
 
         Bounded: what is left is for the next step. Raises what an append raises; nothing is delivered then.
         """
-        due, then = self._levels.due(now, _MOST)
+        (by_level, levels), (by_time, timers) = self._levels.due(now, _MOST), self._timers.due(now, _MOST)
+        due = Due.in_order([by_level, by_time])
         left = due.without(self._delivered)
         if len(left):
             self._deliver(left)
-        self._levels.go_on(then)
+        self._levels.go_on(levels)
+        self._timers.go_on(timers)
+        self._moved |= len(due) > 0
         return len(due)
 
     @property
     def is_saved(self) -> bool:
-        """Whether the file says how far this is."""
-        return self._levels.offsets == self._saved.levels
+        """Whether the files say how far this is."""
+        return self._noted is None and not self._moved
 
-    def save(self) -> None:
-        """Write how far this is, if it moved, and the log is on the device as far as that was noted: call it now and
-        then, the time before noted it. Raises `StoreUnavailable` and the like.
+    def save(self, now: int) -> None:
+        """Note how far this is; and write what was noted before, once the log is on the device up to there.
+
+        Call it now and then. Raises `StoreUnavailable` and the like.
         """
         noted = self._noted
-        if noted.levels != self._saved.levels:
-            if self._published_end.flushed_offset < (noted.delivered_to or 0):
-                return
+        if noted is not None and self._published_end.flushed_offset >= (noted.delivered_to or 0):
             noted.write(self._root)
-            self._saved = noted
-        self._noted = self._progress()
+            self._noted = None
+        if self._noted is None and self._moved:
+            known, confirm = self._timers.known(now), self._published_end.confirm_offset
+            self._noted, self._moved = Progress(self._levels.offsets, known, confirm), False
 
-    def _progress(self) -> Progress:
-        return Progress(self._levels.offsets, self._published_end.confirm_offset)
+    def hand_over(self, now: int) -> None:
+        """Leave the files as a broker needs them that goes on; what was delivered is saved, and nobody goes on here."""
+        newest = self._timers.newest
+        if newest is not None:
+            waiting, known = self._timers.waiting, self._timers.known(now)
+            write_timer_check(self._root, known, int(waiting.queue_offsets.min(initial=known.end)))
+            write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _deliver(self, due: Due) -> None:
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]

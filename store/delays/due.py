@@ -25,10 +25,10 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """All of them by their times; equal ones in the order of the parts."""
+        """All of them by their times; equal ones in the order in which they were put."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
-        order = np.argsort(times, kind="stable")
+        order = np.lexsort((physical_offsets, times))
         return Due(times[order], physical_offsets[order], sizes[order])
 
     def without(self, physical_offsets: Int64s) -> Due:

@@ -90,8 +90,6 @@ def waiting(records: Records, waits: Waits, encoding: Encoding) -> Records:
 def waiting_places(places: Places, waits: Waits) -> Places:
     """Where messages are meanwhile that go to `places` once they have waited."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
-    if at.any():
-        raise illegal("deliver_at: nobody delivers at any time yet; give a delay_level")
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
     own = {

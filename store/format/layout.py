@@ -160,6 +160,7 @@ PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # where a message goes that waits in 
 PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # the slot of the timer wheel that it waits in, ms
+PROPERTY_TIMER_ROLLS: Final = "TIMER_ROLL_TIMES"  # how often it was put again on the way
 PROPERTY_WAIT: Final = "WAIT"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # where a message that failed came from
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # and the offsetMsgId that it had there
@@ -210,6 +211,43 @@ SCHEDULE_DELAYS_MS: Final = tuple(
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 TIMER_PRECISION_MS: Final = 1000  # timerPrecisionMs
 TIMER_MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000  # timerMaxDelaySec
+
+# The broker's clockwork for that topic: a log of what waits in which slot, from which it makes its wheel anew, and how
+# far it is. Units of one slot form a chain, newest first.
+TIMER_WHEEL_FILE: Final = "timerwheel"
+TIMER_LOG_DIR: Final = "timerlog"
+TIMER_CHECK_FILE: Final = "config/timercheck"
+TIMER_LOG_FILE_BYTES: Final = 100 << 20  # mappedFileSizeTimerLog
+TIMER_ROLL_WINDOW_MS: Final = 2 * 24 * 3600 * 1000  # timerRollWindowSlot: who waits longer is put again on the way
+TIMER_UNIT: Final = np.dtype(
+    [
+        ("unit_size", ">i4"),
+        ("previous", ">i8"),  # position of the next older unit of the same slot, -1 for none
+        ("magic", ">i4"),
+        ("written", ">i8"),  # ms
+        ("delay", ">i4"),  # ms from then to the slot
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("topic_hash", ">i4"),  # for statistics
+        ("reserved", ">i8"),
+    ]
+)
+TIMER_BLANK: Final = np.dtype([("length", ">i4"), ("previous", ">i8"), ("magic", ">i4")])  # behind a file's last unit
+TIMER_MAGIC: Final = 1
+TIMER_MAGIC_ROLL: Final = 2
+TIMER_MAGIC_BLANK: Final = (0xBBCCDDEE ^ 1880681586 + 8) - (1 << 32)
+TIMER_CHECK: Final = np.dtype(
+    [
+        ("read_time", ">i8"),  # ms, slots before it are delivered
+        ("log_flushed", ">i8"),
+        ("queue_offset", ">i8"),  # messages before it are in the log
+        ("master_queue_offset", ">i8"),
+        ("state_version", ">i8"),
+        ("timestamp", ">i8"),
+        ("counter", ">i8"),
+    ]
+)
+TIMER_CHECK_FILE_BYTES: Final = 4096
 
 # --- index (IndexHeader, IndexFile) ----------------------------------------------------------------------
 # A file is one header, the slots of a hash table, then room for entries; entries of one slot form a chain,
@@ -299,5 +337,9 @@ assert INDEX_ENTRY.itemsize == 20
 assert len(SCHEDULE_DELAYS_MS) == 18
 assert SCHEDULE_TOPIC in SYSTEM_TOPICS
 assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
+assert TIMER_UNIT.itemsize == 52
+assert TIMER_BLANK.itemsize == 16
+assert TIMER_CHECK.itemsize == 56
+assert -(1 << 31) <= TIMER_MAGIC_BLANK < 0
 assert PUBLISHED_END.itemsize <= PUBLISHED_END_FILE_BYTES
 assert field_offset(PUBLISHED_END, "confirm_offset") % 8 == 0, "published by one aligned write"

@@ -18,7 +18,7 @@ TOPIC, QUEUES = "orders", 3
 def waiting(name: str, number: int, chance: random.Random) -> Message:
     """One to be delivered soon."""
     body = f"{name}-{number}".encode()
-    if chance.random() < 2:
+    if chance.random() < 0.5:
         return Message(TOPIC, body, delay_level=1)
     return Message(TOPIC, body, deliver_at=int(time.time() * 1000) + chance.randrange(1, 1500))
 

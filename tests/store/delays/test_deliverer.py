@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
@@ -67,10 +68,29 @@ def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
     assert content["offsetTable"] == {"1": 50}
 
 
+def test_at_any_time(tmp_path: Path) -> None:
+    """In the order of their times, also where another process puts them."""
+    begin = int(time.time() * 1000)
+    times = [begin + after for after in (1900, 1300, 1700, 1300, 1500)]
+    with opened(tmp_path) as store, MessageStore.open(tmp_path) as other:
+        store.put_many([Message(TOPIC, b"%d" % at, "A", queue_id=2, deliver_at=at) for at in times[:3]])
+        table = pa.table({"body": [str(at) for at in times[3:]], "queueId": [2, 2], "deliverAt": times[3:]})
+        other.append_table(TOPIC, table)
+        until(lambda: store.max_offset(TOPIC, 2) == len(times))
+        there = all_of(store, TOPIC)
+        for each in there:
+            assert each.store_timestamp >= int(each.body)
+            assert each.properties["TIMER_DELIVER_MS"] == each.body.decode()
+        assert [int(each.body) for each in there] == sorted(times)
+    assert verify(tmp_path).findings == []
+
+
 def test_those_that_waited_while_nobody_was_there(tmp_path: Path) -> None:
     """And not again at the next opening, whether the file says so or only the log."""
     with opened(tmp_path) as store:
-        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(10)])
+        soon = int(time.time() * 1000) + 1000
+        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(5)])
+        store.put_many([Message(TOPIC, b"%d" % n, deliver_at=soon) for n in range(5, 10)])
     before = (tmp_path / DELAY_OFFSETS_FILE).read_text()
     time.sleep(1.0)  # until they are due
     for _ in range(3):

@@ -1,0 +1,164 @@
+"""Messages due at any time: TIMER_TOPIC has them in the order in which they were put (TimerMessageStore).
+
+When each is due is known from its properties alone. So all that wait are known here, by 32 bytes each: in runs, sorted
+by time, which are merged as they grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.any_log import Int64s
+from store.delays.due import Due
+from store.errors import OffsetLost
+from store.format import compute as pc
+from store.format.arrays import constant, numbers
+from store.format.layout import PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT, TIMER_PRECISION_MS, TIMER_TOPIC
+from store.format.property_columns import PropertyColumns
+from store.format.record_view import RecordView
+from store.format.strings import Bytes
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+
+_AT_ONCE = 1 << 14
+
+
+class Waiting(NamedTuple):
+    """n messages that wait, int64, shape (n,) each; times, when they are due, ms, ascending."""
+
+    times: Int64s
+    queue_offsets: Int64s
+    physical_offsets: Int64s
+    sizes: Int64s
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @staticmethod
+    def sorted(parts: Sequence[Waiting]) -> Waiting:
+        """All of the parts."""
+        columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return Waiting(*(column[order] for column in columns))
+
+    def rows(self, rows: slice | npt.NDArray[np.bool_] | Int64s) -> Waiting:
+        return Waiting(*(column[rows] for column in self))
+
+
+class Known(NamedTuple):
+    """What was delivered: all before queue offset `end` that was due at `until` (ms) or before."""
+
+    until: int
+    end: int
+
+
+class Timers:
+    """What waits in one store for its time, for the one who delivers it."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known) -> None:
+        self._log = log
+        self._queue = queues.of(TIMER_TOPIC, 0)
+        self._known = known
+        self._end = 0  # queue offset that was looked at
+        self._runs: list[Waiting] = []
+
+    def look(self, confirm_offset: int) -> None:
+        """Notice what was put since."""
+        end = self._queue.max_offset(confirm_offset)
+        while self._end < end:
+            first = max(self._end, self._queue.first())
+            stop = min(end, first + _AT_ONCE)
+            try:
+                self._add(first, stop)
+            except OffsetLost:  # retention is at work
+                if self._queue.first() <= first:
+                    self._end = stop
+                continue
+            self._end = stop
+
+    def _add(self, first: int, stop: int) -> None:
+        entries = self._queue.entries(first, stop)
+        offsets, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
+        there = offsets >= self._log.min_offset()
+        if not there.any():
+            return
+        offsets, sizes, places = offsets[there], sizes[there], np.arange(first, stop)[there]
+        times = _times(self._log, offsets, sizes)
+        left = (times > self._known.until) | (places >= self._known.end)
+        found = Waiting.sorted([Waiting(times, places, offsets, sizes).rows(left)])
+        if len(found):
+            self._runs.append(found)
+        while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
+            self._runs[-2:] = [Waiting.sorted(self._runs[-2:])]
+
+    def next_time(self) -> int | None:
+        """When the next message is due, ms since 1970; None where none waits."""
+        return min((int(run.times[0]) for run in self._runs), default=None)
+
+    def due(self, now: int, most: int) -> tuple[Due, list[int]]:
+        """What is due at `now` (ms), at most `most` of each run; and how many of each run that is."""
+        counts = [min(most, int(np.searchsorted(run.times, now, side="right"))) for run in self._runs]
+        parts = [run.rows(slice(count)) for run, count in zip(self._runs, counts, strict=True)]
+        return Due.in_order([Due(part.times, part.physical_offsets, part.sizes) for part in parts]), counts
+
+    def go_on(self, counts: Sequence[int]) -> None:
+        """So many of each run are delivered."""
+        runs = [run.rows(slice(count, None)) for run, count in zip(self._runs, counts, strict=True)]
+        self._runs = [run for run in runs if len(run)]
+
+    def known(self, now: int) -> Known:
+        """What is delivered, when all that was due at `now` (ms), or some of it, is."""
+        time = self.next_time()
+        return Known(now if time is None else min(now, time - 1), self._end)
+
+    @property
+    def waiting(self) -> Waiting:
+        """All that waits."""
+        return Waiting.sorted(self._runs or [Waiting(*[np.empty(0, np.int64)] * len(Waiting._fields))])
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """Log offset and size of the newest message that was looked at, None without."""
+        if not self._end:
+            return None
+        entry = self._queue.entries(self._end - 1, self._end)[0]
+        return int(entry["physical_offset"]), int(entry["size"])
+
+
+def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
+    """When the messages at these log offsets are due, ms since 1970, shape (n,); 0 where they do not say so."""
+    times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
+    for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
+        begin, end = int(offsets[first]), int(offsets[last - 1] + sizes[last - 1])
+        view = log.segments.view(begin, end - begin)
+        sound = _measured(view, offsets[first:last] - begin, sizes[first:last]).sound
+        records = _measured(view, (offsets[first:last] - begin)[sound], sizes[first:last][sound])
+        times[first:last][sound] = _said(PropertyColumns(records.properties))
+    return times
+
+
+def _measured(view: Bytes, positions: Int64s, sizes: Int64s) -> RecordView:
+    records = RecordView(view, positions, sizes)
+    records.measure_topics()
+    return records
+
+
+def _said(properties: PropertyColumns) -> Int64s:
+    """The time that messages name themselves, if their slot is that of it, or else when their slot is over."""
+    at, slots = (_numbers(properties.value(name)) for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT))
+    own = (at > slots) & (at <= slots + TIMER_PRECISION_MS)
+    said: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
+    return said
+
+
+def _numbers(texts: pa.StringArray) -> Int64s:
+    """0 for what is none."""
+    digits = pc.match_substring_regex(texts.fill_null(constant("")), "^[0-9]{1,15}$")
+    found: Int64s = numbers(pc.if_else(digits, texts, constant("0")).cast(pa.int64()))
+    return found
