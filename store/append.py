@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, overload
@@ -56,6 +56,15 @@ class Append:
             for name, values in (fields or {}).items():
                 records.headers[name] = values
             parts.append([records])
+
+    def choose(self, messages: Sequence[Message]) -> list[int]:
+        """The queues that `add_messages` would put these into, which it would not refuse. Raises as that does."""
+        self._open_parts()
+        return self._putting.choose(Putting.listed(messages))
+
+    def add_own(self, messages: Sequence[Message]) -> None:
+        """Add messages as a broker puts its own: into any topic, with any properties; each names its queue."""
+        self._open_parts().append([self._putting.of_own(messages)])
 
     def add_copies(self, copies: Copies, places: Places) -> None:
         """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its

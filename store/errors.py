@@ -26,6 +26,7 @@
     ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
     ├── FilterError              an expression of tags, or of SQL92, that cannot be parsed
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
+    ├── TransactionEnded         a half message that was committed or rolled back before
     ├── MessageTooLarge          a compressed body that becomes larger than maxDecompressedMessageSize
     ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
     │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
@@ -174,6 +175,10 @@ class MessageRefused(StoreError):
 
     def __reduce__(self) -> tuple[type[MessageRefused], tuple[PutStatus, str]]:
         return type(self), (self.status, self._reason)
+
+
+class TransactionEnded(StoreError):
+    """A half message was committed or rolled back before; nothing of the call is done."""
 
 
 class MessageTooLarge(StoreError):

@@ -58,7 +58,7 @@ RESERVED: Mapping[str, str] = {
     "TIMER_DELAY_SEC": _DELAY,
     "TIMER_DELAY_MS": _DELAY,
     "TIMER_DELIVER_MS": _DELAY,
-    "TRAN_MSG": "this store has no transactions yet; leave it out, and the message is there at once",
+    "TRAN_MSG": "it marks messages of transactions; prepare the message with store.broker.transactions",
     "INNER_NUM": _BATCH,
     "INNER_BASE": _BATCH,
     "POP_CK": "a broker's pop consumers take it for their receipt",

@@ -64,6 +64,7 @@ IPV6_EXTRA: Final = IPV6_BYTES - IPV4_BYTES
 SYS_COMPRESSED: Final = 0x1
 SYS_TRANSACTION_MASK: Final = 0xC
 SYS_TRANSACTION_PREPARED: Final = 0x4
+SYS_TRANSACTION_COMMIT: Final = 0x8
 SYS_TRANSACTION_ROLLBACK: Final = 0xC
 SYS_INNER_BATCH: Final = 0x80  # of topics whose queues are in batchconsumequeue/
 SYS_BORN_HOST_V6: Final = 0x10
@@ -161,6 +162,11 @@ PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # the slot of the timer wheel that it waits in, ms
 PROPERTY_TIMER_ROLLS: Final = "TIMER_ROLL_TIMES"  # how often it was put again on the way
+PROPERTY_TRANSACTION: Final = "TRAN_MSG"
+PROPERTY_TRANSACTION_ID: Final = "__transactionId__"
+PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
+PROPERTY_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PROPERTY_WAIT: Final = "WAIT"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # where a message that failed came from
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # and the offsetMsgId that it had there
@@ -206,6 +212,14 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 SCHEDULE_DELAYS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
 )  # messageDelayLevel; larger levels count as the last
+
+# Transactions: half messages, and what became of them (TransactionalMessageServiceImpl).
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+UNDECIDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # of those that nobody could decide
+TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"  # whose offsets say how far the half and op messages are done
+OP_TAG: Final = "d"
+OP_SEPARATOR: Final = ","  # behind each queue offset in an op message's body
 
 # In this topic messages wait that are due at any time, given in their properties (TimerMessageStore).
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
@@ -336,6 +350,7 @@ assert INDEX_HEADER.itemsize == 40
 assert INDEX_ENTRY.itemsize == 20
 assert len(SCHEDULE_DELAYS_MS) == 18
 assert SCHEDULE_TOPIC in SYSTEM_TOPICS
+assert {HALF_TOPIC, OP_TOPIC, UNDECIDED_TOPIC} <= SYSTEM_TOPICS
 assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 assert TIMER_UNIT.itemsize == 52
 assert TIMER_BLANK.itemsize == 16

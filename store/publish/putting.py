@@ -95,6 +95,14 @@ class Putting:
         waits = Waits.of_messages(messages, now)
         return records if waits is None else self._waiting(records, waits)
 
+    def choose(self, messages: Sequence[Message]) -> list[int]:
+        """The queues that messages go to. Raises as `of_messages` for what is refused at the door."""
+        return self._choose_for_each(messages)
+
+    def of_own(self, messages: Sequence[Message]) -> Records:
+        """Records of a broker's own messages, past the door: any topic and properties; each names its queue."""
+        return encode_list(messages, [message.queue_id or 0 for message in messages], self._encoding, _now())
+
     def of_table(self, topic: str, table: object) -> Iterator[Records]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
 

@@ -1,0 +1,261 @@
+"""Transactional messages, as RocketMQ's broker keeps them (TransactionalMessageServiceImpl).
+
+A *half message* waits in a topic of the broker's own until its producer commits it or rolls it back. Either is told by
+an *op message*, which names half messages by their queue offsets; a commit puts the message into its real topic in the
+same append, so it is there once. Of those that nobody ended for a while somebody of the producer's group is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+from store import Append, AppendResult, Message, MessageStore, StoredMessage
+from store.errors import MessageRefused, PutStatus, TransactionEnded, UnknownTopic
+from store.files.consumer_offsets import check_group_name
+from store.format.arrays import texts
+from store.format.copies import Places
+from store.format.delayed import real_places
+from store.format.layout import (
+    HALF_TOPIC,
+    OP_SEPARATOR,
+    OP_TAG,
+    OP_TOPIC,
+    PROPERTY_CHECK_IMMUNITY,
+    PROPERTY_CHECK_TIMES,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_QUEUE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION,
+    PROPERTY_TRANSACTION_ID,
+    PROPERTY_UNIQ_KEY,
+    SYS_TRANSACTION_COMMIT,
+    TRANSACTIONS_GROUP,
+    UNDECIDED_TOPIC,
+)
+from store.integers import seconds
+
+IMMUNITY_SECONDS = 6.0  # transactionTimeOut
+MAX_CHECKS = 15  # transactionCheckMax
+_MOST = 1000  # that one step asks for
+_QUEUE = 0
+
+
+class Half(NamedTuple):
+    """A half message: its transaction's id, and where it is (queue offset, commit log offset)."""
+
+    transaction_id: str
+    queue_offset: int
+    physical_offset: int
+
+
+class Outcome(Enum):
+    """What a producer's group says of a half message (LocalTransactionState)."""
+
+    COMMIT = "commit"
+    ROLL_BACK = "roll back"
+    UNKNOWN = "unknown"
+
+
+class Transactions:
+    """The transactions of one producer group in a store that is open for writing. For one thread at a time.
+
+    Any number of them, in any processes: whoever ends a half message first has ended it.
+    """
+
+    def __init__(self, store: MessageStore, group: str) -> None:
+        """Raises `InvalidGroup`, `ReadOnlyStore`."""
+        check_group_name(group)
+        self._store = store
+        self._group = group
+        for topic in (HALF_TOPIC, OP_TOPIC):
+            _make(store, topic)
+        self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
+        self._ops_seen = self._done(OP_TOPIC)
+        self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
+        self._last_half: dict[int, int] = {}  # of op messages that were seen: the last half message that they end
+
+    # --- the producer's verbs ----------------------------------------------------------------------------
+
+    def prepare(self, messages: Sequence[Message]) -> list[Half]:
+        """Append half messages, all at once: nobody sees them before they are committed.
+
+        Raises as `MessageStore.put_many`; and `MessageRefused` for delayed ones, which RocketMQ does not have.
+        """
+        if any(message.delay_level or message.deliver_at is not None for message in messages):
+            raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "a delayed message in a transaction; leave out the delay")
+        append = self._store.begin()
+        ids = [message.properties.get(PROPERTY_UNIQ_KEY) or uuid4().hex.upper() for message in messages]
+        named = zip(messages, append.choose(messages), ids, strict=True)
+        halves = [self._half(message, queue_id, own) for message, queue_id, own in named]
+        if not halves:
+            return []
+        append.add_own(halves)
+        placed = append.publish()
+        return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
+
+    def commit(self, halves: Sequence[Half]) -> AppendResult:
+        """Put the messages into their topics, all at once; where they went.
+
+        Raises `TransactionEnded` where one of them was committed or rolled back before, and nothing is; `UnknownTopic`
+        where a topic was deleted meanwhile; `OffsetLost` where retention took a half message.
+        """
+        append = self._store.begin()
+        self._add_committed(append, halves)
+        placed = self._end(append, halves)
+        count = len(halves)  # behind them is the op message
+        return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
+
+    def roll_back(self, halves: Sequence[Half]) -> None:
+        """Let nobody ever see the messages. Raises `TransactionEnded`, as `commit`."""
+        self._end(self._store.begin(), halves)
+
+    # --- those left open ---------------------------------------------------------------------------------
+
+    def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
+        """The group's half messages that nobody ended for `immunity` seconds since they were born, oldest first, some
+        1,000 at most; each with its message, as it would be committed.
+        """
+        now, found = time.time(), []
+        for half, message in self._halves():
+            asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
+            least = float(asked) if asked.isdecimal() else seconds("immunity", immunity)
+            is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
+            if is_own and now - message.born_timestamp / 1000 > least:
+                found.append((half, message))
+            if len(found) == _MOST:
+                break
+        return found
+
+    def check(
+        self,
+        decide: Callable[[StoredMessage], Outcome],
+        immunity: float = IMMUNITY_SECONDS,
+        max_checks: int = MAX_CHECKS,
+    ) -> int:
+        """Ask `decide` what became of those left `open`, and end them; how many it was asked. One step: call it every
+        now and then, RocketMQ does every 30 s.
+
+        Who is UNKNOWN is asked again later, at most `max_checks` times, then the message goes to UNDECIDED_TOPIC. Each
+        outcome counts from when this returns; whoever ended one of them meanwhile was first.
+        """
+        asked = self.open(immunity)
+        outcomes = [(half, message, decide(message)) for half, message in asked]
+        while outcomes:
+            append = self._store.begin()
+            self._add_committed(append, [half for half, _, outcome in outcomes if outcome is Outcome.COMMIT])
+            for half, message, outcome in outcomes:
+                if outcome is Outcome.UNKNOWN:
+                    self._add_again(append, half, message, max_checks)
+            try:
+                self._end(append, [half for half, _, _ in outcomes])
+                break
+            except TransactionEnded:
+                outcomes = [each for each in outcomes if each[0].queue_offset not in self._ended]
+        self._save()
+        return len(asked)
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    def _half(self, message: Message, queue_id: int, transaction_id: str) -> Message:
+        own = {
+            PROPERTY_UNIQ_KEY: transaction_id,
+            PROPERTY_TRANSACTION_ID: transaction_id,
+            PROPERTY_TRANSACTION: "true",
+            PROPERTY_PRODUCER_GROUP: self._group,
+            PROPERTY_REAL_TOPIC: message.topic,
+            PROPERTY_REAL_QUEUE: str(queue_id),
+        }
+        return replace(message, topic=HALF_TOPIC, queue_id=_QUEUE, properties={**message.properties, **own})
+
+    def _add_committed(self, append: Append, halves: Sequence[Half]) -> None:
+        if not halves:
+            return
+        offsets = np.array([half.physical_offset for half in halves], np.int64)
+        copies = self._store.copies(offsets)
+        topics, queue_ids, _ = real_places(copies)
+        there = self._store.topics()
+        for topic in set(topics.to_pylist()) - there.keys():
+            raise UnknownTopic(f"{self._store.path}: no topic {topic!r} any more; roll the transaction back")
+        flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
+        fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
+        append.add_copies(copies, Places(topics, queue_ids, fields=fields))
+
+    def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> None:
+        """Let it wait on, as a new half message, or no more."""
+        times = int(message.properties.get(PROPERTY_CHECK_TIMES, "0"))
+        topic = HALF_TOPIC if times < max_checks - 1 else _make(self._store, UNDECIDED_TOPIC)
+        copies = self._store.copies(np.array([half.physical_offset], np.int64))
+        counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
+        append.add_copies(copies, Places(topic, np.array([_QUEUE]), counted))
+
+    def _end(self, append: Append, halves: Sequence[Half]) -> AppendResult:
+        """Publish, with an op message for the halves; unless one of them is ended already."""
+        offsets = [half.queue_offset for half in halves]
+        if offsets:
+            body = "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
+            own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
+            append.add_own([Message(OP_TOPIC, body, OP_TAG, properties=own, queue_id=_QUEUE)])
+        placed = append.publish(unless=lambda: not self._are_open(offsets))
+        if placed is None:
+            over = ", ".join(half.transaction_id for half in halves if half.queue_offset in self._ended)
+            raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
+        return placed
+
+    def _are_open(self, offsets: list[int]) -> bool:
+        self._look()
+        return self._ended.isdisjoint(offsets) and all(offset >= self._begin for offset in offsets)
+
+    def _look(self) -> None:
+        """Learn from the op messages that were put since."""
+        for op in self._messages(OP_TOPIC, self._ops_seen):
+            ends = [int(each) for each in op.body.decode().split(OP_SEPARATOR) if each.isdecimal()]
+            self._ended.update(offset for offset in ends if offset >= self._begin)
+            self._last_half[op.queue_offset] = max(ends, default=-1)
+            self._ops_seen = op.queue_offset + 1
+
+    def _halves(self) -> Iterator[tuple[Half, StoredMessage]]:
+        """Those that are open, with their messages as they would be committed."""
+        self._look()
+        for message in self._messages(HALF_TOPIC, self._begin):
+            if message.queue_offset not in self._ended:
+                half = Half(message.msg_id, message.queue_offset, message.physical_offset)
+                topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
+                queue_id = int(message.properties.get(PROPERTY_REAL_QUEUE, "0"))
+                yield half, replace(message, topic=topic, queue_id=queue_id)
+
+    def _messages(self, topic: str, offset: int) -> Iterator[StoredMessage]:
+        while (got := self._store.get_message(TRANSACTIONS_GROUP, topic, _QUEUE, offset)).next_begin_offset > offset:
+            yield from got.messages
+            offset = got.next_begin_offset
+
+    def _save(self) -> None:
+        """Commit how far both queues are done, as a broker does: up to the first half message that is open."""
+        self._look()
+        begin = next((half.queue_offset for half, _ in self._halves()), self._store.max_offset(HALF_TOPIC, _QUEUE))
+        done = [op for op, last in self._last_half.items() if last >= begin]
+        ops = min(done, default=self._ops_seen)
+        for topic, offset in ((HALF_TOPIC, begin), (OP_TOPIC, ops)):
+            if offset != self._done(topic):
+                self._store.commit_offsets(TRANSACTIONS_GROUP, topic, {_QUEUE: offset})
+        self._begin = begin
+        self._ended = {offset for offset in self._ended if offset >= begin}
+        self._last_half = {op: last for op, last in self._last_half.items() if op >= ops}
+
+    def _done(self, topic: str) -> int:
+        committed = self._store.consumer_offset(TRANSACTIONS_GROUP, topic, _QUEUE)
+        return max(committed or 0, self._store.min_offset(topic, _QUEUE))
+
+
+def _make(store: MessageStore, topic: str) -> str:
+    try:
+        store.max_offset(topic, _QUEUE)
+    except UnknownTopic:
+        store.create_topic(topic, 1)
+    return topic

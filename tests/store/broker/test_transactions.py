@@ -1,0 +1,205 @@
+"""Transactions: half messages nobody sees, ended once, whoever dies; those left open are asked for."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageRefused, MessageStore, StoredMessage, TransactionEnded, UnknownTopic
+from store.broker.transactions import Half, Outcome, Transactions
+from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC
+from store.upkeep.deletion import delete_topic
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import ROOT
+from tests.store.format.test_delayed import all_of
+
+KILLS = int(os.environ.get("TRANSACTION_KILLS", "3"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 2)
+        yield it
+    assert verify(tmp_path / "mq").findings == []
+
+
+def orders(*numbers: int) -> list[Message]:
+    return [Message("orders", b"%d" % n, "A", f"k{n}", {"p": "q"}, queue_id=n % 2, flag=n) for n in numbers]
+
+
+def bodies(store: MessageStore, topic: str = "orders") -> list[bytes]:
+    return sorted(each.body for each in all_of(store, topic))
+
+
+def test_nobody_sees_what_is_not_committed(store: MessageStore) -> None:
+    transactions = Transactions(store, "sellers")
+    halves = transactions.prepare(orders(1, 2, 3))
+    assert bodies(store) == []
+    waiting = all_of(store, HALF_TOPIC)
+    assert [Half(each.msg_id, each.queue_offset, each.physical_offset) for each in waiting] == halves
+    placed = transactions.commit(halves[:2])
+    transactions.roll_back(halves[2:])
+    assert bodies(store) == [b"1", b"2"]
+    assert (placed.queue_ids.tolist(), placed.queue_offsets.tolist()) == ([1, 0], [0, 0])
+    for each, half, was in zip(sorted(all_of(store, "orders"), key=lambda m: m.body), halves, waiting, strict=False):
+        own = {"REAL_TOPIC": "orders", "REAL_QID": str(each.queue_id), "TRAN_MSG": "true", "PGROUP": "sellers"}
+        ids = {"UNIQ_KEY": half.transaction_id, "__transactionId__": half.transaction_id}
+        assert each.properties == {"TAGS": "A", "KEYS": each.keys[0], "p": "q", **own, **ids} == was.properties
+        assert (each.sys_flag, each.prepared_transaction_offset) == (8, half.physical_offset)
+        assert (each.flag, each.born_timestamp) == (was.flag, was.born_timestamp)
+    assert [each.body for each in all_of(store, OP_TOPIC)] == [b"0,1,", b"2,"]
+    assert {each.tags for each in all_of(store, OP_TOPIC)} == {"d"}
+    assert [each.body for each in store.query("orders", halves[0].transaction_id)] == [b"1"]
+
+
+@pytest.mark.parametrize("again", ["commit", "roll_back"])
+@pytest.mark.parametrize("first", ["commit", "roll_back"])
+def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) -> None:
+    """Two of a group, each of which believes the transaction to be open; nothing of the second call is done."""
+    one, other = Transactions(store, "sellers"), Transactions(store, "sellers")
+    halves = one.prepare(orders(1, 2))
+    getattr(one, first)(halves[:1])
+    with pytest.raises(TransactionEnded, match=halves[0].transaction_id):
+        getattr(other, again)(halves)
+    assert bodies(store) == ([b"1"] if first == "commit" else [])
+    other.commit(halves[1:])
+    assert bodies(store)[-1:] == [b"2"]
+
+
+def test_those_left_open_are_asked_for(store: MessageStore) -> None:
+    asked: list[bytes] = []
+
+    def decide(message: StoredMessage) -> Outcome:
+        assert (message.topic, message.queue_id) == ("orders", int(message.body) % 2)
+        asked.append(message.body)
+        return [Outcome.COMMIT, Outcome.ROLL_BACK, Outcome.UNKNOWN][int(message.body) % 3]
+
+    Transactions(store, "others").prepare(orders(100))
+    transactions = Transactions(store, "sellers")
+    halves = transactions.prepare(orders(*range(7)))
+    transactions.commit(halves[6:])
+    assert transactions.check(decide) == 0  # they are young
+    assert Transactions(store, "sellers").check(decide, immunity=-1) == 6
+    assert asked == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert bodies(store) == [b"0", b"3", b"6"]
+    asked.clear()
+    assert transactions.check(decide, immunity=-1) == 2
+    assert asked == [b"2", b"5"]
+    assert [each.properties["TRANSACTION_CHECK_TIMES"] for _, each in transactions.open(-1)] == ["2", "2"]
+    assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) in (None, 0)  # the others' is first
+    assert Transactions(store, "others").check(decide=lambda message: Outcome.ROLL_BACK, immunity=-1) == 1
+    assert transactions.check(decide, immunity=-1, max_checks=3) == 2
+    assert bodies(store, UNDECIDED_TOPIC) == [b"2", b"5"]
+    assert transactions.open(-1) == []
+    assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == store.max_offset(HALF_TOPIC, 0)
+    assert store.consumer_offset(TRANSACTIONS_GROUP, OP_TOPIC, 0) == store.max_offset(OP_TOPIC, 0)
+    assert Transactions(store, "sellers").open(-1) == []
+    with pytest.raises(TransactionEnded):
+        Transactions(store, "sellers").commit(halves[:1])
+
+
+def test_each_may_say_how_long_it_is_not_asked_for(store: MessageStore) -> None:
+    transactions = Transactions(store, "sellers")
+    message = Message("orders", b"", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"})
+    transactions.prepare([message])
+    assert transactions.open(-1) == []
+
+
+def test_one_that_is_ended_while_it_is_asked_for(store: MessageStore) -> None:
+    transactions, producer = Transactions(store, "sellers"), Transactions(store, "sellers")
+    halves = producer.prepare(orders(1, 2))
+
+    def decide(message: StoredMessage) -> Outcome:
+        if message.body == b"1":
+            producer.roll_back(halves[:1])
+        return Outcome.COMMIT
+
+    assert transactions.check(decide, immunity=-1) == 2
+    assert bodies(store) == [b"2"]
+
+
+def test_refused(store: MessageStore) -> None:
+    transactions = Transactions(store, "sellers")
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        transactions.prepare([Message("nowhere", b"")])
+    with pytest.raises(MessageRefused, match="a delayed message in a transaction"):
+        transactions.prepare([Message("orders", b"", delay_level=1)])
+    with pytest.raises(MessageRefused, match="marks messages of transactions"):
+        transactions.prepare([Message("orders", b"", properties={"TRAN_MSG": "true"})])
+    assert transactions.prepare([]) == []
+    assert all_of(store, HALF_TOPIC) == []
+
+
+def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("gone", 1)
+        halves = Transactions(store, "sellers").prepare([Message("gone", b"")])
+    delete_topic(tmp_path, "gone")
+    with MessageStore.open(tmp_path) as store:
+        transactions = Transactions(store, "sellers")
+        with pytest.raises(UnknownTopic, match="no topic 'gone' any more; roll the transaction back"):
+            transactions.commit(halves)
+        transactions.roll_back(halves)
+        assert transactions.open(-1) == []
+
+
+SELLER = """
+import random, sys
+from store import Message, MessageStore, TransactionEnded
+from store.broker.transactions import Outcome, Transactions
+path, name = sys.argv[1:]
+chance, number = random.Random(name), 0
+with MessageStore.open(path) as store:
+    transactions = Transactions(store, "sellers")
+    while True:
+        messages = [Message("orders", f"{name}-{number + n}".encode()) for n in range(5)]
+        number += 5
+        halves = transactions.prepare(messages)
+        try:
+            transactions.commit(halves[:3])
+            transactions.roll_back(halves[3:4])
+        except TransactionEnded:
+            pass  # the other one was asked first
+        print("sold", flush=True)
+        outcomes = Outcome.COMMIT, Outcome.UNKNOWN
+        transactions.check(lambda message: chance.choice(outcomes), immunity=chance.choice((-1, 6)))
+"""
+
+
+def test_each_is_ended_once_however_many_are_killed(tmp_path: Path) -> None:
+    """Two that sell, and decide about each other's transactions, are killed in the middle of it."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path) as store:
+        store.create_topic("orders", 2)
+    chance = random.Random(KILLS)
+    for number in range(KILLS):
+        command = [sys.executable, "-c", SELLER, str(path)]
+        sellers = [
+            subprocess.Popen([*command, f"{number}-{which}"], cwd=ROOT, stdout=subprocess.PIPE) for which in range(2)
+        ]
+        for _ in range(chance.randrange(1, 20)):
+            for seller in sellers:
+                assert seller.stdout is not None
+                assert seller.stdout.readline() == b"sold\n"
+        for seller in sellers:
+            seller.kill()
+            seller.wait()
+    with MessageStore.open(path) as store:
+        transactions = Transactions(store, "sellers")
+        while transactions.check(lambda message: Outcome.COMMIT, immunity=-1):
+            pass
+        committed = Counter(bodies(store))
+        assert set(committed.values()) == {1}
+        prepared = Counter(bodies(store, HALF_TOPIC))
+        rolled_back = prepared.keys() - committed.keys()
+        assert all(int(body.rpartition(b"-")[2]) % 5 == 3 for body in rolled_back)
+        assert committed.keys() <= prepared.keys()
+    assert verify(path).findings == []
