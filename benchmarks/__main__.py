@@ -11,6 +11,7 @@ import click
 from benchmarks import (
     appending,
     consuming,
+    delaying,
     filtering,
     getting,
     indexing,
@@ -22,6 +23,10 @@ from benchmarks import (
     writing,
 )
 
+# How many wait, how many become due, in how many seconds.
+_FEW = ((2_000, 500, 0.5),)
+_DELAYED = ((100_000, 50_000, 20.0), (1_000_000, 50_000, 20.0))
+
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
     "producing": lambda small: producing.main(2_000, 1, (100,)) if small else producing.main(300_000, 5),
@@ -31,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "getting": lambda small: getting.main(2_000 if small else 200_000, 1 if small else 5),
     "consuming": lambda small: consuming.main(2_000 if small else 500_000, 1 if small else 5),
     "writing": lambda small: writing.main(2_000, 1, (100,)) if small else writing.main(2_000_000, 5),
+    "delaying": lambda small: delaying.main(_FEW if small else _DELAYED),
     "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 1 if small else 3),
     "indexing": lambda small: indexing.main(2_000 if small else 10_000_000, 20 if small else 2_000),
     "processes": lambda small: (

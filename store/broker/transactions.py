@@ -228,7 +228,7 @@ class Transactions:
                 half = Half(message.msg_id, message.queue_offset, message.physical_offset)
                 topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
                 queue_id = int(message.properties.get(PROPERTY_REAL_QUEUE, "0"))
-                yield half, replace(message, topic=topic, queue_id=queue_id)
+                yield half, message._replace(topic=topic, queue_id=queue_id)
 
     def _messages(self, topic: str, offset: int) -> Iterator[StoredMessage]:
         while (got := self._store.get_message(TRANSACTIONS_GROUP, topic, _QUEUE, offset)).next_begin_offset > offset:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from store.delays.delivery import Delivery
+from store.delays.delivery import MOST, Delivery
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.watch import Watch
@@ -18,7 +18,7 @@ _logger = logging.getLogger("store")
 
 _TAKE_OVER_SECONDS = 0.2  # between two tries to get the turn from who died
 _SAVE_SECONDS = 5.0  # what was delivered since is looked for in the log by who takes over
-_REST_SECONDS = 0.01  # at least between two looks at what others put
+_REST_SECONDS = 0.01  # at least between two steps: many messages together take little more time than one
 _AGAIN_SECONDS = 1.0  # after an error
 
 
@@ -109,17 +109,17 @@ class Deliverer:
             self._delivering = self._delivery()
             self._save_at = time.monotonic() + _SAVE_SECONDS
         delivery = self._delivering
-        delivery.look()
-        while delivery.step(_now()):
+        look_at = delivery.look()
+        while delivery.step(_now()) >= MOST:
             if self._stopping.is_set():
                 return 0.0
-            delivery.look()
+        stepped = time.monotonic()
         if time.monotonic() >= self._save_at:
             delivery.save(_now())
             self._save_at = time.monotonic() + _SAVE_SECONDS
         due = delivery.next_time()
-        at = math.inf if due is None else time.monotonic() + (due - _now()) / 1000
-        watch.wait(min(at, math.inf if delivery.is_saved else self._save_at) - time.monotonic())
+        at = math.inf if due is None else max(time.monotonic() + (due - _now()) / 1000, stepped + _REST_SECONDS)
+        watch.wait(min(at, look_at, math.inf if delivery.is_saved else self._save_at) - time.monotonic())
         return max(0.0, min(at - time.monotonic(), _REST_SECONDS))
 
 

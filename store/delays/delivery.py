@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.copies import Copies, Places
 from store.format.delayed import WAITING_TOPICS, real_places
-from store.format.layout import MAX_QUEUES
+from store.format.layout import MAX_QUEUES, SCHEDULE_DELAYS_MS
 from store.format.records import Encoding, Records
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
@@ -30,7 +32,8 @@ from store.read.taking import taken
 
 _logger = logging.getLogger("store")
 
-_MOST = 4096  # of each queue in a step: it takes some 20 ms, for which others who append wait
+MOST = 4096  # of each queue in a step: it takes some 20 ms, for which others who append wait
+_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, which wait longer than that
 Append = Callable[[Iterable[Records]], AppendResult | None]
 
 
@@ -66,14 +69,19 @@ class Delivery:
             progress.write(root)
         self._levels = Levels(queues, progress.levels, confirm)
         self._timers = Timers(log, queues, progress.timers)
+        self._look_at = 0.0  # time.monotonic()
         self._moved = False  # since that was noted last
         self._noted: Progress | None = None
 
-    def look(self) -> None:
-        """Notice what was put since."""
+    def look(self) -> float:
+        """Notice what was put since; when to look again (`time.monotonic`), whatever is put until then."""
         confirm = self._published_end.confirm_offset
-        self._levels.look(confirm)
         self._timers.look(confirm)
+        if time.monotonic() < self._look_at:
+            return self._look_at
+        self._levels.look(confirm)
+        self._look_at = time.monotonic() + _LEVELS_SECONDS
+        return math.inf
 
     def next_time(self) -> int | None:
         """When the next message is due, ms since 1970; None where none waits."""
@@ -85,7 +93,7 @@ class Delivery:
 
         Bounded: what is left is for the next step. Raises what an append raises; nothing is delivered then.
         """
-        (by_level, levels), (by_time, timers) = self._levels.due(now, _MOST), self._timers.due(now, _MOST)
+        (by_level, levels), (by_time, timers) = self._levels.due(now, MOST), self._timers.due(now, MOST)
         due = Due.in_order([by_level, by_time])
         left = due.without(self._delivered)
         if len(left):
