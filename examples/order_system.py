@@ -1,0 +1,134 @@
+"""Orders that are paid in time, or cancelled: with transactions and delayed messages, while the shops are killed.
+
+    python examples/order_system.py --seconds 10
+
+A shop takes an order: it prepares a message in a transaction, writes the order into its database, and commits. So
+there is a message for each order in the database, and for no other. When it is killed in between, another shop looks
+into the database and decides for it. For every order a delayed message says when its time is over: who has not paid by
+then is cancelled. At the end every order is either paid or cancelled, once.
+"""
+
+import argparse
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from store import Message, MessageStore, StoredMessage
+from store.broker.transactions import Outcome, Transactions
+
+ORDERS, DEADLINES, GROUP = "orders", "deadlines", "shops"
+SHOPS, KILL_SECONDS, DEADLINE_MS = 2, 1.0, 1500
+TABLE = "CREATE TABLE orders (id TEXT PRIMARY KEY, state TEXT NOT NULL)"
+
+
+def open_database(directory: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(directory / "orders.db", timeout=60, isolation_level=None)
+    database.execute("PRAGMA synchronous = OFF")  # processes are killed here, not the machine
+    return database
+
+
+def shop(directory: Path, name: str) -> None:
+    """Takes orders until it is killed."""
+    chance = random.Random(name)
+    with MessageStore.open(directory / "mq") as store, closing(open_database(directory)) as database:
+
+        def was_taken(message: StoredMessage) -> Outcome:
+            found = database.execute("SELECT 1 FROM orders WHERE id = ?", [message.keys[0]]).fetchone()
+            return Outcome.COMMIT if found else Outcome.ROLL_BACK
+
+        transactions = Transactions(store, GROUP)
+        number = 0
+        while True:
+            number += 1
+            order = f"{name}-{number}"
+            halves = transactions.prepare([Message(ORDERS, order, keys=order)])
+            if chance.random() < 0.9:  # or the customer thinks better of it
+                database.execute("INSERT INTO orders VALUES (?, 'open')", [order])
+                transactions.commit(halves)
+            else:
+                transactions.roll_back(halves)
+            transactions.check(was_taken)
+            time.sleep(0.005)
+
+
+def accounts(store: MessageStore, database: sqlite3.Connection, seen: dict[str, int], chance: random.Random) -> None:
+    """What is new: some pay at once, for the others a deadline is put; whose deadline is over is cancelled."""
+    for message in new(store, ORDERS, seen):
+        order = message.keys[0]
+        if chance.random() < 0.5:
+            database.execute("UPDATE orders SET state = 'paid' WHERE id = ? AND state = 'open'", [order])
+        store.put(Message(DEADLINES, order, deliver_at=int(time.time() * 1000) + DEADLINE_MS))
+    for message in new(store, DEADLINES, seen):
+        order = message.body.decode()
+        database.execute("UPDATE orders SET state = 'cancelled' WHERE id = ? AND state = 'open'", [order])
+
+
+def new(store: MessageStore, topic: str, seen: dict[str, int]) -> list[StoredMessage]:
+    got = store.get_message("accounts", topic, 0, seen.get(topic, 0))
+    seen[topic] = got.next_begin_offset
+    return got.messages
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=10.0, help="for how long orders are taken")
+    parser.add_argument("--shop", nargs=2, metavar=("DIRECTORY", "NAME"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.shop:
+        shop(Path(asked.shop[0]), asked.shop[1])
+        return
+    with TemporaryDirectory() as folder:
+        sell(Path(folder), asked.seconds)
+
+
+def sell(directory: Path, seconds: float) -> None:
+    chance, killed, number = random.Random(1), 0, 0
+    with MessageStore.open(directory / "mq") as store, closing(open_database(directory)) as database:
+        database.execute(TABLE)
+        store.create_topic(ORDERS, 1)
+        store.create_topic(DEADLINES, 1)
+        shops: list[subprocess.Popen[bytes]] = []
+        seen: dict[str, int] = {}
+        end = kill_at = float("inf")
+        while time.monotonic() < end:
+            while len(shops) < SHOPS:
+                number += 1
+                command = [sys.executable, __file__, "--shop", str(directory), f"shop{number}"]
+                shops.append(subprocess.Popen(command))
+            accounts(store, database, seen, chance)
+            if seen.get(ORDERS, 0) and end == float("inf"):  # the shops are open
+                end, kill_at = time.monotonic() + seconds, time.monotonic() + KILL_SECONDS
+            if time.monotonic() > kill_at:
+                kill(shops.pop(chance.randrange(SHOPS)))
+                killed, kill_at = killed + 1, time.monotonic() + KILL_SECONDS
+            time.sleep(0.01)
+        for each in shops:
+            kill(each)
+            killed += 1
+        left = Transactions(store, GROUP)  # nobody else is there to decide
+        taken = {order for (order,) in database.execute("SELECT id FROM orders")}
+        while left.check(lambda each: Outcome.COMMIT if each.keys[0] in taken else Outcome.ROLL_BACK, immunity=-1):
+            pass
+        while seen.get(DEADLINES, 0) < store.max_offset(ORDERS, 0):
+            accounts(store, database, seen, chance)
+            time.sleep(0.01)
+        states = dict(database.execute("SELECT state, count(*) FROM orders GROUP BY state").fetchall())
+    print(
+        f"{len(taken):,} orders, {killed} shops killed: {states.get('paid', 0):,} paid, "
+        f"{states.get('cancelled', 0):,} cancelled, {states.get('open', 0)} left open, "
+        f"{abs(seen[ORDERS] - len(taken))} messages too many or too few"
+    )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+if __name__ == "__main__":
+    main()
