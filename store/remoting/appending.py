@@ -6,11 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy.typing as npt
 
 from store import Append, AppendResult, Message, MessageStore, StoreError, UnknownQueue, UnknownTopic
+from store.remoting.loop import settle
 
 Fields = Mapping[str, npt.ArrayLike]
 
@@ -52,28 +54,24 @@ class Appending:
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
-        ready: list[_Waiting] = []
-        try:
-            append = self._store.begin()
-            for each in waiting:
-                try:
-                    self._add(append, each)
-                    ready.append(each)
-                except StoreError as error:
-                    each.appended.set_exception(error)
-            placed = append.publish() if ready else None
-        except StoreError as error:
-            for each in waiting:
-                if not each.appended.done():
-                    each.appended.set_exception(error)
-            return
+        together: Future[AppendResult] = Future()
+        settle(together, lambda: self._append(waiting))
         first = 0
-        for each in ready:
-            assert placed is not None
+        for each in waiting:
+            if each.appended.done():  # refused alone
+                continue
             rows = slice(first, first := first + len(each.messages))
-            each.appended.set_result(
-                AppendResult(placed.queue_ids[rows], placed.queue_offsets[rows], placed.physical_offsets[rows])
-            )
+            settle(each.appended, partial(_some, together, rows))
+
+    def _append(self, waiting: list[_Waiting]) -> AppendResult:
+        """Append what is not refused. Whose messages are refused is told."""
+        append = self._store.begin()
+        for each in waiting:
+            try:
+                self._add(append, each)
+            except StoreError as error:
+                each.appended.set_exception(error)
+        return append.publish()
 
     def _add(self, append: Append, each: _Waiting) -> None:
         try:
@@ -85,3 +83,9 @@ class Appending:
                 raise
             self._store.create_topic(each.messages[0].topic, each.new_queues)
             append.add_messages(each.messages, each.fields)
+
+
+def _some(together: Future[AppendResult], rows: slice) -> AppendResult:
+    """The result of these rows of an append."""
+    placed = together.result()
+    return AppendResult(placed.queue_ids[rows], placed.queue_offsets[rows], placed.physical_offsets[rows])

@@ -88,6 +88,8 @@ class Client(Opened):
         peer = self._peers.setdefault(address, _Peer(address))
         try:
             return await asyncio.wait_for(peer.ask(command), timeout)
+        except asyncio.CancelledError as error:
+            raise Unreachable(f"{address}: this client was closed before the answer came") from error
         except (TimeoutError, TimedOut) as error:
             raise Unreachable(
                 f"{address}: no answer to request {int(command.code)} within {timeout:g} s; is it RocketMQ that "
@@ -99,11 +101,14 @@ class Client(Opened):
         (await peer.connected()).send(command)
 
     async def _close(self) -> None:
-        for peer in self._peers.values():
-            peer.close()
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
+            task.cancel()
         if under_way:
             await asyncio.wait(under_way)
+        for peer in self._peers.values():
+            peer.close()
+        await asyncio.sleep(0)
 
 
 class _Peer:
@@ -145,7 +150,7 @@ class _Peer:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._connection.abort(Unreachable(f"{self._address}: this client was closed before the answer came"))
+            self._connection.close()
 
     def _received(self, connection: Connection, command: Command) -> None:
         """An answer; what a broker asks of its clients concerns none of ours, and late answers nobody."""

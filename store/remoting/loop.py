@@ -11,6 +11,18 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
+    """Give `waiting` what `work` answers, or what it raises, whatever that is: nobody may wait for ever."""
+    try:
+        result = work()
+    except BaseException as error:
+        waiting.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        waiting.set_result(result)
+
+
 class LoopThread:
     """An event loop in a daemon thread of this process, until `stop`."""
 

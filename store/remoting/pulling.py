@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 
-from store import MessageStore, RequestRefused, StoreError, TagFilter, message_filter
+from store import MessageStore, RequestRefused, TagFilter, message_filter
 from store.any_group import EVERYTHING
 from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService
@@ -17,7 +17,7 @@ from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import Pulled, PullMessage
-from store.remoting.loop import LoopThread
+from store.remoting.loop import LoopThread, settle
 from store.remoting.request import Answer, Handler, Request, Response
 
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
@@ -55,9 +55,10 @@ class Pulling:
 
     def lost(self, connection: Connection) -> None:
         """Whoever asked on this connection is gone."""
-        for held in self._held.pop(connection, ()):
+        held_by = self._held.pop(connection, set())
+        while held_by:
             self._count -= 1
-            self._hold.cancel(held)
+            self._hold.cancel(held_by.pop())
 
     def _pull(self, request: Request) -> Answer:
         header = PullMessage.of(request.command.fields)
@@ -90,28 +91,24 @@ class Pulling:
     def _until_arrival(self, connection: Connection, pull: PullRequest) -> Future[Response]:
         answered: Future[Response] = Future()
         held_by = self._held.setdefault(connection, set())
-        self._count += 1
 
         def answer(held: HeldRequest) -> None:
             """A request is held once: what is there now is the answer."""
             if held in held_by:
                 held_by.remove(held)
                 self._count -= 1
-            try:
-                answered.set_result(_answer(self._processor.answer(pull, as_records=True)))
-            except StoreError as error:
-                answered.set_exception(error)
+            settle(answered, lambda: _answer(self._processor.answer(pull, as_records=True)))
 
-        held_by.add(
-            self._hold.hold(
-                pull.topic,
-                pull.queue_id,
-                pull.offset,
-                pull.suspend_timeout,
-                lambda held, why: self._thread.call(answer, held),
-                pull.message_filter,
-            )
+        held = self._hold.hold(
+            pull.topic,
+            pull.queue_id,
+            pull.offset,
+            pull.suspend_timeout,
+            lambda held, why: self._thread.call(answer, held),
+            pull.message_filter,
         )
+        held_by.add(held)  # `answer` comes in this thread, later
+        self._count += 1
         return answered
 
 

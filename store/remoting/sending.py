@@ -13,12 +13,14 @@ import numpy.typing as npt
 from store import AppendResult, Message, MessageStore, RequestRefused
 from store.broker.response_codes import ResponseCode
 from store.format.layout import PROPERTY_DELAY, PROPERTY_DELIVER_AT, SYS_COMPRESSED, SYS_COMPRESSION_MASK
+from store.format.message import check_fits
 from store.format.properties import decode_properties
 from store.format.stored_message import offset_msg_ids
 from store.remoting.appending import Appending
 from store.remoting.batches import Batched, decode_batch
 from store.remoting.codes import RequestCode
 from store.remoting.headers import SendMessage, SendMessageV2, Sent
+from store.remoting.loop import settle
 from store.remoting.request import Handler, Request, Response
 
 NEW_TOPIC_QUEUES = 8  # of a topic that is made by its first message, at most (defaultTopicQueueNums)
@@ -52,15 +54,8 @@ class Sending:
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
         answered: Future[Response] = Future()
 
-        def answer(appended: Future[AppendResult]) -> None:
-            error = appended.exception()
-            if error is None:
-                answered.set_result(self._sent(appended.result()))
-            else:
-                answered.set_exception(error)
-
         appended = self._appending.append(messages, _fields(request, header), new_queues)
-        appended.add_done_callback(answer)
+        appended.add_done_callback(lambda done: settle(answered, lambda: self._sent(done.result())))
         return answered
 
     def _sent(self, placed: AppendResult) -> Response:
@@ -104,15 +99,19 @@ def _number(properties: dict[str, str], name: str) -> int | None:
 
 
 def _parts(request: Request, header: SendMessage) -> list[Batched]:
-    """The messages of a request. Raises `BadFrame`."""
+    """The messages of a request, one at least. Raises `BadFrame`, `RequestRefused`."""
     body = bytes(request.command.body)
     if header.batch or request.command.code == RequestCode.SEND_BATCH_MESSAGE:
-        return decode_batch(body)
+        batch = decode_batch(body)
+        if not batch:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
+        return batch
     return [Batched(header.flag, body, (header.properties or "").encode("utf-8", "replace"))]
 
 
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:
-    """What the records of a request say of their producer, the same in all."""
+    """What the records of a request say of their producer, the same in all. Raises `MessageRefused`."""
+    check_fits("reconsumeTimes", header.reconsume_times or 0, 32)
     fields: dict[str, npt.ArrayLike] = {
         "sys_flag": header.sys_flag & _KEPT_FLAGS,
         "reconsume_times": header.reconsume_times or 0,

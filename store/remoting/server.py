@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from store.broker.response_codes import ResponseCode
 from store.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
@@ -140,7 +141,9 @@ class Server(Opened):
             return
         request = Request(command, connection)
         try:
-            if (quick := self._processors.quick.get(command.code)) is not None:
+            if self._is_over:
+                answer: Any = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
+            elif (quick := self._processors.quick.get(command.code)) is not None:
                 answer = quick(request)
             elif (other := self._processors.others.get(command.code)) is not None:
                 answer = self._pool.submit(other, request)

@@ -71,6 +71,7 @@ def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStor
         ({"properties": "TRAN_MSG\1true\2"}, ResponseCode.MESSAGE_ILLEGAL, "reserved"),
         ({"properties": "TAGS\1a|b\2"}, ResponseCode.MESSAGE_ILLEGAL, "tag"),
         ({"properties": "a\1" + "b" * 40_000}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
+        ({"reconsume_times": 1 << 31}, ResponseCode.MESSAGE_ILLEGAL, "reconsumeTimes"),
         ({"born_timestamp": 1 << 62, "flag": 1 << 40}, ResponseCode.MESSAGE_ILLEGAL, "32-bit"),
     ],
 )
@@ -92,6 +93,8 @@ def test_a_body_that_is_too_large(broker: Broker, store: MessageStore) -> None:
 def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), b"no batch")
     assert (answer.code, "batch" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True))
+    assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
 
 
 def test_oneway(broker: Broker, store: MessageStore) -> None:
