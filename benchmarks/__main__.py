@@ -17,6 +17,7 @@ from benchmarks import (
     indexing,
     processes,
     producing,
+    putting,
     reading,
     starting,
     starting_query,
@@ -29,6 +30,7 @@ _DELAYED = ((100_000, 50_000, 20.0), (1_000_000, 50_000, 20.0))
 
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
+    "putting": lambda small: putting.main(80 if small else 20_000, 1 if small else 5),
     "producing": lambda small: producing.main(2_000, 1, (100,)) if small else producing.main(300_000, 5),
     "starting": lambda small: starting.main(1 if small else 15),
     "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),

@@ -15,8 +15,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
-from weakref import ref
 
 import numpy as np
 
@@ -31,13 +29,6 @@ _OPEN_FILES = 8
 _ZERO_BLOCK = 4096
 _LOOK_BLOCK = 1 << 20
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
-
-
-class _Last(NamedTuple):
-    """The file that was used last, which may be closed since: most looks are at the same one."""
-
-    start: int
-    file: ref[SegmentFile]
 
 
 class Segments:
@@ -56,7 +47,6 @@ class Segments:
         self._writable = writable
         self._first: tuple[int, Path] | None = None
         self._files_open = files or OpenFiles(_OPEN_FILES)
-        self._last: _Last | None = None
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
@@ -173,7 +163,6 @@ class Segments:
 
     def forget(self) -> None:
         """Close all files; the next look at one opens it by its name."""
-        self._last = None
         self._files_open.forget(self.directory)
 
     def flush(self, begin: int, end: int) -> None:
@@ -196,12 +185,7 @@ class Segments:
         return self.directory / segment_name(start)
 
     def _opened(self, start: int) -> SegmentFile:
-        last = self._last
-        file = last.file() if last is not None and last.start == start else None
-        if file is None:
-            file = self._files_open.get(self.directory, start, self.size, writable=self._writable)
-            self._last = _Last(start, ref(file))
-        return file
+        return self._files_open.get(self.directory, start, self.size, writable=self._writable)
 
     def _current(self, start: int) -> SegmentFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""

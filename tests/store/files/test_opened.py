@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreError, StoreForked, StoreNotOpen, StoreReplaced
-from store.any_log import QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.hold import PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor, PullRequest
 from store.publish.log_end import LOOK_SECONDS
@@ -32,14 +33,17 @@ STORE: dict[str, Verb] = {
     "append_table": lambda it: it.append_table("t", pa.table({"body": [b"x"]})),
     "begin": lambda it: it.begin().publish(),
     "arrivals": lambda it: it.arrivals(0, 0),
+    "bounds": lambda it: it.bounds([Queue("t", 0)]),
     "can_have": lambda it: it.can_have("t", 0, 0, None),
     "clean": lambda it: it.clean(forced=True),
     "commit_offsets": lambda it: it.commit_offsets("g", "t", {0: 1}),
     "confirm_offset": lambda it: it.confirm_offset,
     "consumer_offset": lambda it: it.consumer_offset("g", "t", 0),
+    "copies": lambda it: it.copies(np.array([0])),
     "create_topic": lambda it: it.create_topic("u", 1),
     "dispatched_offset": lambda it: it.dispatched_offset,
     "fingerprint": lambda it: it.fingerprint("t", 0, 0),
+    "fingerprints": lambda it: it.fingerprints({Queue("t", 0): 0}),
     "flush": lambda it: it.flush(),
     "get_message": lambda it: it.get_message("g", "t", 0, 0),
     "max_offset": lambda it: it.max_offset("t", 0),
@@ -52,6 +56,7 @@ STORE: dict[str, Verb] = {
     "put_many": lambda it: it.put_many([]),
     "query": lambda it: it.query("t", "k"),
     "read": lambda it: it.read(QueueRange("t", 0, 0, 0), ReadSpec(("body",), EVERYTHING)),
+    "record_at": lambda it: it.record_at(0),
     "scan": lambda it: it.scan("t", 0, 0, 0),
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
     "stored_between": lambda it: it.stored_between([], 0, 0),
