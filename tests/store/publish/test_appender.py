@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +239,11 @@ def test_the_types_of_a_result(path: Path) -> None:
     with MessageStore.open(path) as store:
         result = store.append_table("t", pa.table({"body": [b"x"] * 3}))
     assert (result.queue_ids.dtype, result.queue_offsets.dtype, result.physical_offsets.dtype) == ("i4", "i8", "i8")
+
+
+def test_messages_are_stamped_with_the_clock_in_milliseconds(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        before = int(time.time() * 1000)
+        offset = store.put(Message("t", b"now", queue_id=0)).queue_offset
+        after = int(time.time() * 1000)
+        assert before <= store.get_message("g", "t", 0, offset).messages[0].store_timestamp <= after

@@ -475,3 +475,26 @@ def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
     for queue_id, head in enumerate(heads):
         first = min(int(file.name) // CQ_ENTRY.itemsize for file in (tmp_path / f"consumequeue/t/{queue_id}").iterdir())
         assert first <= head < first + 10, "of ten entries"
+
+
+def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> None:
+    """What was not flushed is gone, and no boot says so: an error, not a shorter log, until its end is deleted."""
+    path, left = tmp_path / "mq", tmp_path / "left"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        flushed = [store.put(Message("t", b"%d" % n)).physical_offset for n in range(3)]
+        store.flush()
+        end = store.confirm_offset
+        store.put_many([Message("t", b"not flushed")] * 3)
+        shutil.copytree(path, left)
+    for file, begin in (left / "commitlog" / segment_name(0), end), (left / "consumequeue/t/0" / segment_name(0), 60):
+        content = file.read_bytes()
+        file.write_bytes(content[:begin].ljust(len(content), b"\0"))
+    before = {each: each.read_bytes() for each in left.rglob("*") if each.is_file()}
+    with pytest.raises(CorruptRecord, match=f"no sound record at log offset {end}, although all is safe up to"):
+        MessageStore.open(left)
+    assert {each: each.read_bytes() for each in left.rglob("*") if each.is_file()} == before
+    (left / "watermark").unlink()
+    with MessageStore.open(left) as store:
+        assert [message.physical_offset for message in store.get_message("g", "t", 0, 0).messages] == flushed
+        assert store.put(Message("t", b"next")).queue_offset == 3
