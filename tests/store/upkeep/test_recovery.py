@@ -20,8 +20,8 @@ from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_B
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.dispatch import index_keys, walk
-from store.publish.published_end import checked
-from store.upkeep.recovery import CASES, Evidence, Filed, Plan, Point, plan_for
+from store.publish.published_end import PublishedEnd, checked
+from store.upkeep.recovery import CASES, Evidence, Filed, Plan, Point, _Times, plan_for
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
@@ -498,3 +498,32 @@ def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> 
     with MessageStore.open(left) as store:
         assert [message.physical_offset for message in store.get_message("g", "t", 0, 0).messages] == flushed
         assert store.put(Message("t", b"next")).queue_offset == 3
+
+
+@pytest.mark.parametrize(
+    ("times", "least", "expected"),
+    [([5, 5, 6], 6, 0), ([5, 5, 6], 5, 30), ([5, 4, 4], 6, 10), ([5, 6, 4], 6, 20), ([7, 8, 8], 9, 0)],
+)
+def test_from_where_on_times_ascend(times: list[int], least: int, expected: int) -> None:
+    walked = _Times(0)
+    walked.follow(np.array([0, 10, 20]), np.array(times))
+    assert walked.ascend_from(30, least) == expected
+
+
+def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
+    """The log is walked from its first byte then, and has whole records of it behind the published end."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"%d" % n) for n in range(3)])
+        end = store.confirm_offset
+        store.put_many([Message("t", b"dead")] * 3)
+        announced = store.confirm_offset
+    published = PublishedEnd(tmp_path, writable=True)
+    published.announce(announced, published.store_timestamp)
+    published.publish(end)
+    (tmp_path / "abort").touch()
+    shutil.rmtree(tmp_path / "consumequeue/t")
+    with MessageStore.open(tmp_path) as store:
+        assert list(bodies(store).values()) == [b"0", b"1", b"2"]
+        assert store.put(Message("t", b"next")).queue_offset == 3
+    check_log(tmp_path, 4)
