@@ -189,7 +189,8 @@ class LocalMember:
             count, news = self._files.resets.since(self._seat.entry.resets)
             self._offsets.forget(news)  # first: who is killed now leaves nothing of before
             self._seat.claim(self._seat.entry.claims, count)
-            self._offsets.put(news)
+            own = self._seat.entry.claims
+            self._offsets.put({queue: offset for queue, offset in news.items() if queue in own})
             return news
 
         return self._in_turn(resets)

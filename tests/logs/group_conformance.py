@@ -203,6 +203,7 @@ class GroupTests:
         monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 0.2)
         with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
             other.call("lock", ALL)
+            other.call("commit", {Q0: 5})
             other.signal(signal.SIGSTOP)
             until(lambda: one.lock([Q0]) == {Q0})
             one.commit({Q0: 9})
@@ -211,6 +212,9 @@ class GroupTests:
             assert other.call("lock", ALL) == set(), "one it lost, the others expired"
             assert other.call("lock", ALL) == {Q1, Q2, Q3}
             assert one.lock([Q0]) == {Q0}
+            one.unlock([Q0])
+            assert other.call("lock", [Q0]) == {Q0}
+            assert other.call("committed", [Q0]) == {Q0: 9}
 
     def test_one_that_is_not_heard_of_has_no_share(
         self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch

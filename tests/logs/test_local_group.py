@@ -155,6 +155,15 @@ def test_a_member_whose_file_was_removed_is_told(making: LocalMaking) -> None:
     one.leave()
 
 
+def test_an_offset_that_somebody_else_moved_on_does_not_go_back(making: LocalMaking) -> None:
+    with making.group.join(EVERYTHING) as one, MessageStore.open(making.path, read_only=True) as store:
+        one.lock([Q0])
+        one.commit({Q0: 5})
+        store.commit_offsets("g", "t", {0: 50})
+        one.persist()
+        assert making.group.committed([Q0]) == {Q0: 50}
+
+
 def test_a_deleted_topic_gets_no_offsets_again(making: LocalMaking) -> None:
     with MessageStore.open(making.path) as store:
         store.create_topic("u", 1)
