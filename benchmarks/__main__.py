@@ -15,6 +15,8 @@ from benchmarks import (
     filtering,
     getting,
     indexing,
+    narrowing,
+    planning,
     processes,
     producing,
     putting,
@@ -41,6 +43,8 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "delaying": lambda small: delaying.main(_FEW if small else _DELAYED),
     "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 1 if small else 3),
     "indexing": lambda small: indexing.main(2_000 if small else 10_000_000, 20 if small else 2_000),
+    "narrowing": lambda small: narrowing.main(2_000 if small else 10_000_000, 1 if small else 3),
+    "planning": lambda small: planning.main(1, (1, 10)) if small else planning.main(30),
     "processes": lambda small: (
         processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)
     ),

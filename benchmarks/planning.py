@@ -1,0 +1,44 @@
+"""What of a small micro-batch is the driver's own work (bounds, offsets, partitions), with few queues and many?"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.bench import TOPIC, show
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.realtime_reader import RealTimeStreamReader
+from pyspark_mq.schema import default_schema
+from store import Message, MessageStore
+
+
+def main(runs: int, queues: Sequence[int] = (1, 200, 1000)) -> None:
+    """Prints the table: processor time of one batch to which every queue brought a message, and of a look that finds
+    none."""
+    rows = [[f"{count:,}", *(f"{1000 * seconds:.1f} ms" for seconds in _seconds(count, runs))] for count in queues]
+    show(f"Planning a micro-batch, medians of {runs} runs", ["queues", "a batch", "nothing new"], rows)
+
+
+def _seconds(queues: int, runs: int) -> tuple[float, float]:
+    batches, looks = [], []
+    with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
+        store.create_topic(TOPIC, queues)
+        options = {"path": str(store.path), "subscribe": TOPIC, "startingOffsets": "earliest", "holdTimeoutMs": "0"}
+        reader = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+        start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+        for _ in range(runs + 2):
+            store.put_many([Message(TOPIC, b"body", queue_id=queue_id) for queue_id in range(queues)])
+            begin = time.process_time()
+            end = reader.latestOffset(start, limit)
+            assert reader.partitions(start, end)
+            batches.append(time.process_time() - begin)
+            start = json.loads(json.dumps(end))  # as Spark hands it back
+            begin = time.process_time()
+            assert reader.latestOffset(start, limit) == start
+            looks.append(time.process_time() - begin)
+        reader.stop()
+    return statistics.median(batches[2:]), statistics.median(looks[2:])  # the first ones open files
