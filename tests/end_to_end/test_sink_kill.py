@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from store import Message, MessageStore
+from tests.end_to_end.sink_query import start
 from tests.end_to_end.test_realtime import java, kill_tree, open_files, tree
 from tests.waiting import PATIENCE, until
 
@@ -58,7 +59,15 @@ class Copy:
     @contextmanager
     def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
         """Until the block ends; only its first process is killed then, as when somebody kills a driver."""
-        with self._program(options=options) as process:
+        log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
+        given = {**self._given, "options": options, "conf": {"spark.driver.extraJavaOptions": log4j}}
+        with subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("sink_query.py")), json.dumps(given)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
+        ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "started\n"
             threading.Thread(target=process.stdout.read, daemon=True).start()  # until the last orphan ends
@@ -67,21 +76,9 @@ class Copy:
             finally:
                 process.kill()
 
-    def drain(self) -> None:
-        """To the end of what is there."""
-        with self._program(options={}, availableNow=True) as process:
-            assert process.wait(3 * PATIENCE) == 0
-
-    def _program(self, **more: Any) -> subprocess.Popen[str]:
-        log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
-        given = {**self._given, **more, "conf": {"spark.driver.extraJavaOptions": log4j}}
-        return subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("sink_query.py")), json.dumps(given)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-            start_new_session=True,
-        )
+    def drain(self, spark: SparkSession) -> None:
+        """To the end of what is there, in another driver."""
+        assert start(spark, {**self._given, "options": {}, "availableNow": True}).awaitTermination(3 * PATIENCE)
 
 
 @contextmanager
@@ -165,7 +162,9 @@ def kill(pids: list[int]) -> None:
             continue  # it came to its end
 
 
-def test_every_row_once_whoever_is_killed(source: MessageStore, target: Path, tmp_path: Path) -> None:
+def test_every_row_once_whoever_is_killed(
+    spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
+) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -184,13 +183,13 @@ def test_every_row_once_whoever_is_killed(source: MessageStore, target: Path, tm
                     seen_first(committing, process.pid, target)
                 time.sleep(chance.uniform(0, 0.02 if number % 2 == 0 else 2))
                 kill([java(process.pid)])
-    copy.drain()
+    copy.drain(spark)
     for pid in sessions:
         kill_tree(pid)
     check_copies(source, target)
 
 
-def test_behind_a_source_in_real_time(source: MessageStore, target: Path, tmp_path: Path) -> None:
+def test_behind_a_source_in_real_time(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
     copy = Copy(source, target, tmp_path / "checkpoint")
     with steadily_put(source):
         for _ in range(2):
@@ -204,5 +203,5 @@ def test_behind_a_source_in_real_time(source: MessageStore, target: Path, tmp_pa
 
                 until(more_is_there, every=0.2)
                 kill_tree(process.pid)
-    copy.drain()
+    copy.drain(spark)
     check_copies(source, target)
