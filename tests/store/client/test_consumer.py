@@ -343,6 +343,18 @@ def test_iterating(store: MessageStore, orderly: bool) -> None:
     assert Counter(found) == Counter([*range(30), found[16]])
 
 
+def test_what_was_in_hand_when_a_loop_was_left_comes_first_in_the_next(store: MessageStore) -> None:
+    put(store, range(0, 40, QUEUES))
+    with Consumer(store.path, "g", "t", config=config(consume_message_batch_max_size=5)) as consumer:
+        found = [next(iter(consumer)).queue_offset for _ in range(3)]
+        for message in consumer:
+            found.append(message.queue_offset)
+            if len(found) == 13:
+                break
+    assert found == [0, 0, 0, *range(10)]
+    assert committed(store)[TOPIC[0]] == 9
+
+
 def test_iterating_ends_when_another_thread_closes_it(store: MessageStore) -> None:
     consumer = Consumer(store.path, "g", "t", config=config())
     closing = threading.Timer(0.1, consumer.close)

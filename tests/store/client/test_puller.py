@@ -121,6 +121,7 @@ def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
             until(lambda: queue.pulled == pulling.store.max_offset(*QUEUE))  # noqa: B023
             assert queue.count == queue.pulled - begin
             pulling.put(1)
+    assert pulling.puller._requests[QUEUE] <= 2, "requests of queues that are gone do not pile up"
 
 
 def test_nothing_is_handed_out_when_the_lease_is_over(pulling: Pulling) -> None:
