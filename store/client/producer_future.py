@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from bisect import bisect_right
 from concurrent.futures import Future
 from operator import itemgetter
@@ -52,12 +53,13 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class Lot:
     """Messages of one topic, on their way together; and later what became of them.
 
-    rows: one a message; empty when all is settled. The sender alone settles, range after range. sequences: of each
-    message of a named producer, ascending.
+    since: `time.monotonic()` of the first. rows: one a message; empty when all is settled. The sender alone settles,
+    range after range. sequences: of each message of a named producer, ascending.
     """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        self.since = time.monotonic()
         self.rows: list[Row] = []
         self.sequences: list[int] = []
         self._ends: list[int] = []

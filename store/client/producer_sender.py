@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from store.append import Append
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, Placed, Row
 from store.client.producer_memory import Memory
+from store.client.producer_stats import SendTimes
 from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreClosed, StoreLocked, UnknownQueue
 from store.format.message import Message
 from store.format.message_lists import MANY, NotColumns, table_of
@@ -29,13 +31,24 @@ _Part = tuple[Lot, int, int]
 class Sender(threading.Thread):
     """Appends to one store until its buffer is closed and empty. It has no reference to the producer."""
 
-    def __init__(self, what: str, store: MessageStore, buffer: Buffer, memory: Memory | None, *, owns: bool) -> None:
-        """memory: of a named producer. owns: close the store at the end."""
+    def __init__(
+        self,
+        what: str,
+        store: MessageStore,
+        buffer: Buffer,
+        memory: Memory | None,
+        times: SendTimes | None,
+        *,
+        owns: bool,
+    ) -> None:
+        """memory: of a named producer. times: where it is noted how long sending takes. owns: close the store at the
+        end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
         self._memory = memory
+        self._times = times
         self._fatal: Exception | None = None  # a named producer ends with the first append that fails
         self._owns = owns
         self._failures: list[Failure] = []
@@ -72,6 +85,9 @@ class Sender(threading.Thread):
             outcomes = self._failed(error, parts)
             self._end_if_named(error)
         for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
+            if self._times is not None:
+                took = time.monotonic() - lot.since
+                self._times.note(lot.topic, took, failed=isinstance(outcome, Failure))
             lot.settle(end, outcome)
 
     def _append(self, parts: Sequence[_Part]) -> list[Placed]:
