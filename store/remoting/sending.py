@@ -99,14 +99,17 @@ def _number(properties: dict[str, str], name: str) -> int | None:
 
 
 def _parts(request: Request, header: SendMessage) -> list[Batched]:
-    """The messages of a request, one at least. Raises `BadFrame`, `RequestRefused`."""
-    body = bytes(request.command.body)
+    """The messages of a request, one at least; the request's own properties are those of each, too.
+
+    Raises `BadFrame`, `RequestRefused`.
+    """
+    body, same = bytes(request.command.body), (header.properties or "").encode("utf-8", "replace")
     if header.batch or request.command.code == RequestCode.SEND_BATCH_MESSAGE:
         batch = decode_batch(body)
         if not batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
-        return batch
-    return [Batched(header.flag, body, (header.properties or "").encode("utf-8", "replace"))]
+        return [part._replace(properties=b"\2".join((part.properties, same))) for part in batch]
+    return [Batched(header.flag, body, same)]
 
 
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:

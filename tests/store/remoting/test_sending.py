@@ -44,10 +44,12 @@ def test_a_body_that_its_producer_compressed(broker: Broker, store: MessageStore
 
 def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: MessageStore) -> None:
     batch = [Batched(n, b"%d" % n, encode_properties({"KEYS": f"k{n}"})) for n in range(5)]
-    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), encode_batch(batch))
+    header = send(batch=True, properties="WAIT\1true\2")
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, header, encode_batch(batch))
     sent = Sent.of(answer.fields)
     messages = store.get_message("g", "orders", 0, 0).messages
     assert [(each.flag, each.body, each.keys) for each in messages] == [(n, b"%d" % n, (f"k{n}",)) for n in range(5)]
+    assert {each.properties["WAIT"] for each in messages} == {"true"}
     assert [store.message_by_id(id) for id in sent.msg_id.split(",")] == messages
 
 
