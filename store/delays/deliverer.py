@@ -17,7 +17,10 @@ from store.publish.watch import Watch
 _logger = logging.getLogger("store")
 
 _TAKE_OVER_SECONDS = 0.2  # between two tries to get the turn from who died
-_SAVE_SECONDS = 5.0  # what was delivered since is looked for in the log by who takes over
+# What was delivered since it was saved is looked for in the log by who takes over. So often that is, where there is a
+# pause, and at last.
+_SAVE_SECONDS, _SAVE_AT_LAST_SECONDS = 5.0, 60.0
+_PAUSE_MS = 500
 _REST_SECONDS = 0.01  # at least between two steps: many messages together take little more time than one
 _AGAIN_SECONDS = 1.0  # after an error
 
@@ -82,6 +85,11 @@ class Deliverer:
         if self._watch is not None:
             self._watch.close()
 
+    def _is_time_to_save(self, due: int | None) -> bool:
+        """That takes as long as the device does, and what is due waits meanwhile: so it is put off to a pause."""
+        pause = math.inf if due is None else due - _now()
+        return time.monotonic() >= self._save_at + (0 if pause > _PAUSE_MS else _SAVE_AT_LAST_SECONDS - _SAVE_SECONDS)
+
     # --- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -114,12 +122,13 @@ class Deliverer:
             if self._stopping.is_set():
                 return 0.0
         stepped = time.monotonic()
-        if time.monotonic() >= self._save_at:
+        due = delivery.next_time()
+        if self._is_time_to_save(due):
             delivery.save(_now())
             self._save_at = time.monotonic() + _SAVE_SECONDS
-        due = delivery.next_time()
         at = math.inf if due is None else max(time.monotonic() + (due - _now()) / 1000, stepped + _REST_SECONDS)
-        watch.wait(min(at, look_at, math.inf if delivery.is_saved else self._save_at) - time.monotonic())
+        save_at = math.inf if delivery.is_saved or time.monotonic() >= self._save_at else self._save_at
+        watch.wait(min(at, look_at, save_at) - time.monotonic())
         return max(0.0, min(at - time.monotonic(), _REST_SECONDS))
 
 
