@@ -70,9 +70,9 @@ def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
 
 def test_at_any_time(tmp_path: Path) -> None:
     """In the order of their times, also where another process puts them."""
-    begin = int(time.time() * 1000)
-    times = [begin + after for after in (1900, 1300, 1700, 1300, 1500)]
     with opened(tmp_path) as store, MessageStore.open(tmp_path) as other:
+        begin = int(time.time() * 1000)
+        times = [begin + after for after in (3900, 3300, 3700, 3300, 3500)]
         store.put_many([Message(TOPIC, b"%d" % at, "A", queue_id=2, deliver_at=at) for at in times[:3]])
         table = pa.table({"body": [str(at) for at in times[3:]], "queueId": [2, 2], "deliverAt": times[3:]})
         other.append_table(TOPIC, table)
