@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from store import Append, AppendResult, Message, MessageStore, StoreError, UnknownQueue, UnknownTopic
@@ -34,7 +35,8 @@ class Appending:
         self._waiting: deque[_Waiting] = deque()
 
     def append(self, messages: Sequence[Message], fields: Fields, new_queues: int) -> Future[AppendResult]:
-        """Append messages of one topic side by side; fields: of their records' headers, see `Append.add_messages`.
+        """Append messages of one topic side by side; fields: of all their records' headers, the same
+        names in every call, see `Append.add_messages`.
 
         new_queues: with how many queues the topic is made if it is not there; 0: it is not made. Where they went, once
         readers see them; or what `MessageStore.put` raises.
@@ -66,11 +68,14 @@ class Appending:
     def _append(self, waiting: list[_Waiting]) -> AppendResult:
         """Append what is not refused. Whose messages are refused is told."""
         append = self._store.begin()
-        for each in waiting:
-            try:
-                self._add(append, each)
-            except StoreError as error:
-                each.appended.set_exception(error)
+        try:
+            append.add_messages(*_all_of(waiting))  # the fixed cost of it once
+        except StoreError:
+            for each in waiting:
+                try:
+                    self._add(append, each)
+                except StoreError as error:
+                    each.appended.set_exception(error)
         return append.publish()
 
     def _add(self, append: Append, each: _Waiting) -> None:
@@ -83,6 +88,15 @@ class Appending:
                 raise
             self._store.create_topic(each.messages[0].topic, each.new_queues)
             append.add_messages(each.messages, each.fields)
+
+
+def _all_of(waiting: list[_Waiting]) -> tuple[list[Message], Fields]:
+    """The messages of all, and a value for each of what their records say."""
+    counts = [len(each.messages) for each in waiting]
+    fields = {
+        name: np.repeat(np.array([each.fields[name] for each in waiting]), counts, axis=0) for name in waiting[0].fields
+    }
+    return [message for each in waiting for message in each.messages], fields
 
 
 def _some(together: Future[AppendResult], rows: slice) -> AppendResult:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from store import AppendResult, Message, MessageStore, RequestRefused
 from store.broker.response_codes import ResponseCode
-from store.format.layout import PROPERTY_DELAY, PROPERTY_DELIVER_AT, SYS_COMPRESSED, SYS_COMPRESSION_MASK
+from store.format.layout import IPV4_BYTES, PROPERTY_DELAY, PROPERTY_DELIVER_AT, SYS_COMPRESSED, SYS_COMPRESSION_MASK
 from store.format.message import check_fits
 from store.format.properties import decode_properties
 from store.format.stored_message import offset_msg_ids
@@ -26,6 +26,7 @@ from store.remoting.request import Handler, Request, Response
 NEW_TOPIC_QUEUES = 8  # of a topic that is made by its first message, at most (defaultTopicQueueNums)
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
 _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
+_NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
 
 
@@ -115,11 +116,9 @@ def _parts(request: Request, header: SendMessage) -> list[Batched]:
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:
     """What the records of a request say of their producer, the same in all. Raises `MessageRefused`."""
     check_fits("reconsumeTimes", header.reconsume_times or 0, 32)
-    fields: dict[str, npt.ArrayLike] = {
+    return {
         "sys_flag": header.sys_flag & _KEPT_FLAGS,
         "reconsume_times": header.reconsume_times or 0,
+        "born_ip": np.frombuffer(request.connection.ip or _NOWHERE, np.uint8),
+        "born_port": request.connection.port if request.connection.ip else 0,
     }
-    if request.connection.ip:
-        fields["born_ip"] = np.frombuffer(request.connection.ip, np.uint8)
-        fields["born_port"] = request.connection.port
-    return fields
