@@ -100,7 +100,7 @@ def _number(properties: dict[str, str], name: str) -> int | None:
 
 
 def _parts(request: Request, header: SendMessage) -> list[Batched]:
-    """The messages of a request, one at least; the request's own properties are those of each, too.
+    """The messages of a request, one at least; the request's properties are those of each that lacks them.
 
     Raises `BadFrame`, `RequestRefused`.
     """
@@ -109,7 +109,7 @@ def _parts(request: Request, header: SendMessage) -> list[Batched]:
         batch = decode_batch(body)
         if not batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
-        return [part._replace(properties=b"\2".join((part.properties, same))) for part in batch]
+        return [part._replace(properties=b"\2".join((same, part.properties))) for part in batch]
     return [Batched(header.flag, body, same)]
 
 
