@@ -45,6 +45,10 @@ def _is_integer(kind: DataType) -> bool:
     return isinstance(kind, IntegralType)
 
 
+def _is_time(kind: DataType) -> bool:
+    return isinstance(kind, TimestampType | LongType)
+
+
 def _is_texts(kind: DataType) -> bool:
     return isinstance(kind, ArrayType) and _is_text(kind.elementType)
 
@@ -55,6 +59,7 @@ def _is_text_map(kind: DataType) -> bool:
 
 _TEXT = Kind(_is_text, StringType(), "string")
 _INTEGER = Kind(_is_integer, IntegerType(), "int")
+_TIME = Kind(_is_time, TimestampType(), "timestamp, or bigint ms since 1970")
 
 SINK_COLUMNS: dict[str, Kind] = {
     "topic": _TEXT,
@@ -69,9 +74,9 @@ SINK_COLUMNS: dict[str, Kind] = {
     "queueId": _INTEGER,
     "shardingKey": _TEXT,
     "flag": _INTEGER,
-    "bornTimestamp": Kind(
-        lambda kind: isinstance(kind, TimestampType | LongType), TimestampType(), "timestamp, or bigint ms since 1970"
-    ),
+    "bornTimestamp": _TIME,
+    "delayLevel": _INTEGER,
+    "deliverAt": _TIME,
 }
 """What a message can be written from. Only `body` is needed, and `topic` where no option names it."""
 
@@ -82,7 +87,6 @@ _KAFKA_NAMES = {
     "headers": "properties, a map<string,string>",
     "timestamp": "bornTimestamp",
 }
-_DELAY = "this store does not deliver delayed messages yet; drop it, and the messages are there at once"
 
 
 def sink_schema(with_topic: bool) -> StructType:
@@ -121,8 +125,6 @@ def _unknown(name: str) -> str:
     if name.lower() in _KAFKA_NAMES:
         ours = _KAFKA_NAMES[name.lower()]
         return f"Column {name} is Kafka's name; here it is {ours}: withColumnRenamed({name!r}, {ours.split(',')[0]!r})"
-    if name.lower() == "delaylevel":
-        return f"Column {name}: {_DELAY}"
     if name in COLUMNS:
         return f"Column {name} cannot be written, the store gives each message its own: drop({name!r})"
     near = get_close_matches(name, SINK_COLUMNS, n=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def test_every_column_of_several_topics(spark: SparkSession, store: MessageStore
     assert rows(store, "copies", "body", "tags", "keys", "flag") == [(b"2", None, None, 0)]
     assert store.query("orders", "b")[0].body == b"1"
     assert staged(store) == []
+
+
+@BOTH
+def test_delayed_rows(spark: SparkSession, store: MessageStore, delivery: str) -> None:
+    rows_ = [
+        ("level", 1, None),
+        ("time", None, (datetime.now(UTC) + timedelta(seconds=3)).replace(microsecond=0)),
+        ("now", None, None),
+    ]
+    frame = spark.createDataFrame(rows_, "body string, delayLevel int, deliverAt timestamp")
+    save(frame.coalesce(1), store, topic="orders", delivery=delivery)
+    with MessageStore.open(store.path, create=False) as delivering:
+        deadline = time.monotonic() + 60
+        while len(bodies(store, "orders")) < 3 and time.monotonic() < deadline:
+            delivering.wait(delivering.confirm_offset, 0.1)
+    found = rows(store, "orders", "body", "storeTimestamp")
+    assert sorted(body for body, _ in found) == [b"level", b"now", b"time"]
+    stored = dict(found)
+    assert stored[b"level"] >= stored[b"now"] + timedelta(seconds=1)
+    assert stored[b"time"] >= rows_[1][2]
 
 
 @BOTH

@@ -43,6 +43,7 @@ def schema(**columns: DataType) -> StructType:
         (sink_schema(with_topic=True), None),
         (sink_schema(with_topic=False), "t"),
         (schema(body=TEXT, keys=ArrayType(TEXT), queueId=ShortType(), bornTimestamp=LongType()), "t"),
+        (schema(body=TEXT, delayLevel=ShortType(), deliverAt=TimestampType()), "t"),
     ],
 )
 def test_columns_that_are_taken(columns: StructType, topic: str | None) -> None:
@@ -61,7 +62,7 @@ def test_columns_that_are_taken(columns: StructType, topic: str | None) -> None:
         (schema(body=TEXT, timestamp=TimestampType()), "withColumnRenamed('timestamp', 'bornTimestamp')"),
         (schema(body=TEXT, headers=TEXT), "here it is properties, a map<string,string>"),
         (schema(body=TEXT, tag=TEXT), "no column 'tag': did you mean tags?"),
-        (schema(body=TEXT, delayLevel=INTEGER), "does not deliver delayed messages yet; drop it"),
+        (schema(body=TEXT, deliverAt=INTEGER), "deliverAt is written from timestamp, or bigint ms since 1970"),
         (schema(body=TEXT, queueOffset=LongType()), "the store gives each message its own: drop('queueOffset')"),
         (schema(body=schema(a=INTEGER)), "string or binary, this one is struct<a:int>; cast it, or make a text of it"),
         (schema(body=TEXT, keys=ArrayType(INTEGER)), "separated by blanks, or array<string>, this one is array<int>"),
