@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_mq.cli.lag import Lag, lags
-from pyspark_mq.cli.measures import Extent, extents, log_files
+from pyspark_mq.lag import Lag, lags
+from pyspark_mq.measures import Extent, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
 from store.files.consumer_offsets import ConsumerOffsets

@@ -10,9 +10,9 @@ import click
 
 from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC
 from pyspark_mq.cli.arguments import topics as complete_topics
-from pyspark_mq.cli.lag import Lag, lags
 from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
 from pyspark_mq.cli.tables import Cells, aligned, number
+from pyspark_mq.lag import Lag, lags
 from store import MessageStore
 from store.any_group import MemberInfo, MessageModel
 from store.any_log import Queue

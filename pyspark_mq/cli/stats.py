@@ -10,9 +10,9 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.lag import Lag, lags
-from pyspark_mq.cli.measures import Extent, LogFiles, extents, log_files
 from pyspark_mq.cli.tables import Cells, aligned, number
+from pyspark_mq.lag import Lag, lags
+from pyspark_mq.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
 
 Extents = dict[tuple[str, int], Extent]

@@ -11,9 +11,9 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.lag import lags
-from pyspark_mq.cli.measures import Extent, LogFiles, extents, log_files
 from pyspark_mq.cli.tables import number
+from pyspark_mq.lag import lags
+from pyspark_mq.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
 
 if TYPE_CHECKING:
