@@ -16,7 +16,7 @@ from store import MessageStore, StoreClosed
 from store.any_log import MessageFilter
 from store.errors import CorruptStore, OffsetOutOfRange, StoreUnavailable, UnknownTopic
 from store.files.opened import Opened
-from store.publish.watch import Watch
+from store.publish.watch import POLL_SECONDS, Watch
 from store.read.arrivals import Arrival
 
 CHECK_SECONDS = 5.0  # with longPollingEnable
@@ -190,15 +190,19 @@ class PullRequestHoldService(Opened):
         next_check = time.monotonic() + self._check_seconds
         try:
             while not self._stopping:
-                if self._long_polling:
-                    self._notice_arrivals(watch)
+                rest = _NEVER
+                try:
+                    if self._long_polling:
+                        self._notice_arrivals(watch)
+                except StoreUnavailable:  # if for longer, whoever waits reads at its deadline, and is told
+                    rest = POLL_SECONDS
                 now = time.monotonic()
                 if now >= next_check:
                     self._check()
                     next_check = now + self._check_seconds
                 if now >= self._next_expiry:
                     self._expire(now)
-                watch.wait(min(next_check, self._next_expiry) - now)
+                watch.wait(min(next_check - now, self._next_expiry - now, rest))
         except StoreClosed:  # whose requests are told below
             pass
         finally:

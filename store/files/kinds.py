@@ -67,7 +67,11 @@ def _queue_file(root: Path) -> Path | None:
 
 
 def _log_elsewhere(root: Path) -> Path | None:
-    return None if _first(root, f"{COMMIT_LOG_DIR}/*") else _queue_file(root)
+    if _first(root, f"{COMMIT_LOG_DIR}/*"):
+        return None
+    # Asked once more: a store that is just being made has its first queue file after its first segment.
+    found = _queue_file(root)
+    return None if _first(root, f"{COMMIT_LOG_DIR}/*") else found
 
 
 _COPY = "copy its messages to another store with RocketMQ's own client"

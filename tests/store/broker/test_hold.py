@@ -258,6 +258,30 @@ def test_a_moment_without_descriptors_is_told_to_who_reads_and_ends_nothing(stor
             assert holding.woken() == (waiting, Wake.ARRIVED)
 
 
+def test_a_look_without_descriptors_does_not_end_the_service(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)  # each look opens files
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with MessageStore.open(store.path, read_only=True) as reader:
+        holding = Holding(reader)
+        with holding.service:
+            waiting = holding.hold(1, 0)
+            (Path(store.path) / "watermark").unlink()  # a crash: from now on the log itself is asked
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                with pytest.raises(StoreUnavailable, match="Too many open files"):
+                    assert reader.confirm_offset
+                request = holding.hold(0, 0, timeout=0.01)
+                assert holding.woken()[0] is request
+                again = holding.hold(0, 0, timeout=0.01)
+                assert holding.woken()[0] is again
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            put(store, 1)
+            assert holding.woken() == (waiting, Wake.ARRIVED)
+
+
 def test_a_thousand_requests_and_one_arrival(store: MessageStore, holding: Holding) -> None:
     requests = [holding.hold(number % 4, 0, f"t{number // 4}") for number in range(1000)]
     put(store, 3, "t100")

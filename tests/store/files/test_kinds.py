@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, UnsupportedStore, UnsupportedWarning
+from store.files import kinds
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 
@@ -169,3 +170,19 @@ def test_static_topics_are_warned_of(tmp_path: Path) -> None:
     (path / "config" / "topicQueueMapping.json").write_text(json.dumps(mapping))
     with pytest.warns(UnsupportedWarning, match=r"topics orders: static"):
         MessageStore.open(path, read_only=True).close()
+
+
+def test_a_store_that_another_process_is_just_making_is_no_log_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks it gets its first segment, and then its first queue file."""
+    find_a_queue = kinds._queue_file
+
+    def meanwhile(root: Path) -> Path | None:
+        monkeypatch.undo()
+        ours(root)
+        return find_a_queue(root)
+
+    monkeypatch.setattr(kinds, "_queue_file", meanwhile)
+    kinds.refuse_kinds(tmp_path, writing=False)
+    assert find_a_queue(tmp_path)

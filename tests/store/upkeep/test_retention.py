@@ -21,7 +21,13 @@ HOUR = 3600
 DAYS = 24 * HOUR
 NOW = 1_700_000_000.0
 SEGMENTS = [LogSegment(1000, NOW - 5 * DAYS), LogSegment(1100, NOW - 4 * DAYS), LogSegment(1200, NOW - HOUR)]
-SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=4096,
+    mappedFileSizeConsumeQueue=200,
+    # However full the disk of these tests is.
+    diskMaxUsedSpaceRatio=100,
+    diskSpaceCleanForciblyRatio=100,
+)
 
 
 @pytest.mark.parametrize(
