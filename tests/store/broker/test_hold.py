@@ -267,18 +267,23 @@ def test_a_look_without_descriptors_does_not_end_the_service(
     with MessageStore.open(store.path, read_only=True) as reader:
         holding = Holding(reader)
         with holding.service:
-            holding.hold(1, 0, timeout=0.2)
+            holding.hold(1, 0)
+            thread = holding.service._thread
             (Path(store.path) / "watermark").unlink()  # a crash: from now on the log itself is asked
             resource.setrlimit(resource.RLIMIT_NOFILE, (NO_MORE, limits[1]))
             try:
                 with pytest.raises(StoreUnavailable, match="Too many open files"):
                     assert reader.confirm_offset
-                assert holding.woken()[1] is not Wake.STOPPED
+                assert thread is not None
+                thread.join(0.3)  # it looks again and again
+                assert thread.is_alive()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            waiting = holding.hold(1, 0)
-            put(store, 1)
-            assert holding.woken() == (waiting, Wake.ARRIVED)
+            waiting = holding.hold(2, 0)
+            put(store, 2)
+            while (event := holding.woken())[0] is not waiting:
+                pass
+            assert event[1] is Wake.ARRIVED
 
 
 def test_a_thousand_requests_and_one_arrival(store: MessageStore, holding: Holding) -> None:
