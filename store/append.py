@@ -52,19 +52,18 @@ class Append:
         """
         parts, listed = self._open_parts(), Putting.listed(messages)
         if listed:
-            records = self._putting.of_messages(listed)
-            for name, values in (fields or {}).items():
-                records.headers[name] = values
-            parts.append([records])
+            parts.append([_saying(fields, self._putting.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
         """The queues that `add_messages` would put these into, which it would not refuse. Raises as that does."""
         self._open_parts()
         return self._putting.choose(Putting.listed(messages))
 
-    def add_own(self, messages: Sequence[Message]) -> None:
-        """Add messages as a broker puts its own: into any topic, with any properties; each names its queue."""
-        self._open_parts().append([self._putting.of_own(messages)])
+    def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
+        """Add messages as a broker puts its own: into any topic, with any properties; each names its queue. fields: as
+        of `add_messages`.
+        """
+        self._open_parts().append([_saying(fields, self._putting.of_own(messages))])
 
     def add_copies(self, copies: Copies, places: Places) -> None:
         """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its
@@ -105,3 +104,9 @@ class Append:
                 f"{self.path}: this append was published or abandoned; make a new one with MessageStore.begin()"
             )
         return self._parts
+
+
+def _saying(fields: Mapping[str, npt.ArrayLike] | None, records: Records) -> Records:
+    for name, values in (fields or {}).items():
+        records.headers[name] = values
+    return records

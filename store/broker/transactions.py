@@ -8,13 +8,14 @@ same append, so it is there once. Of those that nobody ended for a while somebod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 
 from store import Append, AppendResult, Message, MessageStore, StoredMessage
 from store.errors import MessageRefused, PutStatus, TransactionEnded, UnknownTopic
@@ -40,6 +41,7 @@ from store.format.layout import (
     UNDECIDED_TOPIC,
 )
 from store.integers import seconds
+from store.publish.putting import encoding_of
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
@@ -83,8 +85,9 @@ class Transactions:
 
     # --- the producer's verbs ----------------------------------------------------------------------------
 
-    def prepare(self, messages: Sequence[Message]) -> list[Half]:
-        """Append half messages, all at once: nobody sees them before they are committed.
+    def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
+        """Append half messages, all at once: nobody sees them before they are committed. fields: what their records
+        say of a producer elsewhere, see `Append.add_messages`.
 
         Raises as `MessageStore.put_many`; and `MessageRefused` for delayed ones, which RocketMQ does not have.
         """
@@ -96,7 +99,7 @@ class Transactions:
         halves = [self._half(message, queue_id, own) for message, queue_id, own in named]
         if not halves:
             return []
-        append.add_own(halves)
+        append.add_own(halves, fields)
         placed = append.publish()
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
@@ -251,6 +254,19 @@ class Transactions:
     def _done(self, topic: str) -> int:
         committed = self._store.consumer_offset(TRANSACTIONS_GROUP, topic, _QUEUE)
         return max(committed or 0, self._store.min_offset(topic, _QUEUE))
+
+
+def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:
+    """The record of a half message, with the topic and queue that it would go to: what its producer is shown.
+
+    message: as `Transactions.open` gives it. Raises `OffsetLost` where retention took it.
+    """
+    copies = store.copies(np.array([half.physical_offset], np.int64))
+    places = Places(message.topic, np.array([message.queue_id], np.int64))
+    (records,) = copies.records(places, encoding_of(store.config))
+    records.stamp(np.array([half.queue_offset]), np.array([half.physical_offset]), message.store_timestamp)
+    rest = (part if isinstance(part, bytes) else part[0].as_py() for part in records.rests)
+    return b"".join((records.headers.tobytes(), *rest))
 
 
 def _make(store: MessageStore, topic: str) -> str:

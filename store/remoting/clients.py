@@ -14,8 +14,7 @@ from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command, parse_object
 from store.remoting.connection import Connection
 from store.remoting.headers import Group, UnregisterClient
-from store.remoting.request import Handler, Request, Response
-from store.remoting.routes import of_json
+from store.remoting.request import Handler, Request, Response, of_json
 
 MAX_HEARTBEAT_BYTES = 4 << 20
 
@@ -107,6 +106,11 @@ class Clients:
         """Client id to connection, sorted."""
         with self._lock:
             return dict(sorted(self._producers.get(group, {}).items()))
+
+    def producer_groups(self) -> list[str]:
+        """Those that have a producer, sorted."""
+        with self._lock:
+            return sorted(group for group, of_group in self._producers.items() if of_group)
 
     def subscription(self, group: str, topic: str, version: int) -> Subscription:
         """What the group's consumers said last that they read of a topic.

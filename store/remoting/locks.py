@@ -14,8 +14,7 @@ from store.remoting.clients import MAX_HEARTBEAT_BYTES
 from store.remoting.codes import RequestCode
 from store.remoting.command import parse_object
 from store.remoting.connection import Connection
-from store.remoting.request import Handler, Request, Response
-from store.remoting.routes import of_json
+from store.remoting.request import Handler, Request, Response, of_json
 
 
 class LockRequest(NamedTuple):

@@ -13,8 +13,7 @@ from store.remoting.clients import Clients
 from store.remoting.codes import Language, RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import ConsumeStats, Group
-from store.remoting.request import Handler, Request, Response
-from store.remoting.routes import of_json
+from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.topics import message_queue, queue_table
 
 

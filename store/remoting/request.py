@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from store import (
     RequestRefused,
     StoreBusy,
     StoreError,
+    TransactionEnded,
     UnknownQueue,
     UnknownTopic,
 )
@@ -56,7 +58,7 @@ _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
     ((FilterError,), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ((OffsetOutOfRange,), ResponseCode.QUERY_NOT_FOUND),
     ((StoreBusy,), ResponseCode.SYSTEM_BUSY),
-    ((BadFrame,), ResponseCode.SYSTEM_ERROR),
+    ((BadFrame, TransactionEnded), ResponseCode.SYSTEM_ERROR),
 )
 
 
@@ -66,3 +68,8 @@ def refusal(error: StoreError) -> Response:
         return Response(error.code, error.remark)
     code = next((code for kinds, code in _CODES if isinstance(error, kinds)), ResponseCode.SERVICE_NOT_AVAILABLE)
     return Response(code, str(error))
+
+
+def of_json(content: object) -> Response:
+    """An answer whose body is JSON."""
+    return Response(body=(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"),))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from store import MessageStore, RequestRefused
@@ -10,7 +9,7 @@ from store.broker.response_codes import ResponseCode
 from store.format.layout import SYSTEM_TOPICS
 from store.remoting.codes import RequestCode
 from store.remoting.headers import GetRoute
-from store.remoting.request import Handler, Request, Response
+from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.sending import NEW_TOPIC_QUEUES
 
 DEFAULT_TOPIC = "TBW102"  # whose route producers take for topics that are not there yet
@@ -78,8 +77,3 @@ class Routes:
 
     def _no_settings(self, request: Request) -> Response:
         return Response(ResponseCode.QUERY_NOT_FOUND, "no settings are kept here")
-
-
-def of_json(content: object) -> Response:
-    """An answer whose body is JSON."""
-    return Response(body=(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"),))

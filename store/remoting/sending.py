@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from store import AppendResult, Message, MessageStore, RequestRefused
 from store.broker.response_codes import ResponseCode
+from store.broker.transactions import Half
 from store.format.layout import IPV4_BYTES, PROPERTY_DELAY, PROPERTY_DELIVER_AT, SYS_COMPRESSED, SYS_COMPRESSION_MASK
 from store.format.message import check_fits
 from store.format.properties import decode_properties
@@ -22,6 +23,7 @@ from store.remoting.codes import RequestCode
 from store.remoting.headers import SendMessage, SendMessageV2, Sent
 from store.remoting.loop import settle
 from store.remoting.request import Handler, Request, Response
+from store.remoting.transactions import ServedTransactions, is_half
 
 NEW_TOPIC_QUEUES = 8  # of a topic that is made by its first message, at most (defaultTopicQueueNums)
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
@@ -33,10 +35,13 @@ _REGION = "DefaultRegion"
 class Sending:
     """Puts what producers send."""
 
-    def __init__(self, store: MessageStore, appending: Appending, *, create_topics: bool) -> None:
+    def __init__(
+        self, store: MessageStore, appending: Appending, transactions: ServedTransactions, *, create_topics: bool
+    ) -> None:
         """create_topics: a topic that is not there is made (autoCreateTopicEnable)."""
         self._store = store
         self._appending = appending
+        self._transactions = transactions
         self._create_topics = create_topics
 
     def quick(self) -> Mapping[int, Handler]:
@@ -53,16 +58,25 @@ class Sending:
         parts = _parts(request, header)
         messages = [_message(header, part) for part in parts]
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
-        answered: Future[Response] = Future()
-
-        appended = self._appending.append(messages, _fields(request, header), new_queues)
-        appended.add_done_callback(lambda done: settle(answered, lambda: self._sent(done.result())))
+        fields, answered = _fields(request, header), Future[Response]()
+        if len(messages) == 1 and is_half(messages[0]):
+            prepared = self._transactions.prepare(header.producer_group, messages[0], fields, new_queues)
+            prepared.add_done_callback(lambda done: settle(answered, lambda: self._prepared(done.result(), header)))
+        else:
+            appended = self._appending.append(messages, fields, new_queues)
+            appended.add_done_callback(lambda done: settle(answered, lambda: self._sent(done.result())))
         return answered
 
     def _sent(self, placed: AppendResult) -> Response:
         ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())
         queue_id, queue_offset = int(placed.queue_ids[0]), int(placed.queue_offsets[0])
         return Response(header=Sent(",".join(ids), queue_id, queue_offset, region=_REGION, trace_on=False))
+
+    def _prepared(self, half: Half, header: SendMessage) -> Response:
+        """The queue that the message is for, and where its half is, for END_TRANSACTION."""
+        id = offset_msg_ids(*self._store.config.store_host, [half.physical_offset])[0]
+        queue_id, offset = max(0, header.queue_id), half.queue_offset
+        return Response(header=Sent(id, queue_id, offset, half.transaction_id, region=_REGION, trace_on=False))
 
 
 def _message(header: SendMessage, part: Batched) -> Message:

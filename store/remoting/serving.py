@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 
-from store import MessageStore
+from store import MessageStore, StoreError
 from store.broker.hold import PullRequestHoldService
 from store.remoting.appending import Appending
 from store.remoting.clients import Clients
@@ -20,11 +22,14 @@ from store.remoting.routes import Routes
 from store.remoting.sending import Sending
 from store.remoting.server import Limits, Processors, Server
 from store.remoting.topics import ServedTopics
+from store.remoting.transactions import Checks, ServedTransactions
 
 LISTEN = "127.0.0.1:9876"
 BROKER, CLUSTER = "broker-a", "DefaultCluster"  # as RocketMQ's conf/broker.conf has them
 MAX_HELD = 100_000
 LIMITS = Limits()
+CHECKS = Checks()
+_logger = logging.getLogger("store.remoting")
 
 
 class Serving:
@@ -34,7 +39,15 @@ class Serving:
     """
 
     def __init__(
-        self, store: MessageStore, listen: str, broker: str, cluster: str, limits: Limits, *, create_topics: bool
+        self,
+        store: MessageStore,
+        listen: str,
+        broker: str,
+        cluster: str,
+        limits: Limits,
+        checks: Checks,
+        *,
+        create_topics: bool,
     ) -> None:
         self._hold = PullRequestHoldService(store)
         self._appending = Appending(store)
@@ -42,7 +55,8 @@ class Serving:
         self._offsets = offsets = ServedOffsets(store)
         retries = Retries(store)
         clients, locks = Clients(retries.prepare), Locks()
-        sending = Sending(store, self._appending, create_topics=create_topics)
+        self._transactions = ServedTransactions(store, clients, checks)
+        sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
         pulling = Pulling(store, self._hold, clients, offsets, self._thread, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
         others = (
@@ -61,7 +75,7 @@ class Serving:
             locks.lost(connection)
 
         processors = Processors(
-            quick={**sending.quick(), **pulling.quick()},
+            quick={**sending.quick(), **pulling.quick(), **self._transactions.quick()},
             others={code: handler for each in others for code, handler in each.others().items()},
             lost=lost,
         )
@@ -72,7 +86,10 @@ class Serving:
             self._thread.stop()
             raise
         self.address = self._server.address
-        self._persisting = self._thread.submit(self._persist_offsets())
+        self._every = [
+            self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
+            self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
+        ]
 
     @property
     def connections(self) -> int:
@@ -86,7 +103,8 @@ class Serving:
 
     def close(self) -> None:
         """Answer what is under way, held pulls too, and leave. The second time this does nothing."""
-        self._persisting.cancel()
+        for each in self._every:
+            each.cancel()
         self._server.close(self._stop_waiting)
         self._thread.stop()
         self._offsets.persist()
@@ -97,14 +115,19 @@ class Serving:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    async def _persist_offsets(self) -> None:
-        while True:
-            await asyncio.sleep(PERSIST_SECONDS)
-            await asyncio.to_thread(self._offsets.persist)
-
     def _stop_waiting(self) -> None:
         self._hold.stop()
         self._appending.stop()
+        self._transactions.stop()
+
+
+async def _every(seconds: float, step: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await asyncio.to_thread(step)
+        except StoreError as error:
+            _logger.warning("%s; tried again in %g s", error, seconds)
 
 
 def serve(
@@ -115,6 +138,7 @@ def serve(
     cluster: str = CLUSTER,
     create_topics: bool = True,
     limits: Limits = LIMITS,
+    checks: Checks = CHECKS,
 ) -> Serving:
     """Serve a store that is open for writing to RocketMQ's clients, in threads of this process, until `close`.
 
@@ -124,4 +148,4 @@ def serve(
 
     Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at.
     """
-    return Serving(store, listen, broker, cluster, limits, create_topics=create_topics)
+    return Serving(store, listen, broker, cluster, limits, checks, create_topics=create_topics)

@@ -9,8 +9,8 @@ from store import MessageStore, RequestRefused
 from store.broker.response_codes import ResponseCode
 from store.remoting.codes import RequestCode
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
-from store.remoting.request import Handler, Request, Response
-from store.remoting.routes import READ_WRITE, of_json
+from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.routes import READ_WRITE
 
 _MOST_FOUND = 64  # maxMsgsNumBatch
 

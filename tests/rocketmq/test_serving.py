@@ -9,7 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from store import MessageStore, StoreConfig
+from store.format.layout import UNDECIDED_TOPIC
 from store.remoting.serving import serve
+from store.remoting.transactions import Checks
 from tests.rocketmq.harness import Clients, HarnessError, Json, RocketMQ
 
 pytestmark = pytest.mark.rocketmq
@@ -29,7 +31,7 @@ def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iter
     config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000)
     with (
         MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
-        serve(store, "127.0.0.1:0") as serving,
+        serve(store, "127.0.0.1:0", checks=Checks(interval_seconds=0.5, immunity_seconds=1, most=2)) as serving,
         rocketmq.clients(serving.address) as clients,
     ):
         yield Served(store, clients)
@@ -237,6 +239,52 @@ def test_messages_that_are_delivered_later(served: Served, topic: str) -> None:
     assert next(clients)["kind"] == "subscribed"
     assert all(line["after"] >= 1000 for line in consumed(clients, 2))
     left(clients, "later")
+
+
+def test_messages_that_are_delivered_at_a_time(served: Served, topic: str) -> None:
+    store, clients = served
+    now = int(time.time() * 1000)
+    for own in ({"TIMER_DELIVER_MS": now + 2000}, {"TIMER_DELAY_SEC": 2}, {"TIMER_DELAY_MS": 2000}):
+        clients.answers("send", topic=topic, properties={name: str(value) for name, value in own.items()})
+    assert ends(store, topic) == [0, 0, 0, 0]
+    clients.ask("subscribe", id="timed", group="timed", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    assert all(line["after"] >= 1000 for line in consumed(clients, 3))
+    left(clients, "timed")
+
+
+def test_transactions_that_are_ended_at_once(served: Served, topic: str) -> None:
+    store, clients = served
+    sent = clients.answers("transaction", topic=topic, messages=3, tags=["paid"], bodyBytes=50_000)
+    clients.answers("transaction", topic=topic, outcome="ROLLBACK_MESSAGE")
+    until(lambda: len(rows(store, topic)) == 3)
+    found = rows(store, topic)
+    assert {row["msgId"] for row in found} == {line["msgId"] for line in sent}
+    assert {(row["tags"], len(row["body"])) for row in found} == {("paid", 50_000)}
+    assert {row["bornHost"].split(":")[0] for row in found} == {"127.0.0.1"}
+
+
+def test_transactions_that_are_asked_for(served: Served, topic: str) -> None:
+    """Their producer is shown each message as it would be committed, and decides then."""
+    store, clients = served
+    shown: dict[str, Json] = {}
+    for checked in ("COMMIT_MESSAGE", "ROLLBACK_MESSAGE"):
+        (sent,) = clients.answers("transaction", topic=topic, outcome="UNKNOW", checked=checked, bodyBytes=5000)
+        line = next(clients)
+        shown[checked] = line
+        assert (line["kind"], line["topic"], line["queueId"]) == ("checked", topic, sent["queueId"])
+        assert (line["transactionId"], len(line["body"])) == (sent["msgId"], 6668)
+    until(lambda: len(rows(store, topic)) == 1)
+    (row,) = rows(store, topic)
+    assert row["keys"] == shown["COMMIT_MESSAGE"]["keys"]
+
+
+def test_a_transaction_that_nobody_knows_of_is_given_up(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.answers("transaction", topic=topic, outcome="UNKNOW")
+    assert [next(clients)["kind"] for _ in range(2)] == ["checked", "checked"]
+    until(lambda: store.topics().get(UNDECIDED_TOPIC) == 1 and store.max_offset(UNDECIDED_TOPIC, 0) == 1)
+    assert rows(store, topic) == []
 
 
 def test_the_admin_tool_sees_how_far_a_group_is(served: Served, topic: str) -> None:

@@ -2,7 +2,10 @@ package mq.harness;
 
 import com.google.gson.JsonObject;
 import java.io.BufferedReader;
+import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -14,6 +17,8 @@ import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.commons.cli.Options;
+import org.apache.commons.cli.PosixParser;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -22,20 +27,29 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.srvutil.ServerUtil;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+import org.apache.rocketmq.tools.command.MQAdminStartup;
+import org.apache.rocketmq.tools.command.SubCommand;
 
 /** RocketMQ's own clients against any name server: asked by lines of standard input, halted when that closes. */
 public final class RemoteClient {
     private final String namesrv;
     private final Map<String, DefaultMQPushConsumer> consumers = new HashMap<>();
     private DefaultMQProducer producer;
+    private TransactionMQProducer transactions;
     private DefaultMQAdminExt admin;
     private int number;
 
@@ -81,6 +95,8 @@ public final class RemoteClient {
             case "topics" -> say("topics", "names", new TreeSet<>(admin().fetchAllTopicList().getTopicList()));
             case "stats" -> stats(asked);
             case "progress" -> progress(asked);
+            case "transaction" -> transaction(asked);
+            case "mqadmin" -> mqadmin(asked);
             case "cluster" -> say("cluster", "brokers", admin().examineBrokerClusterInfo().getBrokerAddrTable().keySet());
             default -> throw new IllegalArgumentException("no verb: " + asked);
         }
@@ -174,6 +190,10 @@ public final class RemoteClient {
         if (asked.has("level")) {
             message.setDelayTimeLevel(number(asked, "level", 0));
         }
+        if (asked.has("properties")) {  // also those that only clients may set
+            asked.getAsJsonObject("properties").entrySet()
+                .forEach(entry -> MessageAccessor.putProperty(message, entry.getKey(), entry.getValue().getAsString()));
+        }
         number++;
         return message;
     }
@@ -182,6 +202,72 @@ public final class RemoteClient {
         say("sent", "status", result.getSendStatus().name(), "msgId", result.getMsgId(), "offsetMsgId",
             result.getOffsetMsgId(), "queueId", result.getMessageQueue().getQueueId(), "queueOffset",
             result.getQueueOffset(), "broker", result.getMessageQueue().getBrokerName());
+    }
+
+    /** messages, as in send; outcome: COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW; checked: what it says when it is asked. */
+    private void transaction(JsonObject asked) throws Exception {
+        if (transactions == null) {
+            transactions = new TransactionMQProducer("remote-transactions");
+            transactions.setNamesrvAddr(namesrv);
+            transactions.setSendMsgTimeout(30_000);
+            transactions.setTransactionListener(new TransactionListener() {
+                @Override
+                public LocalTransactionState executeLocalTransaction(Message message, Object outcome) {
+                    return LocalTransactionState.valueOf((String) outcome);
+                }
+
+                @Override
+                public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                    say("checked", "topic", message.getTopic(), "queueId", message.getQueueId(), "keys", message.getKeys(),
+                        "body", Base64.getEncoder().encodeToString(message.getBody()), "transactionId",
+                        message.getTransactionId(), "properties", message.getProperties());
+                    return LocalTransactionState.valueOf(message.getUserProperty("checked"));
+                }
+            });
+            transactions.start();
+        }
+        for (int i = 0; i < number(asked, "messages", 1); i++) {
+            Message message = message(asked);
+            message.putUserProperty("checked", text(asked, "checked", "UNKNOW"));
+            sent(transactions.sendMessageInTransaction(message, text(asked, "outcome", "COMMIT_MESSAGE")));
+        }
+        say("done");
+    }
+
+    /** A command line of mqadmin; what it writes. */
+    private void mqadmin(JsonObject asked) throws Exception {
+        List<String> words = new ArrayList<>();
+        asked.getAsJsonArray("words").forEach(word -> words.add(word.getAsString()));
+        System.setProperty(MixAll.NAMESRV_ADDR_PROPERTY, namesrv);
+        ByteArrayOutputStream written = new ByteArrayOutputStream();
+        PrintStream before = System.out;
+        System.setOut(new PrintStream(written, true, StandardCharsets.UTF_8));
+        try {
+            SubCommand command = subCommand(words.remove(0));
+            Options options = command.buildCommandlineOptions(ServerUtil.buildCommandlineOptions(new Options()));
+            command.execute(new PosixParser().parse(options, words.toArray(new String[0])), options, null);
+        } finally {
+            System.setOut(before);
+        }
+        say("written", "text", written.toString(StandardCharsets.UTF_8));
+    }
+
+    private static SubCommand subCommand(String name) throws ReflectiveOperationException {
+        for (Field field : MQAdminStartup.class.getDeclaredFields()) {  // it has another name in each line
+            if (List.class.isAssignableFrom(field.getType())) {
+                field.setAccessible(true);
+                List<?> commands = (List<?>) field.get(null);
+                if (commands.isEmpty()) {
+                    MQAdminStartup.initCommand();
+                }
+                for (Object command : commands) {
+                    if (((SubCommand) command).commandName().equalsIgnoreCase(name)) {
+                        return (SubCommand) command;
+                    }
+                }
+            }
+        }
+        throw new IllegalArgumentException("no command: " + name);
     }
 
     /** As many sync sends (or batches) a thread as asked, from threads; says how long they took. */

@@ -1,0 +1,144 @@
+"""Transactional messages of producers elsewhere: prepared, ended, and asked for where nobody ended them."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from store import Message, MessageStore, RequestRefused, StoredMessage, StoreError, UnknownQueue, UnknownTopic
+from store.broker.response_codes import ResponseCode
+from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Half, Outcome, Transactions, as_committed
+from store.format.layout import HALF_TOPIC, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION
+from store.format.stored_message import decode_record, offset_msg_id
+from store.remoting.appending import Fields
+from store.remoting.clients import Clients
+from store.remoting.codes import CommandFlag, RequestCode
+from store.remoting.command import Command
+from store.remoting.headers import CheckTransactionState, EndTransaction
+from store.remoting.request import Handler, Request, Response
+
+_logger = logging.getLogger("store.remoting")
+_COMMIT, _ROLL_BACK, _UNKNOWN = 8, 12, 0
+
+
+@dataclass(frozen=True)
+class Checks:
+    """How half messages that nobody ends are asked for, with RocketMQ's defaults: every `interval_seconds`, from
+    `immunity_seconds` after they were born on, at most `most` times."""
+
+    interval_seconds: float = 30.0
+    immunity_seconds: float = IMMUNITY_SECONDS
+    most: int = MAX_CHECKS
+
+
+def is_half(message: Message) -> bool:
+    """Whether its producer sent it as a half message."""
+    return message.properties.get(PROPERTY_TRANSACTION, "").lower() == "true"
+
+
+class ServedTransactions:
+    """The transactions of all producer groups, one step after the other in a thread of its own."""
+
+    def __init__(self, store: MessageStore, clients: Clients, checks: Checks) -> None:
+        self._store = store
+        self._clients = clients
+        self._checks = checks
+        self._thread = ThreadPoolExecutor(1, "mq-transactions")
+        self._groups: dict[str, Transactions] = {}
+
+    def quick(self) -> Mapping[int, Handler]:
+        """Handlers for the loop's thread."""
+        return {RequestCode.END_TRANSACTION: self._end_soon}
+
+    def prepare(self, group: str, message: Message, fields: Fields, new_queues: int) -> Future[Half]:
+        """Append a half message, which `is_half`; new_queues: as of `Appending.append`."""
+        own = {name: value for name, value in message.properties.items() if name != PROPERTY_TRANSACTION}
+        return self._thread.submit(self._prepare, group, replace(message, properties=own), fields, new_queues)
+
+    def check(self) -> None:
+        """Ask the producers that are connected for what they left open: one step, to be called every now and then."""
+        with suppress(RuntimeError):  # it is over
+            self._thread.submit(self._check).result()
+
+    def stop(self) -> None:
+        """After what was begun."""
+        self._thread.shutdown()
+
+    # --- in the thread -----------------------------------------------------------------------------------
+
+    def _of(self, group: str) -> Transactions:
+        if group not in self._groups:
+            self._groups[group] = Transactions(self._store, group)
+        return self._groups[group]
+
+    def _prepare(self, group: str, message: Message, fields: Fields, new_queues: int) -> Half:
+        transactions = self._of(group)
+        try:
+            return transactions.prepare([message], fields)[0]
+        except UnknownQueue:
+            raise
+        except UnknownTopic:
+            if not new_queues:
+                raise
+            self._store.create_topic(message.topic, new_queues)
+            return transactions.prepare([message], fields)[0]
+
+    def _end_soon(self, request: Request) -> Future[Response]:
+        header = EndTransaction.of(request.command.fields)
+        return self._thread.submit(self._end, header)
+
+    def _end(self, header: EndTransaction) -> Response:
+        offset = header.commit_log_offset
+        half = decode_record(self._store.record_at(offset), f"commit log offset {offset}")
+        said = half.topic, half.properties.get(PROPERTY_PRODUCER_GROUP), half.queue_offset
+        if said != (HALF_TOPIC, header.producer_group, header.tran_state_table_offset):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"commit log offset {offset} is no half message of group {header.producer_group} at queue offset "
+                f"{header.tran_state_table_offset}",
+            )
+        ended = [Half(half.msg_id, half.queue_offset, offset)]
+        if header.commit_or_rollback == _COMMIT:
+            self._of(header.producer_group).commit(ended)
+        elif header.commit_or_rollback == _ROLL_BACK:
+            self._of(header.producer_group).roll_back(ended)
+        elif header.commit_or_rollback != _UNKNOWN:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOrRollback is {header.commit_or_rollback}")
+        return Response()
+
+    def _check(self) -> None:
+        try:
+            self._store.max_offset(HALF_TOPIC, 0)
+        except UnknownTopic:
+            return
+        present = self._clients.producer_groups()
+        self._groups = {group: each for group, each in self._groups.items() if group in present}
+        for group in present:
+            try:
+                self._check_group(group)
+            except StoreError as error:
+                _logger.warning("transactions of group %s: %s; tried again later", group, error)
+
+    def _check_group(self, group: str) -> None:
+        """Count first, as RocketMQ does: what is counted is put again, and asked for at its new place."""
+        transactions, immunity = self._of(group), self._checks.immunity_seconds
+        transactions.check(lambda message: Outcome.UNKNOWN, immunity, self._checks.most + 1)
+        producers = list(self._clients.producers(group).values())
+        for half, message in transactions.open(immunity) if producers else ():
+            random.choice(producers).send_soon(self._question(half, message))
+
+    def _question(self, half: Half, message: StoredMessage) -> Command:
+        header = CheckTransactionState(
+            half.queue_offset,
+            half.physical_offset,
+            half.transaction_id,
+            half.transaction_id,
+            offset_msg_id(*self._store.config.store_host, half.physical_offset),
+            message.topic,
+        )
+        body = as_committed(self._store, half, message)
+        return Command(RequestCode.CHECK_TRANSACTION_STATE, header.texts(), body, flag=CommandFlag.ONEWAY)

@@ -1,0 +1,71 @@
+"""Half messages over the wire: what ends them, what cannot, and who is asked for those that nobody ended."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from store import MessageStore
+from store.broker.response_codes import ResponseCode
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.headers import EndTransaction, Sent
+from tests.store.remoting.broker import Broker
+
+COMMIT, ROLL_BACK, UNKNOWN = 8, 12, 0
+HALF = "TRAN_MSG\1true\2PGROUP\1producers\2UNIQ_KEY\1T1\2"
+
+
+def prepared(broker: Broker, **fields: object) -> Sent:
+    answer = broker.send(b"body", properties=HALF, sys_flag=4, **fields)
+    assert answer.code == ResponseCode.SUCCESS
+    return Sent.of(answer.fields)
+
+
+def end(broker: Broker, sent: Sent, how: int, group: str = "producers", **moved: int) -> Command:
+    at, queue_offset = int(sent.msg_id[16:], 16) + moved.get("at", 0), sent.queue_offset + moved.get("queue_offset", 0)
+    return broker.ask(RequestCode.END_TRANSACTION, EndTransaction(group, queue_offset, at, how, "T1"))
+
+
+def test_a_half_message_is_seen_when_it_is_committed(broker: Broker, store: MessageStore) -> None:
+    sent = prepared(broker, queue_id=1)
+    assert (sent.queue_id, sent.transaction_id) == (1, "T1")
+    assert end(broker, sent, UNKNOWN).code == ResponseCode.SUCCESS
+    assert store.max_offset("orders", 1) == 0
+    assert end(broker, sent, COMMIT).code == ResponseCode.SUCCESS
+    (found,) = store.get_message("g", "orders", 1, 0).messages
+    assert (found.body, found.msg_id) == (b"body", "T1")
+
+
+def test_it_is_ended_once(broker: Broker, store: MessageStore) -> None:
+    sent = prepared(broker)
+    assert end(broker, sent, ROLL_BACK).code == ResponseCode.SUCCESS
+    again = end(broker, sent, COMMIT)
+    assert (again.code, "committed or rolled back before" in (again.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    assert store.max_offset("orders", 0) == 0
+
+
+def test_nothing_else_can_be_ended(broker: Broker, store: MessageStore) -> None:
+    """Neither another group's, nor another record, nor what is no record."""
+    sent = prepared(broker)
+    plain = Sent.of(broker.send(b"plain").fields)
+    assert "no half message of group" in (end(broker, sent, COMMIT, "others").remark or "")
+    assert "no half message of group" in (end(broker, sent, COMMIT, queue_offset=1).remark or "")
+    assert "no half message of group" in (end(broker, plain, COMMIT).remark or "")
+    for at in (1, -1, 1 << 40):
+        assert end(broker, sent, COMMIT, at=at).code != ResponseCode.SUCCESS
+    assert end(broker, sent, 5).code == ResponseCode.INVALID_PARAMETER
+    assert (store.max_offset("orders", 0), store.max_offset("orders", 1)) == (1, 0)
+
+
+@pytest.mark.parametrize("delay", ["DELAY\0013\2", f"TIMER_DELIVER_MS\1{int(time.time() * 1000) + 60_000}\2"])
+def test_a_delayed_one_is_refused(broker: Broker, delay: str) -> None:
+    answer = broker.send(b"body", properties=HALF + delay)
+    assert (answer.code, "delayed message in a transaction" in (answer.remark or "")) == (13, True)
+
+
+def test_its_topic_is_made(broker: Broker, store: MessageStore) -> None:
+    end(broker, prepared(broker, topic="new"), COMMIT)
+    assert store.topics()["new"] == 4
+    assert store.max_offset("new", 0) == 1
