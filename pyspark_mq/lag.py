@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from store import MessageStore
+from store.any_log import Queue
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR
 
@@ -30,8 +31,8 @@ def lags(store: MessageStore, group: str | None = None, topic: str | None = None
         name, _, reader = key.partition(GROUP_SEPARATOR)
         if name not in topics or group not in (None, reader) or topic not in (None, name):
             continue
-        for queue in range(topics[name]):
-            first, end = store.offsets(name, queue)
+        there = store.bounds(Queue(name, queue) for queue in range(topics[name]))
+        for (_, queue), (first, end) in there.items():
             offset = offsets.get(queue)
             messages = None if offset is None else max(0, end - max(offset, first))
             yield Lag(reader, name, queue, offset, end, messages)

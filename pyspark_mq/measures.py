@@ -1,10 +1,11 @@
 """How much a store has: offsets, messages and bytes of each queue, and what the log takes on the device."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store import MessageStore, OffsetLost
+from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
 
@@ -41,15 +42,16 @@ class LogFiles(NamedTuple):
 
 def extents(store: MessageStore, before: dict[tuple[str, int], Extent]) -> dict[tuple[str, int], Extent]:
     """Of each queue of each topic. before: what was found the last time, of which only the change is looked at."""
-    return {
-        (topic, queue): extent(store, topic, queue, before.get((topic, queue)))
-        for topic, queues in sorted(store.topics().items())
-        for queue in range(queues)
-    }
+    found: dict[tuple[str, int], Extent] = {}
+    for topic, queues in sorted(store.topics().items()):
+        with suppress(UnknownTopic):  # deleted meanwhile
+            of_topic = [extent(store, topic, queue, before.get((topic, queue))) for queue in range(queues)]
+            found |= {(each.topic, each.queue): each for each in of_topic}
+    return found
 
 
 def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = None) -> Extent:
-    """Of one queue."""
+    """Of one queue. Raises `UnknownTopic`."""
     while True:
         first, end = store.offsets(topic, queue)
         known = before if before is not None and before.first == first and before.end <= end else None
@@ -58,6 +60,9 @@ def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = 
             return Extent(topic, queue, first, end, size + sum(record_bytes(store, topic, queue, start, end)))
         except OffsetLost:
             if store.min_offset(topic, queue) <= first:  # not by retention
+                raise
+        except OffsetNotYet:
+            if store.max_offset(topic, queue) >= end:  # not because it was created anew
                 raise
 
 

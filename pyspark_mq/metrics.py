@@ -60,7 +60,7 @@ def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
     start = min(max(before.end, now.first), now.end)
     try:
         return int(store.sizes(now.topic, now.queue, start, now.end).sum())
-    except OffsetLost:  # retention was here again
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # retention was here again, or the topic is gone
         return 0
 
 

@@ -142,7 +142,7 @@ def test_offsets_that_a_log_outgrows_meanwhile_end_where_it_ended(log: Log) -> N
     ("text", "message"),
     [
         ("newest", "line 1 column 1"),
-        ('{"a": {"0": 1,}}', "line 1 column 15"),
+        ('{"a": {"0" 1}}', "line 1 column 12"),
         ("3", "the top level is 3"),
         ('{"a": 3}', "'a' is 3 where an object belongs"),
         ('{"a": {"0": -3}}', "a/0 has -3 where an offset belongs"),
