@@ -1,5 +1,6 @@
 """What a store's files tell, as Prometheus metrics under RocketMQ's names. Nobody counts anything while writing or
-reading: what came in are the ends of queues, and what went out the offsets of groups.
+reading: what came in are the ends of queues, and what went out the offsets of groups. Only how long things take do
+producers and consumers tell themselves.
 
     prometheus_client.REGISTRY.register(StoreCollector(store))
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,17 @@ from pyspark_mq.lag import Lag, lags
 from pyspark_mq.measures import Extent, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
+from store.broker.figures import (
+    BUCKETS,
+    DELIVERED,
+    HELD,
+    PROCESS_FAILED,
+    PROCESSED,
+    SEND_FAILED,
+    SENT,
+    Told,
+    told,
+)
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import DLQ_TOPIC_PREFIX
 
@@ -51,6 +64,7 @@ class StoreCollector:
         yield from _of_topics(found, bytes_in)
         yield from _of_groups(self._store)
         yield from _of_log(self._store, found)
+        yield from _of_clients(told(Path(self._store.path)))
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
@@ -125,6 +139,43 @@ def _of_log(store: MessageStore, found: Extents) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "rocketmq_storage_message_reserve_time", "Milliseconds since the oldest message was stored", value=kept
     )
+
+
+def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
+    """A series for each client, for the counters of one that is closed are gone."""
+    from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+
+    client, status = ["topic", "client_id"], ["invocation_status"]
+    group = [*client, "consumer_group"]
+    sending = HistogramMetricFamily(
+        "rocketmq_send_cost_time",
+        "Milliseconds from sending to being seen",
+        labels=client + status,
+    )
+    delivery = HistogramMetricFamily(
+        "rocketmq_delivery_latency", "Milliseconds from being stored to being in a consumer's memory", labels=group
+    )
+    process = HistogramMetricFamily(
+        "rocketmq_process_time", "Milliseconds that a call of a listener takes", labels=group + status
+    )
+    held = GaugeMetricFamily("rocketmq_held_requests", "Requests that wait for messages", labels=group)
+    families = {
+        SENT: (sending, ["success"]),
+        SEND_FAILED: (sending, ["failure"]),
+        DELIVERED: (delivery, []),
+        PROCESSED: (process, ["success"]),
+        PROCESS_FAILED: (process, ["failure"]),
+    }
+    for each in figures:
+        labels = [each.topic, each.client, *filter(None, [each.group])]
+        if each.name == HELD:
+            held.add_metric(labels, each.counts[0])
+        elif each.name in families:
+            family, more = families[each.name]
+            bounds = [*map(str, map(float, BUCKETS[each.name])), "+Inf"]
+            buckets = list(zip(bounds, accumulate(each.counts), strict=True))
+            family.add_metric(labels + more, buckets, each.total)
+    yield from (sending, delivery, process, held)
 
 
 def _fingerprint(store: MessageStore, topic: str, queue: int, offset: int) -> Fingerprint | None:

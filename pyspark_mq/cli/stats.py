@@ -3,6 +3,7 @@
 import json
 import time
 from itertools import count
+from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.lag import Lag, lags
+from pyspark_mq.latencies import Clients, clients, held, latencies
 from pyspark_mq.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
+from store.broker.figures import HELD
 
 Extents = dict[tuple[str, int], Extent]
 Lags = dict[tuple[str, str, int], Lag]  # by group, topic and queue
@@ -26,6 +29,7 @@ class Look(NamedTuple):
     queues: Extents
     groups: Lags
     log: LogFiles
+    clients: Clients
 
 
 @click.command()
@@ -40,7 +44,8 @@ class Look(NamedTuple):
 def stats(store: str, as_json: bool, watch: float | None, looks: int | None, port: int | None, address: str) -> None:
     """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk.
 
-    With --watch also messages a second: what came into each queue, and what each group got through.
+    With --watch also messages a second: what came into each queue, and what each group got through; how long it took to
+    send, to deliver and to process them, as producers and consumers tell, and how many requests of theirs wait.
 
     The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet.
     """
@@ -86,7 +91,8 @@ def serve(store: str, address: str, port: int) -> None:
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
     groups = {(each.group, each.topic, each.queue): each for each in lags(store)}
-    return Look(time.monotonic(), extents(store, before.queues if before else {}), groups, log_files(store))
+    queues = extents(store, before.queues if before else {})
+    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)))
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
@@ -119,6 +125,15 @@ def as_table(before: Look | None, now: Look) -> str:
             numbers_ = lag.offset, lag.messages, rate_out(before, now, lag)
             rows.append((lag.group, lag.topic, str(lag.queue), *map(number, numbers_)))
         tables.append(aligned(rows, left=2))
+    if before is not None and (found := latencies(before.clients, now.clients)):
+        rows = [("took ms", "topic", "group", "times", "p50", "p99")]
+        for name, topic, group, count, *quantiles in found:
+            rows.append((name, topic, group or "-", number(count), *(f"{each:,.1f}" for each in quantiles)))
+        tables.append(aligned(rows, left=3))
+    if before is not None and (waiting := held(now.clients)):
+        rows = [("waits", "topic", "group", "requests")]
+        rows += [(HELD, *labels, number(count)) for labels, count in sorted(waiting.items())]
+        tables.append(aligned(rows, left=3))
     tables.append(
         f"log: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
         f"taking {log.taken:,} on disk, dispatch lag {log.dispatch_lag:,} bytes"
@@ -158,7 +173,12 @@ def as_object(before: Look | None, now: Look) -> str:
         "bytesOnDisk": now.log.taken,
         "dispatchLagBytes": now.log.dispatch_lag,
     }
-    return json.dumps({"timestamp": round(time.time() * 1000), "queues": queues, "groups": groups, "log": log})
+    found = {"timestamp": round(time.time() * 1000), "queues": queues, "groups": groups, "log": log}
+    if before is not None:
+        found["latencies"] = [each._asdict() for each in latencies(before.clients, now.clients)]
+        waiting = sorted(held(now.clients).items())
+        found["held"] = [{"topic": topic, "group": group, "requests": count} for (topic, group), count in waiting]
+    return json.dumps(found)
 
 
 def _rate(name: str, rate: float | None) -> dict[str, float]:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from store.any_group import ConsumeFromWhere, Group, MessageModel, Subscription
 from store.any_log import BATCH_BYTES, Log, Queue
+from store.broker.figures import DELIVERED, HELD, Figures
 from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
 from store.client.listening import Listener, check_listener
 from store.client.messages import ReceivedMessage
@@ -119,6 +120,8 @@ class Consumer(Opened):
         self._log: Log = LocalAddress(os.fspath(log)).open() if isinstance(log, str | os.PathLike) else log
         try:
             _check_topics(self._log, filters)
+            root = group.path if isinstance(group, LocalGroup) else None
+            self._figures = Figures(root, f"a consumer of group {group.name}")
             self._member = group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
         except BaseException:
             self._close_log()
@@ -130,7 +133,18 @@ class Consumer(Opened):
         if config.message_model is MessageModel.CLUSTERING:
             filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
         max_bytes = min(BATCH_BYTES, config.pull_threshold_size_for_queue * _MIB)
-        pullers = {topic: Puller(self._log, each, queues, max_bytes) for topic, each in filters.items()}
+        figures = self._figures
+        pullers = {
+            topic: Puller(
+                self._log,
+                each,
+                queues,
+                max_bytes,
+                figures.of(DELIVERED, topic, group.name),
+                figures.of(HELD, topic, group.name),
+            )
+            for topic, each in filters.items()
+        }
         self._pullers = list(pullers.values())
         self._rebalancer = Rebalancer(
             self._log,
@@ -149,7 +163,7 @@ class Consumer(Opened):
         self._workers: list[threading.Thread] = []
         if listener is not None:
             most = config.consume_message_batch_max_size
-            calling = partial(consume, queues, self._service, listener, group.name, most)
+            calling = partial(consume, queues, self._service, listener, group.name, most, figures)
             self._workers = [self._thread(calling) for _ in range(config.consume_thread_max)]
         for thread in (*self._threads, *self._workers):
             thread.start()
@@ -219,6 +233,7 @@ class Consumer(Opened):
             for thread in self._threads:
                 if thread is not own:
                     thread.join()
+            self._figures.close()
             self._close_log()
         self._must_not_have_failed()
 
@@ -285,6 +300,7 @@ class Consumer(Opened):
                 self._rebalancer.step()
             except StoreBusy as error:  # what is consumed here is its own for a while yet
                 _logger.warning("%s: tried again: %s", self._what, error)
+            self._figures.write()
             self._rebalancer.wait()
 
     def _end(self) -> None:

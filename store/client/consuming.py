@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from store.any_group import Member
+from store.broker.figures import PROCESS_FAILED, PROCESSED, Figures
 from store.client.listening import Listener, Outcome, call
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
@@ -90,7 +92,13 @@ def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: 
         queues.done(taken)
 
 
-def consume(queues: ProcessQueues, service: ConsumeService, listener: Listener, group: str, most: int) -> None:
+def consume(
+    queues: ProcessQueues, service: ConsumeService, listener: Listener, group: str, most: int, figures: Figures
+) -> None:
     """One thread's work, until the queues are closed."""
     while (taken := queues.take(most)) is not None:
-        service.settle(queues, taken, call(listener, taken.handful.messages, group))
+        messages, since = taken.handful.messages, taken.handful.since
+        outcome = call(listener, messages, group)
+        name = PROCESSED if outcome.done == len(messages) else PROCESS_FAILED
+        figures.of(name, taken.queue.queue.topic, group).add((time.monotonic() - since) * 1000)
+        service.settle(queues, taken, outcome)

@@ -160,6 +160,11 @@ class Columns:
         return [None if at is None else at // 1000 for at in self._batch[name].view(pa.int64()).to_pylist()]
 
 
+def milliseconds(times: pa.Array) -> Int64s:
+    """Of a column of timestamps those that there are, ms since the epoch."""
+    return numbers(times.drop_null().view(pa.int64())) // 1000
+
+
 def _offset_id(host: str, physical_offset: int) -> str:
     ip, _, port = host.rpartition(":")
     return offset_msg_id(ipaddress.ip_address(ip.strip("[]")).packed, int(port), physical_offset)

@@ -13,20 +13,17 @@ from weakref import WeakSet, finalize
 
 import pyarrow as pa
 
+from store.broker.figures import Figures
 from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import Row, Sent, already_stored
 from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
-from store.client.producer_stats import send_times
 from store.errors import InvalidArgument
 from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.integers import integer, seconds
 from store.message_store import MessageStore
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
 _NO_PROPERTIES: dict[str, str] = {}
@@ -51,7 +48,6 @@ class Producer(Opened):
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 8 << 20,
         timeout: float = 60.0,
-        registry: CollectorRegistry | None = None,
     ) -> None:
         """Open a producer for the store at a path, which has to be there, or for one that is open, and stays so.
 
@@ -60,7 +56,6 @@ class Producer(Opened):
         linger: seconds that a message may wait for others, until they are `batch_bytes` bytes of records. Without it
         what came while the append before was made goes together, which is much where much is sent. buffer_bytes: how
         much may wait to be appended; as much again may be under way. timeout: seconds that `send` waits for room.
-        registry: of prometheus_client, which then has the histogram `rocketmq_send_cost_time`.
 
         Raises as `MessageStore.open`, `InvalidArgument`; with a name `InvalidGroup`, `StoreLocked` where another
         producer has it, `CorruptStore`, `OffsetLost` where retention took what would tell how far it came.
@@ -71,7 +66,6 @@ class Producer(Opened):
             integer("buffer_bytes", buffer_bytes, 1),
             seconds("timeout", timeout),
         )
-        times = None if registry is None else send_times(registry)
         owns = not isinstance(store, MessageStore)
         self._store = MessageStore.open(store, create=False) if not isinstance(store, MessageStore) else store
         what = f"{self._store.path}: producer" + ("" if name is None else f" {name!r}")
@@ -79,12 +73,13 @@ class Producer(Opened):
         self._topics: set[str] = set()
         self._buffer = Buffer(what, limits)
         try:
+            figures = Figures(self._store.path, what)
             self._memory = None if name is None else Memory(self._store, name)
         except BaseException:
             if owns:
                 self._store.close()
             raise
-        self._sender = Sender(what, self._store, self._buffer, self._memory, times, owns=owns)
+        self._sender = Sender(what, self._store, self._buffer, self._memory, figures, owns=owns)
         self._dropped = finalize(self, _drop, self._sender)
         self._dropped.atexit = False
         _finish_at_exit()

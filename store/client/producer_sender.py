@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from store.append import Append
+from store.broker.figures import SEND_FAILED, SENT, Figures
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, Placed, Row
 from store.client.producer_memory import Memory
-from store.client.producer_stats import SendTimes
 from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreClosed, StoreLocked, UnknownQueue
 from store.format.message import Message
 from store.format.message_lists import MANY, NotColumns, table_of
@@ -37,18 +37,18 @@ class Sender(threading.Thread):
         store: MessageStore,
         buffer: Buffer,
         memory: Memory | None,
-        times: SendTimes | None,
+        figures: Figures,
         *,
         owns: bool,
     ) -> None:
-        """memory: of a named producer. times: where it is noted how long sending takes. owns: close the store at the
+        """memory: of a named producer. figures: where it is told how long sending takes. owns: close the store at the
         end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
         self._memory = memory
-        self._times = times
+        self._figures = figures
         self._fatal: Exception | None = None  # a named producer ends with the first append that fails
         self._owns = owns
         self._failures: list[Failure] = []
@@ -56,11 +56,13 @@ class Sender(threading.Thread):
     def run(self) -> None:
         while (lots := self._buffer.take()) is not None:
             self._carry([(lot, 0, len(lot.rows)) for lot in lots])
+            self._figures.write()
             if self._memory is not None and self._fatal is None:
                 try:
                     self._memory.note_if_due()
                 except Exception as error:  # noqa: BLE001  `flush` and `close` raise it
                     self._failed(error, [])
+        self._figures.close()
         for opened in (self._memory, self._store if self._owns else None):
             try:
                 if opened is not None:
@@ -85,9 +87,8 @@ class Sender(threading.Thread):
             outcomes = self._failed(error, parts)
             self._end_if_named(error)
         for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
-            if self._times is not None:
-                took = time.monotonic() - lot.since
-                self._times.note(lot.topic, took, failed=isinstance(outcome, Failure))
+            name = SEND_FAILED if isinstance(outcome, Failure) else SENT
+            self._figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
             lot.settle(end, outcome)
 
     def _append(self, parts: Sequence[_Part]) -> list[Placed]:

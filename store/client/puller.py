@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
-from store.client.messages import COLUMNS, Columns
+from store.broker.figures import Figure
+from store.client.messages import COLUMNS, Columns, milliseconds
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.errors import OffsetOutOfRange, UnknownTopic
@@ -21,16 +23,28 @@ _logger = logging.getLogger("store")
 class Puller:
     """One thread's work, for queues that are read through one filter. Any thread may call `pull` and `stop`."""
 
-    def __init__(self, log: Log, message_filter: MessageFilter, queues: ProcessQueues, max_bytes: int) -> None:
-        """max_bytes: of the records that are read at once."""
+    def __init__(
+        self,
+        log: Log,
+        message_filter: MessageFilter,
+        queues: ProcessQueues,
+        max_bytes: int,
+        delivered: Figure,
+        waiting: Figure,
+    ) -> None:
+        """max_bytes: of the records that are read at once. delivered, waiting: where it is told how long messages took
+        until they were here, and how many requests are held."""
         self._log = log
         self._filter = message_filter
         self._spec = ReadSpec(COLUMNS, message_filter, max_bytes=max_bytes)
         self._queues = queues
+        self._delivered = delivered
+        self._told = waiting
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
         self._held: Held | None = None
         self._waiting: dict[Queue, ProcessQueue] = {}  # those that are not full
         self._requests: Counter[Queue] = Counter()  # that are held; two of a queue that was stopped and begun anew
+        self._holding = 0
 
     def pull(self, queue: ProcessQueue) -> None:
         """Pull a queue from now on, until it is full or stopped."""
@@ -67,11 +81,17 @@ class Puller:
     def _wait_for(self, held: Held, queue: ProcessQueue) -> None:
         self._waiting[queue.queue] = queue
         self._requests[queue.queue] += 1
+        self._count(1)
         held.again(queue.queue, queue.pulled)
+
+    def _count(self, more: int) -> None:
+        self._holding += more
+        self._told.set(self._holding)
 
     def _answer(self, held: Held, found: QueueRange) -> None:
         """Pull what a request was woken for, and hold another one where there is room."""
         self._requests[found.queue] -= 1
+        self._count(-1)
         queue = self._waiting.get(found.queue)
         if queue is None or queue.is_stopped or (found.end <= queue.pulled and self._requests[found.queue]):
             return
@@ -86,6 +106,7 @@ class Puller:
             end = min(end, queue.pulled + max(1, queue.room))
         try:
             for batch in self._log.scan(QueueRange(*queue.queue, queue.pulled, end), self._spec):
+                self._delivered.add_all(int(time.time() * 1000) - milliseconds(batch["storeTimestamp"]))
                 if not self._queues.put(queue, Columns(queue.queue, batch)):
                     return False
         except (OffsetOutOfRange, UnknownTopic):

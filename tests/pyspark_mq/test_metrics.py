@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pyspark_mq.metrics import StoreCollector
-from store import Message, MessageStore, StoreConfig
+from store import (
+    ConsumeFromWhere,
+    Consumer,
+    ConsumerConfig,
+    Message,
+    MessageRefused,
+    MessageStore,
+    Producer,
+    ReceivedMessage,
+    StoreConfig,
+)
 from store.upkeep.deletion import delete_topic
+from tests.waiting import until
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=20 * 20, maxMessageSize=4096)
 
@@ -99,3 +110,31 @@ def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
             store.create_topic("orders", 2)
             put(store, 4)
         assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "orders"}) == 4
+
+
+def test_what_clients_tell(store: MessageStore, registry: CollectorRegistry) -> None:
+    def found(name: str, **labels: str) -> float:
+        every = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
+        return sum(each.value for each in every if labels.items() <= each.labels.items())
+
+    def listen(messages: Sequence[ReceivedMessage]) -> None:
+        if messages[0].body == b"bad":
+            raise ValueError("bad")
+
+    earliest = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    ok, failed = {"invocation_status": "success"}, {"invocation_status": "failure"}
+    of_group = {"topic": "orders", "consumer_group": "readers"}
+    with Producer(store) as producer, Consumer(store.path, "readers", "orders", listen, config=earliest):
+        producer.send("orders", b"good").result()
+        producer.send("orders", b"", tags="a|b")
+        with pytest.raises(MessageRefused):
+            producer.flush()
+        assert found("rocketmq_send_cost_time_count", topic="orders", **ok) == 1
+        assert found("rocketmq_send_cost_time_bucket", topic="orders", le="+Inf", **failed) == 1
+        assert found("rocketmq_send_cost_time_bucket", topic="orders", le="500.0", **ok) == 1
+        store.put_many([Message("orders", b"bad"), Message("orders", b"good")])
+        until(lambda: found("rocketmq_process_time_count", **of_group, **ok) == 2)
+        until(lambda: found("rocketmq_process_time_count", **of_group, **failed) == 1)
+        until(lambda: found("rocketmq_delivery_latency_bucket", **of_group, le="+Inf") == 3)
+        until(lambda: found("rocketmq_held_requests", **of_group) == 2)
+    assert found("rocketmq_held_requests") == found("rocketmq_process_time_count") == 0

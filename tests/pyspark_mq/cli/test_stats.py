@@ -4,12 +4,14 @@ import json
 import signal
 import socket
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore
+from store import Consumer, Message, MessageStore, Producer
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed
+from tests.waiting import until
 
 
 def test_stats_counts_messages_and_bytes(path: Path) -> None:
@@ -119,3 +121,31 @@ def test_ctrl_c_ends_it(path: Path) -> None:
         _, err = stats.communicate(timeout=TIMEOUT_SECONDS)
     assert stats.returncode == 130
     assert err.decode().startswith("Interrupted: ")
+
+
+def test_latencies_and_held_requests(path: Path) -> None:
+    with Producer(path) as producer, Consumer(path, "readers", "orders", lambda messages: None) as consumer:
+        until(lambda: len(consumer.assigned) == 2)
+        with started("stats", path, "--watch", 0.2, "--json") as stats:
+            assert stats.stdout is not None
+            assert not json.loads(stats.stdout.readline()).keys() & {"latencies", "held"}
+            for _ in range(10):
+                producer.send("orders", "").result()
+            counts: Counter[tuple[str, str, str]] = Counter()
+            while len(counts) < 3 or min(counts.values()) < 10:
+                found = json.loads(stats.stdout.readline())
+                for each in found["latencies"]:
+                    assert 0 < each["p50"] <= each["p99"]
+                    counts[each["name"], each["topic"], each["group"]] += each["times"]
+            assert {key for key, count in counts.items() if count == 10} == {
+                ("sent", "orders", ""),
+                ("delivered", "orders", "readers"),
+                ("processed", "orders", "readers"),
+            }
+            while found["held"][-1] != {"topic": "orders", "group": "readers", "requests": 2}:
+                found = json.loads(stats.stdout.readline())
+        with started("stats", path, "--watch", 0.3) as stats:
+            assert stats.stdout is not None
+            producer.send("orders", "").result()
+            lines = (line.decode().split() for line in stats.stdout)
+            assert ["held", "orders", "readers", "2"] in lines

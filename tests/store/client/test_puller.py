@@ -12,6 +12,7 @@ import pytest
 
 from store import Message, MessageStore, TagFilter
 from store.any_log import MessageFilter, Positions, Queue
+from store.broker.figures import DELIVERED, HELD, Figures
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
@@ -38,7 +39,9 @@ class Pulling:
         self.store.put_many([Message("t", b"x" * size, queue_id=0, tags=("even", "odd")[n % 2]) for n in numbers])
 
     def pull(self, max_count: int, max_bytes: int, message_filter: MessageFilter = EVERYTHING) -> ProcessQueue:
-        self.puller = Puller(LocalLog(self.store), message_filter, self.queues, max_bytes)
+        figures = Figures(None, "tests")
+        told = figures.of(DELIVERED, "t"), figures.of(HELD, "t")
+        self.puller = Puller(LocalLog(self.store), message_filter, self.queues, max_bytes, *told)
         self.thread = threading.Thread(target=self.puller.run)
         self.thread.start()
         queue = ProcessQueue(QUEUE, 0, max_count, max_bytes)
@@ -61,7 +64,8 @@ def pulling(tmp_path: Path) -> Iterator[Pulling]:
 
 @pytest.mark.parametrize(
     ("max_count", "max_bytes", "expected"),
-    [(1, 1 << 20, 1), (10, 1 << 20, 10), (1000, 3000, 30), (1000, 1, 1)],
+    # Of bytes as much as is allowed, and a batch of 15 that was begun below it.
+    [(1, 1 << 20, 1), (10, 1 << 20, 10), (1000, 3000, 29 + 15), (1000, 1, 1)],
 )
 def test_no_more_is_cached_than_is_allowed_and_all_comes(
     pulling: Pulling, max_count: int, max_bytes: int, expected: int

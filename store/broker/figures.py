@@ -1,0 +1,198 @@
+"""How long things take, and how much waits, as each producer and consumer tells all processes of the host.
+
+    clients/{process}#{number}      one `FIGURE` after the other
+
+A counter in memory costs next to nothing; the file is written now and then, by one write that nobody waits for. Who is
+open holds a lock on its file: what others left behind does not count, and goes when the next one comes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from weakref import finalize
+
+import numpy as np
+
+from store.any_log import Int64s
+from store.files.atomic import make_folder, open_file, write_at
+from store.files.opened import Opened, opening
+from store.format.layout import CLIENTS_DIR, FIGURE, field_offset
+from store.publish.locks import is_held, set_lock
+from store.system_errors import system_errors
+
+# Upper bounds of buckets, ms, as RocketMQ's client has them; one more bucket is for what takes longer.
+SENT, SEND_FAILED = "sent", "send failed"  # from `send` to being seen, of the first message of what went together
+DELIVERED = "delivered"  # from being stored to being in a consumer's memory
+PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
+HELD = "held"  # requests of a consumer that wait for messages, now
+_SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
+BUCKETS = {SENT: _SHORT, SEND_FAILED: _SHORT, DELIVERED: _SHORT, PROCESSED: _LONG, PROCESS_FAILED: _LONG}
+
+_COUNTS: int = FIGURE["counts"].shape[0]
+_NUMBERS = struct.Struct(f">d{_COUNTS}q")  # the end of a `FIGURE`, from `sum` on
+_NUMBERS_AT = FIGURE.itemsize - _NUMBERS.size
+_LOCK_BYTE = 0
+_YOUNG_SECONDS = 60.0  # a file may be new, and its lock not taken yet
+_logger = logging.getLogger("store")
+assert field_offset(FIGURE, "sum") == _NUMBERS_AT
+assert all(len(bounds) == _COUNTS - 1 for bounds in BUCKETS.values())
+
+
+class Figure:
+    """One of them, see `Figures.of`. Any thread may count."""
+
+    def __init__(self, name: str, topic: str, group: str) -> None:
+        self.labels = name, topic, group
+        self._bounds = BUCKETS.get(name, ())
+        self._turn = threading.Lock()
+        self._counts = [0] * _COUNTS
+        self._sum = 0.0
+
+    def add(self, milliseconds: float) -> None:
+        """One was measured."""
+        bucket = bisect_left(self._bounds, milliseconds)
+        with self._turn:
+            self._counts[bucket] += 1
+            self._sum += milliseconds
+
+    def add_all(self, milliseconds: Int64s) -> None:
+        """Many were. Shape (n,)."""
+        buckets = np.bincount(np.searchsorted(self._bounds, milliseconds), minlength=_COUNTS).tolist()
+        with self._turn:
+            self._counts = [count + more for count, more in zip(self._counts, buckets, strict=True)]
+            self._sum += float(milliseconds.sum())
+
+    def set(self, count: int) -> None:
+        """So many there are now."""
+        self._counts[0] = count
+
+    def numbers(self) -> bytes:
+        """As a `FIGURE` ends."""
+        with self._turn:
+            return _NUMBERS.pack(self._sum, *self._counts)
+
+
+class Figures(Opened):
+    """Those of one producer or consumer. root: the store's; None for one elsewhere, which tells nobody."""
+
+    _fd = -1
+
+    def __init__(self, root: Path | None, what: str) -> None:
+        """what: whose, for errors. Raises `StoreUnavailable`, `StoreFull`."""
+        super().__init__(f"figures of {what}", what)
+        self._turn = threading.Lock()
+        self._figures: dict[tuple[str, str, str], Figure] = {}
+        self._written: list[bytes] = []
+        if root is None:
+            return
+        folder = root / CLIENTS_DIR
+        with system_errors(folder):
+            make_folder(folder)
+            _tidy(folder)
+            path = folder / f"{os.getpid()}#{time.monotonic_ns()}"
+            with opening:
+                self._fd = open_file(path, os.O_EXCL)
+                self._closes = finalize(self, _close, self._fd, path)
+            set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
+
+    def of(self, name: str, topic: str, group: str = "") -> Figure:
+        """The one of these labels. name: of BUCKETS, or HELD."""
+        labels = name, topic, group
+        if (found := self._figures.get(labels)) is not None:
+            return found
+        with self._turn:
+            return self._figures.setdefault(labels, Figure(*labels))
+
+    def write(self) -> None:
+        """Tell what has changed since the last time. Where the system refuses, nothing more is told."""
+        with self._turn:
+            if self._fd < 0 or self._is_over:
+                return
+            try:
+                for place, figure in enumerate(self._figures.values()):
+                    self._write(place, figure)
+            except OSError as error:
+                _logger.warning("%s: no more are told: %s", self._what, error)
+                self._is_over = True
+
+    def _write(self, place: int, figure: Figure) -> None:
+        begin, numbers = place * FIGURE.itemsize, figure.numbers()
+        if place == len(self._written):
+            labels = np.array([(*map(str.encode, figure.labels), 0, 0)], FIGURE)
+            write_at(self._fd, labels.tobytes(), begin)
+            self._written.append(b"")
+        if self._written[place] != numbers:
+            write_at(self._fd, numbers, begin + _NUMBERS_AT)
+            self._written[place] = numbers
+
+    def close(self) -> None:
+        """They count no longer. The second time this does nothing."""
+        with self._turn:
+            self._is_over = True
+            if self._fd >= 0:
+                self._closes()
+            self._fd = -1
+
+    def _let_go(self) -> None:
+        if self._fd >= 0 and self._closes.detach() is not None:  # or it was closed
+            os.close(self._fd)
+
+
+class Told(NamedTuple):
+    """A figure as somebody tells it. client: who; total: ms; counts: by bucket, shape (8,)."""
+
+    client: str
+    name: str
+    topic: str
+    group: str
+    total: float
+    counts: tuple[int, ...]
+
+
+def told(root: Path) -> Iterator[Told]:
+    """All figures of those who are open now, sorted by client."""
+    for path in _files(root / CLIENTS_DIR):
+        if (text := _read(path)) is not None:
+            whole = text[: len(text) // FIGURE.itemsize * FIGURE.itemsize]
+            for row in np.frombuffer(whole, FIGURE):
+                name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
+                yield Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist()))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*#*"))
+
+
+def _read(path: Path) -> bytes | None:
+    """None of one who is gone."""
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            if is_held(fd, _LOCK_BYTE):
+                return os.pread(fd, os.fstat(fd).st_size, 0)
+        finally:
+            os.close(fd)
+    return None
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what those left behind who were killed."""
+    for path in _files(folder):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _YOUNG_SECONDS and _read(path) is None:
+                path.unlink()
+
+
+def _close(fd: int, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.close(fd)

@@ -1,0 +1,95 @@
+"""What producers and consumers tell of themselves, as other processes see it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.broker.figures import BUCKETS, DELIVERED, HELD, SENT, Figures, told
+from store.format.layout import CLIENTS_DIR
+
+
+def test_what_is_told(tmp_path: Path) -> None:
+    one, other = Figures(tmp_path, "one"), Figures(tmp_path, "other")
+    for milliseconds in (0.3, 1.0, 1.1, 500.0, 501.0):
+        one.of(SENT, "orders").add(milliseconds)
+    other.of(DELIVERED, "orders", "readers").add_all(np.array([0, 1, 2, 20, 21, 10_000]))
+    other.of(HELD, "orders", "readers").set(7)
+    assert list(told(tmp_path)) == []
+    for each in (one, other):
+        each.write()
+    first, second, third = told(tmp_path)
+    assert first[1:] == (SENT, "orders", "", pytest.approx(1003.4), (2, 1, 0, 0, 0, 0, 1, 1))
+    assert second[1:] == (DELIVERED, "orders", "readers", 10_044.0, (2, 1, 0, 1, 1, 0, 0, 1))
+    assert (third.name, third.counts[0]) == (HELD, 7)
+    assert first.client != second.client == third.client
+
+    other.of(HELD, "orders", "readers").set(3)
+    other.of(DELIVERED, "orders", "readers").add(4)
+    other.write()
+    assert [each.counts[:2] for each in told(tmp_path)] == [(2, 1), (2, 2), (3, 0)]
+    one.close()
+    one.write()
+    assert [each.name for each in told(tmp_path)] == [DELIVERED, HELD]
+    other.close()
+    assert list((tmp_path / CLIENTS_DIR).iterdir()) == []
+
+
+def test_a_bound_belongs_to_its_bucket_however_it_is_counted(tmp_path: Path) -> None:
+    figures = Figures(tmp_path, "one")
+    for bound in BUCKETS[SENT]:
+        figures.of(SENT, "one by one").add(bound)
+    figures.of(SENT, "together").add_all(np.array(BUCKETS[SENT]))
+    figures.write()
+    assert {each.counts for each in told(tmp_path)} == {(1,) * 7 + (0,)}
+
+
+def test_who_is_killed_tells_nothing_and_is_forgotten(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from store.broker.figures import *; "
+        "f = Figures(Path(sys.argv[1]), ''); f.of(SENT, 't').add(1); f.write(); print(flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [each.topic for each in told(tmp_path)] == ["t"]
+        process.send_signal(signal.SIGKILL)
+    assert list(told(tmp_path)) == []
+    (left,) = (tmp_path / CLIENTS_DIR).iterdir()
+    Figures(tmp_path, "next").close()
+    assert left.exists()  # it might have just been made, its lock not taken yet
+    long_ago = time.time() - 100
+    os.utime(left, (long_ago, long_ago))
+    Figures(tmp_path, "next").close()
+    assert not left.exists()
+
+
+def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path) -> None:
+    figures, closed = Figures(tmp_path, "one"), Figures(tmp_path, "closed")
+    figures.of(SENT, "t").add(1)
+    closed.close()
+    child = os.fork()
+    if child == 0:
+        figures.of(SENT, "t").add(1)
+        figures.write()
+        figures.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    figures.write()
+    assert [each.counts[0] for each in told(tmp_path)] == [1]
+
+
+def test_elsewhere_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures = Figures(None, "a consumer of a cluster")
+    figures.of(SENT, "t").add(1)
+    figures.write()
+    figures.close()
+    assert list(tmp_path.iterdir()) == []
