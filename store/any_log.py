@@ -24,8 +24,58 @@ BATCH_ROWS = 1 << 14
 BATCH_BYTES = 12 << 20  # Spark takes slim rows of 1,000 B in 6 % less time than with 8, in half the system time
 
 
+class BrokerQueueId(int):
+    """The number of a queue of a cluster, each of whose brokers numbers its own queues of a topic.
+
+    Its text is "broker-a:0". It is another than the same number of another broker, or of none.
+    """
+
+    broker: str
+
+    def __new__(cls, broker: str, number: int) -> BrokerQueueId:
+        made = super().__new__(cls, number)
+        made.broker = broker
+        return made
+
+    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
+        return self.broker, int(self)
+
+    def __str__(self) -> str:
+        return f"{self.broker}:{int(self)}"
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __hash__(self) -> int:
+        return hash(_ordered(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and _ordered(self) == _ordered(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: int) -> bool:
+        return _ordered(self) < _ordered(other)
+
+    def __le__(self, other: int) -> bool:
+        return _ordered(self) <= _ordered(other)
+
+    def __gt__(self, other: int) -> bool:
+        return _ordered(self) > _ordered(other)
+
+    def __ge__(self, other: int) -> bool:
+        return _ordered(self) >= _ordered(other)
+
+
+def _ordered(queue_id: int) -> tuple[str, int]:
+    return queue_id.broker if isinstance(queue_id, BrokerQueueId) else "", int(queue_id)
+
+
 class Queue(NamedTuple):
-    """One queue of one topic."""
+    """One queue of one topic. queue_id: in a cluster a `BrokerQueueId`."""
 
     topic: str
     queue_id: int

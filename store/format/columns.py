@@ -83,7 +83,7 @@ class Block:
         topic: str,
         queue_id: int,
         view: Bytes,
-        base: int,
+        base: int | Ints,
         queue_offsets: Ints,
         physical_offsets: Ints,
         sizes: Ints,
@@ -91,7 +91,9 @@ class Block:
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1.
+        """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1. Where
+        pieces of the log stand one behind another, `base` is one for each record: what lies between its offset and its
+        place.
 
         with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
         for memory is read fastest in its order.

@@ -92,7 +92,7 @@ def walk(
 def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
     """The sound records that lie wholly in the `length` bytes from `at` on."""
     data = _read(log, at, length)
-    positions, sizes, position = _hop(data)
+    positions, sizes, position = hop(data)
     starts = np.array(positions, np.int64)
     records = _measured(np.frombuffer(data, np.uint8), starts, np.array(sizes, np.int64))
     records = _first(records, records.sound & (records.field("physical_offset") == starts + at))
@@ -129,7 +129,7 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
     return log.segments.read(at, min(length, log.next_segment(at) - at))
 
 
-def _hop(data: bytes) -> tuple[list[int], list[int], int]:
+def hop(data: bytes) -> tuple[list[int], list[int], int]:
     """Positions and sizes of the records that lie wholly in `data`, by their lengths alone, and where it ends.
 
     The one loop over records here: each length is known only when the one before it is.

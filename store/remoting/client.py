@@ -86,6 +86,9 @@ class Client(Opened):
 
     async def _ask(self, address: str, command: Command, timeout: float) -> Command:
         peer = self._peers.setdefault(address, _Peer(address))
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_retrieve)
         try:
             return await asyncio.wait_for(peer.ask(command), timeout)
         except asyncio.CancelledError as error:
@@ -109,6 +112,12 @@ class Client(Opened):
         for peer in self._peers.values():
             peer.close()
         await asyncio.sleep(0)
+
+
+def _retrieve(task: asyncio.Task[Command]) -> None:
+    """Who asked may have cancelled what it waited for: nobody else learns of an error then; asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _Peer:

@@ -9,7 +9,7 @@ import math
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,7 +89,7 @@ def messages(queue: Queue, numbers: range, size: int = 0) -> list[Message]:
         Message(
             queue.topic,
             str(number).encode().ljust(size, b"."),
-            queue_id=queue.queue_id,
+            queue_id=int(queue.queue_id),
             tags="AB"[number % 2],
             keys=(f"k{number}",),
             properties={"region": ("eu", "us", "ap")[number % 3]},
@@ -113,9 +113,18 @@ def scan(
 
 
 class LogTests:
+    queue: Callable[[str, int], Queue] = staticmethod(Queue)
+    """How this kind of log names a queue."""
+
     @pytest.fixture
     def making(self) -> Making:
         raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def _names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        a0, a1, b0 = (self.queue(*name) for name in (A0, A1, B0))
+        for name, queue in {"A0": a0, "A1": a1, "B0": b0, "ALL_A0": QueueRange(*a0, 0, 10)}.items():
+            monkeypatch.setitem(globals(), name, queue)
 
     @pytest.fixture
     def log(self, making: Making) -> Iterator[Log]:
@@ -140,10 +149,10 @@ class LogTests:
         assert dict(log.topics()) == {"a": (A0, A1), "b": (B0,)}
         making.create_topic("b", 2)
         making.create_topic("c", 1)
-        assert dict(log.topics()) == {"a": (A0, A1), "b": (B0, Queue("b", 1)), "c": (Queue("c", 0),)}
+        assert dict(log.topics()) == {"a": (A0, A1), "b": (B0, self.queue("b", 1)), "c": (self.queue("c", 0),)}
 
     def test_bounds_as_they_stand_now(self, making: Making, log: Log) -> None:
-        missing = [Queue("a", 2), Queue("nowhere", 0)]
+        missing = [self.queue("a", 2), self.queue("nowhere", 0)]
         assert list(log.bounds([B0, *missing, A1, A0]).items()) == [(B0, (0, 3)), (A1, (0, 0)), (A0, (0, 10))]
         assert isinstance(log.bounds([A0])[A0], Bounds)
         assert log.bounds([]) == {}
@@ -196,8 +205,8 @@ class LogTests:
         for wanted, error in (
             (QueueRange(*A0, 0, 11), OffsetNotYet),
             (QueueRange(*A1, 0, 1), OffsetNotYet),
-            (QueueRange("nowhere", 0, 0, 1), UnknownTopic),
-            (QueueRange("a", 2, 0, 1), UnknownTopic),
+            (QueueRange(*self.queue("nowhere", 0), 0, 1), UnknownTopic),
+            (QueueRange(*self.queue("a", 2), 0, 1), UnknownTopic),
         ):
             with pytest.raises(error):
                 scan(log, wanted)
@@ -249,7 +258,7 @@ class LogTests:
         times = [int(stored) // 1000 for stored in batch["storeTimestamp"].cast(pa.int64()).to_pylist()]
         for at in range(times[0] - 1, times[-1] + 2):
             older, not_newer = sum(t < at for t in times), sum(t <= at for t in times)
-            lower = log.offsets_by_time([A0, A1, Queue("nowhere", 0)], at, Boundary.LOWER)
+            lower = log.offsets_by_time([A0, A1, self.queue("nowhere", 0)], at, Boundary.LOWER)
             assert lower == {A0: older, A1: 0}
             assert log.offsets_by_time([A0], at, Boundary.UPPER) == {A0: max(0, not_newer - 1)}
 
@@ -270,7 +279,7 @@ class LogTests:
         arrival.join()
 
     def test_waiting_ends_in_time(self, log: Log) -> None:
-        log.wait({A0: 10, Queue("nowhere", 0): 0}, 0.05)
+        log.wait({A0: 10, self.queue("nowhere", 0): 0}, 0.05)
         log.wait({}, 0.05)
 
     # --- holding ---------------------------------------------------------------------------------------
@@ -469,7 +478,7 @@ class WriterTests(LogTests):
         append = writer.begin()
         append.add("b", pa.table({"body": ["0"], "queueId": [2]}))
         append.publish()
-        assert numbers(log, QueueRange("b", 2, 0, 1)) == [0]
+        assert numbers(log, QueueRange(*self.queue("b", 2), 0, 1)) == [0]
 
     def test_what_is_flushed(self, writer: LogWriter) -> None:
         append = writer.begin()

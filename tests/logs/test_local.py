@@ -27,7 +27,7 @@ class Directory:
 
     def commit(self, group: str, positions: Positions) -> Positions:
         for queue, position in positions.items():
-            self.store.commit_offsets(group, queue.topic, {queue.queue_id: position})
+            self.store.commit_offsets(group, queue.topic, {int(queue.queue_id): position})
         return positions
 
 

@@ -16,7 +16,8 @@ FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "delay
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
 BESIDE = {"any_group": "format"}  # it speaks of messages
 ROOF = ("writer", "store_reader", "append", "message_store", "__init__")
-ATTIC = ("local", "local_group", "remoting")  # kinds of logs and of groups, and the wire, made of all that is below
+# Kinds of logs and of groups, and the wire, made of all that is below.
+ATTIC = ("local", "local_group", "remoting", "cluster")
 CLIENT = "client"  # what users hold, made of kinds of logs and of groups; `store` itself offers it by name
 
 

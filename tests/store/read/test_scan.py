@@ -23,7 +23,7 @@ from store import (
     message_filter,
 )
 from store.format.layout import CQ_ENTRY, PROPERTIES_LENGTH_BYTES, RECORD_HEADER, field_offset, segment_name
-from store.read.scan import _batches
+from store.read.scan import batch_bounds
 from tests.rocketmq.golden import GOLDEN
 
 SEGMENT = 4096
@@ -43,7 +43,7 @@ def test_batches_cover_all_rows_within_every_limit(sizes: list[int], max_rows: i
             at += SEGMENT - at % SEGMENT
         physical.append(at)
         at += size + gap % 300
-    cuts = list(_batches(np.array(physical), np.array(sizes), SEGMENT, max_rows, max_bytes))
+    cuts = list(batch_bounds(np.array(physical), np.array(sizes), SEGMENT, max_rows, max_bytes))
     assert [row for first, last in cuts for row in range(first, last)] == list(range(len(sizes)))
     for first, last in cuts:
         assert last - first <= max_rows
@@ -54,7 +54,7 @@ def test_batches_cover_all_rows_within_every_limit(sizes: list[int], max_rows: i
 @pytest.mark.parametrize(("size", "count"), [(100, 1), (1131, 4), (2000, 7), (10_000, 33)])
 def test_batches_are_as_long_as_each_other(size: int, count: int) -> None:
     sizes = np.full(32_768, size)
-    cuts = list(_batches(np.cumsum(sizes) - size, sizes, 1 << 30, len(sizes), 10_000_000))
+    cuts = list(batch_bounds(np.cumsum(sizes) - size, sizes, 1 << 30, len(sizes), 10_000_000))
     assert len(cuts) == count
     lengths = [last - first for first, last in cuts]
     assert max(lengths) - min(lengths) <= count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 
 import pytest
@@ -94,3 +95,11 @@ def test_addresses(text: str, found: tuple[str, int]) -> None:
 def test_no_addresses(text: str) -> None:
     with pytest.raises(InvalidArgument, match="must be host:port"):
         host_and_port(text)
+
+
+def test_who_cancels_a_request_hears_no_more_of_it(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client()
+    assert Broker(broker.serving, client).pull(0, seconds=60).cancel()
+    client.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -1,0 +1,56 @@
+"""`ClusterAddress`: where a cluster is, and who asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from store.cluster.credentials import Credentials
+from store.errors import InvalidArgument, ReadOnlyStore
+from store.remoting.addresses import host_and_port
+
+if TYPE_CHECKING:
+    from store.any_log import LogWriter
+    from store.cluster.log import ClusterLog
+
+TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ClusterAddress:
+    """The brokers that name servers know.
+
+    name_servers: "host:port" of each. credentials: None where a cluster asks for none. group: the consumer group in
+    whose name is read. patience: for how many seconds a request that fails is repeated.
+    """
+
+    name_servers: tuple[str, ...]
+    credentials: Credentials | None = None
+    group: str = TOOLS_GROUP
+    patience: float = _PATIENCE_SECONDS
+
+    directory = None  # nothing lies beside it
+
+    @classmethod
+    def parse(cls, text: str, credentials: Credentials | None = None, group: str = TOOLS_GROUP) -> ClusterAddress:
+        """Of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
+        servers = tuple(dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip()))
+        if not servers:
+            raise InvalidArgument(f"name servers {text!r}: must be host:port, several separated by ';'")
+        for server in servers:
+            host_and_port(server)
+        return cls(servers, credentials, group)
+
+    def __str__(self) -> str:
+        return f"cluster at {';'.join(self.name_servers)}"
+
+    def open(self) -> ClusterLog:
+        """Connects to nobody yet."""
+        from store.cluster.log import ClusterLog
+
+        return ClusterLog(self)
+
+    def open_writer(self) -> LogWriter:
+        """Raises `ReadOnlyStore`."""
+        raise ReadOnlyStore(f"{self}: is only read; write with RocketMQ's own client")

@@ -1,0 +1,198 @@
+"""What is asked of a cluster: name servers for routes, brokers for what is in their queues; again where that helps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
+
+from store.any_log import Queue
+from store.broker.response_codes import ResponseCode
+from store.cluster.address import ClusterAddress
+from store.cluster.refusals import explained, may_pass
+from store.cluster.routes import Broker, Route, parse_json, parse_route
+from store.errors import RemotingError, RequestRefused, Unreachable
+from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.header import Header
+from store.remoting.headers import GetRoute
+
+ROUTE_SECONDS = 30.0  # pollNameServerInterval
+REQUEST_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Ask(NamedTuple):
+    """A request to the broker of a queue. answers: the codes that are one; all others are refusals."""
+
+    queue: Queue
+    code: RequestCode
+    header: Header
+    answers: tuple[int, ...] = (ResponseCode.SUCCESS,)
+    timeout: float = REQUEST_SECONDS
+
+
+class Brokers:
+    """A cluster's name servers and brokers, in one process, for any threads.
+
+    What was refused for a while only, or not answered, is asked again for `ClusterAddress.patience` seconds: of the
+    next name server; of the broker as a new route has it, or of what copies it.
+    """
+
+    def __init__(self, address: ClusterAddress) -> None:
+        self.address = address
+        self._client = Client(REQUEST_SECONDS)
+        self._lock = threading.Lock()
+        self._routes: dict[str, Route | None] = {}
+        self._server = 0  # of the name servers, the one that answered last
+
+    # --- name servers ------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of all topics but a cluster's own."""
+        listed = parse_json(bytes(self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body))
+        system = parse_json(bytes(self._ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body))
+        hidden = SYSTEM_TOPICS | set(system.get("topicList") or ())
+        names = (str(name) for name in listed.get("topicList") or ())
+        return sorted(name for name in names if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
+
+    def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
+        """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there."""
+        with self._lock:
+            known = self._routes.get(topic)
+        now = time.monotonic()
+        if known is not None and now - known.made < oldest:
+            return known
+        try:
+            header = GetRoute(topic, accept_standard_json_only=True)
+            answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        except RequestRefused as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            found = None
+        else:
+            found = parse_route(topic, bytes(answer.body), now)
+        with self._lock:
+            self._routes[topic] = found
+        return found
+
+    def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
+        """The brokers of those of `queues` that are there, in their order."""
+        found: dict[Queue, Broker] = {}
+        asked: set[str] = set()
+        for queue in queues:
+            route = self.route(queue.topic)
+            if (route is None or queue not in route.read) and queue.topic not in asked:
+                asked.add(queue.topic)
+                route = self.route(queue.topic, oldest=0.0)
+            if route is not None and queue in route.read:
+                found[queue] = route.read[queue]
+        return found
+
+    def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> Command:
+        """What one of them answers, from the one on that answered last. Raises `Unreachable`, `RequestRefused`."""
+        servers = self.address.name_servers
+        fields = {} if header is None else header.texts()
+        deadline, pause = time.monotonic() + self.address.patience, _FIRST_PAUSE_SECONDS
+        while True:
+            silent: list[str] = []
+            for number in range(len(servers)):
+                server = servers[(self._server + number) % len(servers)]
+                try:
+                    answer = self._begin(server, code, fields).result()
+                except Unreachable as error:
+                    silent.append(str(error))
+                    continue
+                self._server = (self._server + number) % len(servers)
+                if answer.code != ResponseCode.SUCCESS:
+                    raise explained(answer, f"name server {server}", code)
+                return answer
+            if time.monotonic() >= deadline:
+                raise Unreachable(f"no name server answers: {'; '.join(silent)}. Is the option nameServer right?")
+            time.sleep(pause)
+            pause = _PAUSE_SECONDS
+
+    # --- brokers -----------------------------------------------------------------------------------------
+
+    def ask(self, asks: Mapping[_Key, Ask]) -> dict[_Key, Command]:
+        """What brokers answer about those queues that are there, in order; all are asked at once.
+
+        Raises `Unreachable`, `RequestRefused`.
+        """
+        found: dict[_Key, Command] = {}
+        deadline, pause, attempt, left = time.monotonic() + self.address.patience, _FIRST_PAUSE_SECONDS, 0, dict(asks)
+        while left:
+            where = self.readable(ask.queue for ask in left.values())
+            asked = {key: self.begin(where[ask.queue], ask, attempt) for key, ask in left.items() if ask.queue in where}
+            failed: dict[_Key, RemotingError] = {}
+            for key, answer in asked.items():
+                try:
+                    taken = self.take(answer, where[asks[key].queue], asks[key])
+                except RemotingError as error:
+                    if not may_pass(error):
+                        raise
+                    failed[key] = error
+                else:
+                    if taken is not None:
+                        found[key] = taken
+            left = {key: asks[key] for key in failed}
+            if left:
+                self.wait(next(iter(failed.values())), deadline, pause)
+                self.refresh({ask.queue.topic for ask in left.values()})
+                pause, attempt = _PAUSE_SECONDS, attempt + 1
+        return {key: found[key] for key in asks if key in found}
+
+    def begin(self, broker: Broker, ask: Ask, attempt: int = 0) -> Future[Command]:
+        """Ask a broker; its copies in turn where it failed before."""
+        return self._begin(
+            broker.readable[attempt % len(broker.addresses)], ask.code, ask.header.texts(), timeout=ask.timeout
+        )
+
+    @staticmethod
+    def take(answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
+        """The answer, None where there is no such topic. Raises `Unreachable`, `RequestRefused`."""
+        try:
+            command = answer.result()
+        except Unreachable as error:
+            raise Unreachable(f"broker {broker.name} at {error}") from error
+        if command.code == ResponseCode.TOPIC_NOT_EXIST and command.code not in ask.answers:
+            return None
+        if command.code not in ask.answers:
+            raise explained(command, f"broker {broker.name} at {broker.readable[0]}", ask.code)
+        return command
+
+    def send(self, broker: Broker, code: RequestCode, header: Header, body: bytes = b"") -> Future[Command]:
+        """Ask a master."""
+        return self._begin(broker.writable[0], code, header.texts(), body)
+
+    def refresh(self, topics: Iterable[str]) -> None:
+        """Ask for new routes."""
+        for topic in topics:
+            self.route(topic, oldest=0.0)
+
+    @staticmethod
+    def wait(error: RemotingError, deadline: float, pause: float) -> None:
+        """Before another try. Raises `error` behind the deadline."""
+        if time.monotonic() >= deadline:
+            raise error
+        time.sleep(pause)
+
+    def _begin(
+        self,
+        address: str,
+        code: RequestCode,
+        fields: Mapping[str, str],
+        body: bytes = b"",
+        timeout: float = REQUEST_SECONDS,
+    ) -> Future[Command]:
+        credentials = self.address.credentials
+        signed = fields if credentials is None else credentials.signed(fields, body)
+        return self._client.ask(address, code, signed, body, timeout)
+
+    def close(self) -> None:
+        self._client.close()

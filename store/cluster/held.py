@@ -1,0 +1,144 @@
+"""`ClusterHeld`: queues that are waited for, by a pull at each of them."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError, Future
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import NamedTuple
+
+from store.any_log import Positions, Queue, QueueRange
+from store.broker.response_codes import ResponseCode
+from store.cluster.brokers import Ask, Brokers
+from store.cluster.refusals import may_pass
+from store.cluster.routes import Broker
+from store.cluster.tails import HOLD_SECONDS, held_pull
+from store.errors import RemotingError, StoreClosed, UnknownTopic
+from store.remoting.command import Command
+from store.remoting.headers import Pulled
+
+_AGAIN_SECONDS = 1.0
+
+
+class _Pull(NamedTuple):
+    """A pull at a queue. failing: since when pulls there fail, None where they do not."""
+
+    queue: Queue
+    position: int
+    failing: float | None = None
+
+
+class _Answered(NamedTuple):
+    pull: _Pull
+    broker: Broker
+    ask: Ask
+    answer: Future[Command]
+
+
+class ClusterHeld:
+    """A `Held`. A pull that fails is begun again after a second, for as long as an address has patience."""
+
+    def __init__(self, brokers: Brokers, begin: Positions, deadline: float, idle: float) -> None:
+        self._brokers = brokers
+        self._deadline = deadline
+        self._idle = idle
+        self._woken: SimpleQueue[_Answered | None] = SimpleQueue()
+        self._under_way: dict[Queue, Future[Command]] = {}
+        self._failed: list[tuple[float, _Pull]] = []  # when to begin them again, the first one first
+        self._gone: list[Queue] = []
+        for queue, position in begin.items():
+            self._begin(_Pull(queue, position))
+
+    def again(self, queue: Queue, position: int) -> None:
+        if time.monotonic() < self._deadline:
+            self._begin(_Pull(queue, position))
+
+    def wake(self) -> None:
+        self._woken.put(None)
+
+    def __iter__(self) -> ClusterHeld:
+        return self
+
+    def __next__(self) -> QueueRange | None:
+        quiet = time.monotonic() + self._idle
+        while self._under_way or self._failed or self._gone:
+            if self._gone:
+                queue = self._gone.pop()
+                raise UnknownTopic(f"{self._brokers.address}: no broker has {queue} any more")
+            try:
+                answered = self._woken.get(timeout=max(0.0, self._next_look(quiet) - time.monotonic()))
+            except Empty:
+                if time.monotonic() >= quiet:
+                    return None
+                self._begin_failed()
+                continue
+            if answered is None:
+                return None
+            there = self._taken(answered)
+            if there is not None:
+                return there
+        raise StopIteration
+
+    def _next_look(self, quiet: float) -> float:
+        return min([quiet, *(due for due, _ in self._failed)])
+
+    def _begin_failed(self) -> None:
+        """Those whose time has come."""
+        due = [pull for when, pull in self._failed if when <= time.monotonic()]
+        self._failed = [(when, pull) for when, pull in self._failed if when > time.monotonic()]
+        self._brokers.refresh({pull.queue.topic for pull in due})
+        for pull in due:
+            self._begin(pull)
+
+    def _begin(self, pull: _Pull) -> None:
+        queue, position, _ = pull
+        broker = self._brokers.readable([queue]).get(queue)
+        if broker is None:
+            self._gone.append(queue)
+            return
+        seconds = min(HOLD_SECONDS, max(0.0, self._deadline - time.monotonic()))
+        ask = held_pull(self._brokers.address.group, queue, position, 1, seconds)
+        attempt = 0 if pull.failing is None else int(time.monotonic() - pull.failing)
+        self._under_way[queue] = answer = self._brokers.begin(broker, ask, attempt)
+        answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
+
+    def _taken(self, answered: _Answered) -> QueueRange | None:
+        """The messages of an answered pull; None where it was begun anew, or is over."""
+        pull, broker, ask, answer = answered
+        if self._under_way.get(pull.queue) is not answer:
+            return None
+        del self._under_way[pull.queue]
+        try:
+            command = self._brokers.take(answer, broker, ask)
+        except CancelledError as error:
+            raise StoreClosed(f"{self._brokers.address}: closed while messages were waited for") from error
+        except RemotingError as error:
+            self._fail(pull, error)
+            return None
+        if command is None:
+            raise UnknownTopic(f"{self._brokers.address}: there is no topic {pull.queue.topic} any more")
+        if command.code == ResponseCode.PULL_NOT_FOUND:
+            if time.monotonic() < self._deadline:
+                self._begin(_Pull(pull.queue, pull.position))
+            return None
+        end = max(pull.position, Pulled.of(command.fields).max_offset)
+        return QueueRange(*pull.queue, pull.position, end)
+
+    def _fail(self, pull: _Pull, error: RemotingError) -> None:
+        """Let it be begun again. Raises `error` where that does not help, or did not for too long."""
+        now = time.monotonic()
+        since = now if pull.failing is None else pull.failing
+        if not may_pass(error) or now - since > self._brokers.address.patience:
+            raise error
+        self._failed.append((now + _AGAIN_SECONDS, pull._replace(failing=since)))
+
+    def __enter__(self) -> ClusterHeld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        under_way, self._under_way = self._under_way, {}
+        for answer in under_way.values():
+            answer.cancel()

@@ -1,0 +1,148 @@
+"""`ClusterLog`: the queues of a cluster's brokers, to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from store.any_log import (
+    Boundary,
+    Bounds,
+    Fingerprints,
+    MessageFilter,
+    Positions,
+    Queue,
+    QueueRange,
+    ReadSpec,
+)
+from store.broker.response_codes import ResponseCode
+from store.cluster.address import ClusterAddress
+from store.cluster.brokers import Ask, Brokers
+from store.cluster.held import ClusterHeld
+from store.cluster.pulls import pull
+from store.cluster.scan import decoded
+from store.cluster.tails import Tails
+from store.cluster.topics import Topics
+from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
+from store.files.consumer_offsets import check_group_name
+from store.remoting.codes import RequestCode
+from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, TopicQueue
+
+
+class ClusterLog:
+    """A `Log`. It cannot tell how large messages are before they are read, nor which one stands where."""
+
+    def __init__(self, address: ClusterAddress) -> None:
+        self._address = address
+        self._brokers = Brokers(address)
+        self._tails = Tails(self._brokers)
+
+    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        return Topics(self._brokers)
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        wanted = list(queues)
+        asks = {
+            (queue, code): Ask(queue, code, TopicQueue(queue.topic, int(queue.queue_id)))
+            for queue in wanted
+            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        }
+        offsets = {key: max(0, Offset.of(answer.fields).offset) for key, answer in self._brokers.ask(asks).items()}
+        found = {}
+        for queue in wanted:
+            first = offsets.get((queue, RequestCode.GET_MIN_OFFSET))
+            end = offsets.get((queue, RequestCode.GET_MAX_OFFSET))
+            if first is not None and end is not None:
+                found[queue] = Bounds(min(first, end), end)
+        return found
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        def ask(queue: Queue) -> Ask:
+            header = SearchOffset(queue.topic, int(queue.queue_id), timestamp, boundary.value.upper())
+            return Ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+        there = self.bounds(queues)
+        answers = self._brokers.ask({queue: ask(queue) for queue in there})
+        found = {queue: Offset.of(answer.fields).offset for queue, answer in answers.items()}
+        return {
+            queue: min(max(offset, there[queue].min_offset), there[queue].max_offset) for queue, offset in found.items()
+        }
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        return list(ranges)
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        return list(ranges)
+
+    def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
+        def ask(queue: Queue) -> Ask:
+            header = GroupQueue(group, queue.topic, int(queue.queue_id), set_zero_if_not_found=False)
+            answers = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+            return Ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, answers)
+
+        answers = self._brokers.ask({queue: ask(queue) for queue in queues})
+        return {
+            queue: Offset.of(answer.fields).offset
+            for queue, answer in answers.items()
+            if answer.code == ResponseCode.SUCCESS
+        }
+
+    def commit(self, group: str, positions: Positions) -> None:
+        check_group_name(group)
+        asks = {
+            queue: Ask(
+                queue,
+                RequestCode.UPDATE_CONSUMER_OFFSET,
+                CommitOffset(group, queue.topic, int(queue.queue_id), position),
+            )
+            for queue, position in positions.items()
+        }
+        missing = positions.keys() - self._brokers.ask(asks).keys()
+        if missing:
+            raise UnknownTopic(f"{self._address}: no broker has {', '.join(map(str, sorted(missing)))}")
+
+    def sizes(self, wanted: QueueRange) -> None:
+        return None
+
+    def fingerprints(self, positions: Positions) -> Fingerprints:
+        return {}
+
+    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        return []
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        there = self.bounds([wanted.queue]).get(wanted.queue)
+        if there is None:
+            raise UnknownTopic(f"{self._address}: no broker has {wanted.queue}")
+        if wanted.start < there.min_offset and wanted.length:
+            raise OffsetLost(
+                f"{self._address}: {wanted.queue}, offsets {wanted.start} to {min(wanted.end, there.min_offset)} are "
+                f"gone, the oldest left is {there.min_offset}"
+            )
+        if wanted.end > there.max_offset:
+            raise OffsetNotYet(
+                f"{self._address}: {wanted.queue}, asked up to offset {wanted.end}, but there are messages up to "
+                f"{there.max_offset} only"
+            )
+        yield from decoded(pull(self._brokers, wanted), wanted, spec)
+
+    def wait(self, seen: Positions, timeout: float) -> None:
+        self._tails.wait(seen, timeout)
+
+    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
+        """All that arrives may match, whatever the filter."""
+        return ClusterHeld(self._brokers, begin, deadline, idle)
+
+    def close(self) -> None:
+        self._brokers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

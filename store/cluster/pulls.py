@@ -1,0 +1,157 @@
+"""Pulls of a range of one queue, many at a time: offsets are dense, so where the next begins is known at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from store.any_log import QueueRange
+from store.broker.response_codes import ResponseCode
+from store.cluster.brokers import REQUEST_SECONDS, Brokers
+from store.cluster.refusals import explained, may_pass
+from store.errors import OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.headers import Pulled, PullMessage
+from store.remoting.pipe import Pipe
+
+SUSPEND, SUBSCRIPTION = 2, 4  # PullSysFlag
+PULLED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+_UNDER_WAY = 64
+_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages that one pull asks for; brokers give 32, if nobody told them otherwise
+_WIDEN_AFTER = 64  # pulls that were answered in full
+_EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
+
+
+class Records(NamedTuple):
+    """Messages [start, end) of a queue. data: their records, one behind another."""
+
+    start: int
+    end: int
+    data: bytes
+
+
+def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMessage:
+    """Of a pull of all messages from `wanted.start` on; seconds: for how long it may be held while there is none."""
+    flags = SUBSCRIPTION | (SUSPEND if seconds > 0 else 0)
+    begin, count = wanted.start, wanted.length
+    queue_id, milliseconds = int(wanted.queue_id), int(seconds * 1000)
+    return PullMessage(group, wanted.topic, queue_id, begin, count, flags, 0, milliseconds, 0, _EVERYTHING, "TAG")
+
+
+def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
+    """The messages of a range that is there, in order, as the pieces in which they come.
+
+    What fails is asked again, of the broker's copies too, as `Brokers` does. Raises `OffsetLost`, `UnknownTopic`,
+    `Unreachable`, `RequestRefused`.
+    """
+    given, attempt = wanted.start, 0
+    deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
+    while given < wanted.end:
+        broker = brokers.readable([wanted.queue]).get(wanted.queue)
+        if broker is None:
+            raise UnknownTopic(f"{brokers.address}: no broker has {wanted.queue} any more")
+        address = broker.readable[attempt % len(broker.readable)]
+        try:
+            for records in _Pulls(brokers, f"broker {broker.name} at {address}", wanted._replace(start=given), address):
+                yield records
+                given = records.end
+                deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
+        except RemotingError as error:
+            if not may_pass(error):
+                raise
+            brokers.wait(error, deadline, pause)
+            brokers.refresh([wanted.topic])
+            pause, attempt = _PAUSE_SECONDS, attempt + 1
+
+
+class _Pulls:
+    """The pulls of a range on one connection: an iterator over what they bring, in order."""
+
+    def __init__(self, brokers: Brokers, who: str, wanted: QueueRange, address: str) -> None:
+        self._group, self._credentials = brokers.address.group, brokers.address.credentials
+        self._who = who
+        self._wanted = wanted
+        self._address = address
+        self._unasked = [wanted]  # the last one first
+        self._asked: dict[int, QueueRange] = {}  # by opaque
+        self._answered: dict[int, Records] = {}  # by their start
+        self._width, self._full, self._opaque = _FIRST_WIDTH, 0, 0
+
+    def __iter__(self) -> Iterator[Records]:
+        pipe, given = Pipe(self._address, REQUEST_SECONDS), self._wanted.start
+        try:
+            while given < self._wanted.end:
+                pipe.send(self._next_pulls())
+                for answer in pipe.receive():
+                    self._take(answer)
+                while records := self._answered.pop(given, None):
+                    given = records.end
+                    yield records
+        except Unreachable as error:
+            raise Unreachable(f"{self._who.removesuffix(self._address)}{error}") from error
+        finally:
+            pipe.close()
+
+    def _next_pulls(self) -> list[Command]:
+        """As many as may be under way; of what is left over from short answers first."""
+        commands = []
+        while (self._unasked and len(self._asked) + len(self._answered) < _UNDER_WAY) or self._is_stuck():
+            left = self._unasked.pop()
+            now = left._replace(end=min(left.end, left.start + self._width))
+            if now.end < left.end:
+                self._unasked.append(left._replace(start=now.end))
+            commands.append(self._command(now))
+        return commands
+
+    def _is_stuck(self) -> bool:
+        """Whether only what came too early is there."""
+        return bool(self._unasked) and not self._asked
+
+    def _command(self, wanted: QueueRange) -> Command:
+        self._opaque += 1
+        self._asked[self._opaque] = wanted
+        fields = pull_header(self._group, wanted).texts()
+        if self._credentials is not None:
+            fields = self._credentials.signed(fields)
+        return Command(RequestCode.PULL_MESSAGE, fields, opaque=self._opaque)
+
+    def _take(self, answer: Command) -> None:
+        """Note what came of a pull. Raises as `pull`."""
+        wanted = self._asked.pop(answer.opaque)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise UnknownTopic(f"{self._who}: there is no topic {wanted.topic} any more")
+        if answer.code not in PULLED:
+            raise explained(answer, self._who, RequestCode.PULL_MESSAGE)
+        header = Pulled.of(answer.fields)
+        if answer.code != ResponseCode.SUCCESS:
+            raise self._missing(wanted, header)
+        end = min(header.next_begin_offset, wanted.end)
+        self._answered[wanted.start] = Records(wanted.start, end, bytes(answer.body))
+        if end < wanted.end:
+            self._unasked.append(wanted._replace(start=end))
+            self._width, self._full = max(1, end - wanted.start), 0
+        else:
+            self._full += 1
+            if self._full >= _WIDEN_AFTER:
+                self._width, self._full = min(2 * self._width, _MOST_WIDTH), 0
+
+    def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
+        """Why a pull of what was there brings nothing."""
+        if header.next_begin_offset > wanted.start:
+            return OffsetLost(
+                f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.next_begin_offset} are gone, the "
+                f"oldest left is {header.min_offset}"
+            )
+        # A slave that is behind, or a queue that was made anew: whoever asks again sees which.
+        return RequestRefused(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"{wanted.queue} ends at {header.max_offset}, before {wanted.start}, which was there before",
+            f"{self._who}: ",
+        )

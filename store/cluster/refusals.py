@@ -1,0 +1,52 @@
+"""What it means when a cluster does not answer what was asked: whether to ask again, and what a user can do."""
+
+from __future__ import annotations
+
+from store.broker.response_codes import ResponseCode
+from store.errors import RemotingError, RequestRefused, Unreachable
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+
+# Those after which RocketMQ's own clients ask again (retryResponseCodes), but for what nobody can tell from a wrong
+# request; and flow control.
+_PASSING = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    }
+)
+
+_REMEDIES = {
+    ResponseCode.SYSTEM_ERROR: "see the broker's log; after an AclException, accessKey and secretKey",
+    ResponseCode.SYSTEM_BUSY: "it is busy; read or write with fewer tasks, or give it more to work with",
+    ResponseCode.FLOW_CONTROL: "it limits how much it takes; read or write with fewer tasks",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "it is starting, stopping, or its disk is full; see its log",
+    ResponseCode.NO_PERMISSION: "the account, the topic or the broker does not allow it; see accessKey and secretKey, "
+    "the topic's perm, and the broker's brokerPermission",
+    ResponseCode.TOPIC_NOT_EXIST: "is the topic's name right, and the name server's?",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "make the consumer group, e.g. mqadmin updateSubGroup, or let "
+    "the broker do so with autoCreateSubscriptionGroup=true",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "it is no RocketMQ broker, or too old a one; 4.9 or later is needed",
+    ResponseCode.MESSAGE_ILLEGAL: "the broker takes no such message; see its maxMessageSize",
+}
+
+
+def may_pass(error: RemotingError) -> bool:
+    """Whether to ask again."""
+    return isinstance(error, Unreachable) or (isinstance(error, RequestRefused) and error.code in _PASSING)
+
+
+def explained(answer: Command, who: str, code: int) -> RequestRefused:
+    """The error for an answer that is none: who was asked for what, what it said, and what to do."""
+    remedy = _REMEDIES.get(ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR)
+    name = RequestCode(code).name if code in _CODES else str(int(code))
+    remark = (answer.remark or "no remark").strip().partition("\n")[0][:300]
+    return RequestRefused(answer.code, remark if remedy is None else f"{remark}; {remedy}", f"{who}, {name}: ")
+
+
+_KNOWN = frozenset(ResponseCode)
+_CODES = frozenset(RequestCode)

@@ -1,0 +1,84 @@
+"""Which brokers have a topic, as a name server says: read out of its JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from store.any_log import BrokerQueueId, Queue
+from store.errors import BadFrame
+from store.remoting.command import parse_object
+
+_READ, _WRITE = 4, 2  # bits of perm
+_MASTER = 0
+_BARE_KEY = re.compile(rb"([{,])(-?[0-9]+):")  # older name servers write integer keys without quotes
+
+
+class Broker(NamedTuple):
+    """One broker: a master, and what copies it. addresses: "host:port" by broker id, the master's is 0."""
+
+    name: str
+    addresses: tuple[tuple[int, str], ...]
+
+    @property
+    def readable(self) -> list[str]:
+        """Where to read, the master first."""
+        return [address for _, address in self.addresses]
+
+    @property
+    def writable(self) -> list[str]:
+        """The master's address, if there is one."""
+        return [address for number, address in self.addresses if number == _MASTER]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a topic's queues are. read, write: by queue, in order. made: `time.monotonic()` when it was asked for."""
+
+    read: dict[Queue, Broker] = field(default_factory=dict)
+    write: dict[Queue, Broker] = field(default_factory=dict)
+    made: float = 0.0
+
+
+def parse_route(topic: str, data: bytes, made: float) -> Route:
+    """The answer to GET_ROUTEINFO_BY_TOPIC.
+
+    Raises `BadFrame` for what is no such answer.
+    """
+    json_ = parse_json(data)
+    try:
+        brokers = {each["brokerName"]: _broker(each) for each in json_.get("brokerDatas") or ()}
+        parts = sorted(json_.get("queueDatas") or (), key=lambda part: str(part["brokerName"]))
+        parts = [part for part in parts if part["brokerName"] in brokers]
+        return Route(
+            dict(_queues(topic, parts, brokers, "readQueueNums", _READ)),
+            dict(_queues(topic, parts, brokers, "writeQueueNums", _WRITE)),
+            made,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadFrame(f"a route of topic {topic!r} that makes no sense ({error!r}): {data[:200]!r}") from error
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """What a name server answers with. Raises `BadFrame`."""
+    try:
+        return parse_object(data)
+    except BadFrame:
+        return parse_object(_BARE_KEY.sub(rb'\1"\2":', data))
+
+
+def _broker(json_: dict[str, Any]) -> Broker:
+    addresses = sorted((int(number), str(address)) for number, address in json_["brokerAddrs"].items())
+    return Broker(str(json_["brokerName"]), tuple(addresses))
+
+
+def _queues(
+    topic: str, parts: list[dict[str, Any]], brokers: dict[str, Broker], count: str, bit: int
+) -> Iterator[tuple[Queue, Broker]]:
+    for part in parts:
+        broker = brokers[part["brokerName"]]
+        if int(part["perm"]) & bit and broker.addresses:
+            for number in range(int(part[count])):
+                yield Queue(topic, BrokerQueueId(broker.name, number)), broker

@@ -1,0 +1,146 @@
+"""Pulls while brokers refuse, go, come again, or give less than they were asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
+from store.any_log import QueueRange, ReadSpec
+from store.broker.response_codes import ResponseCode
+from store.cluster.address import ClusterAddress
+from store.cluster.log import ClusterLog
+from store.read.filters import EVERYTHING
+from store.remoting.codes import RequestCode
+from store.remoting.headers import Offset
+from store.remoting.loop import LoopThread
+from store.remoting.request import Request, Response
+from store.remoting.routes import of_json
+from store.remoting.server import Limits, Processors, Server
+from store.remoting.serving import Serving, serve
+
+COUNT = 3000
+SPEC = ReadSpec(("queueOffset", "body"), EVERYTHING, max_rows=500)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    config = StoreConfig(mappedFileSizeCommitLog=256 << 10, maxTransferCountOnMessageInMemory=7)
+    with MessageStore.open(tmp_path / "mq", config=config) as it:
+        it.create_topic("orders", 1)
+        it.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(COUNT)])
+        yield it
+
+
+@pytest.fixture
+def serving(store: MessageStore) -> Iterator[Serving]:
+    with serve(store, "127.0.0.1:0") as it:
+        yield it
+
+
+def everything(log: ClusterLog) -> QueueRange:
+    (queue,) = log.topics()["orders"]
+    return QueueRange(*queue, *log.bounds([queue])[queue])
+
+
+def read(log: ClusterLog, wanted: QueueRange) -> list[tuple[int, bytes]]:
+    return [(row["queueOffset"], row["body"]) for batch in log.scan(wanted, SPEC) for row in batch.to_pylist()]
+
+
+def test_a_broker_that_gives_few_at_a_time(serving: Serving) -> None:
+    with ClusterAddress((serving.address,)).open() as log:
+        assert read(log, everything(log)) == [(n, b"%d" % n) for n in range(COUNT)]
+
+
+def test_a_broker_that_goes_and_comes_again(store: MessageStore) -> None:
+    first = serve(store, "127.0.0.1:0")
+    with ClusterAddress((first.address,)).open() as log:
+        wanted = everything(log)
+        batches = log.scan(wanted, SPEC)
+        seen = next(batches).num_rows
+        first.close()
+        again: list[Serving] = []
+        later = threading.Timer(0.5, lambda: again.append(serve(store, first.address)))
+        later.start()
+        rows = [row["queueOffset"] for batch in batches for row in batch.to_pylist()]
+        later.join()
+        again[0].close()
+    assert rows == [*range(seen, COUNT)]
+
+
+def test_nobody_answers_for_longer_than_patience_lasts(store: MessageStore) -> None:
+    with serve(store, "127.0.0.1:0") as serving:
+        log = replace(ClusterAddress((serving.address,)), patience=0.2).open()
+        wanted = everything(log)
+    with log, pytest.raises(Unreachable, match=f"no name server answers: {serving.address}.*nameServer"):
+        log.bounds([wanted.queue])
+    with (
+        replace(ClusterAddress((serving.address, "127.0.0.1:1")), patience=0.0).open() as log,
+        pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"),
+    ):
+        log.topics()["orders"]
+
+
+def test_the_next_name_server_is_asked(serving: Serving) -> None:
+    with ClusterAddress(("127.0.0.1:1", serving.address)).open() as log:
+        assert everything(log).length == COUNT
+
+
+def test_messages_that_retention_took_meanwhile(store: MessageStore, serving: Serving) -> None:
+    with ClusterAddress((serving.address,)).open() as log:
+        wanted = everything(log)
+        batches = log.scan(wanted, SPEC)
+        seen = next(batches).num_rows
+        store.put_many([Message("orders", bytes(1000), queue_id=0) for _ in range(1000)])
+        store.clean(forced=True)
+        assert log.bounds([wanted.queue])[wanted.queue].min_offset > seen
+        with pytest.raises(OffsetLost, match=r"broker broker-a at .*: orders/broker-a:0, offsets \d+ to \d+ are gone"):
+            list(batches)
+
+
+class Moody:
+    """A name server and broker that has one queue, with three messages, and answers as `moods` say, one after another.
+
+    None: as it should.
+    """
+
+    def __init__(self) -> None:
+        self.thread = LoopThread("moody")
+        self.moods: list[ResponseCode | None] = []
+        handlers = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_MIN_OFFSET: lambda request: self._answer(Offset(0)),
+            RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
+        }
+        self.server = Server(self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits())
+
+    def _route(self, request: Request) -> Response:
+        broker = {"brokerName": "b", "brokerAddrs": {"0": self.server.address}}
+        queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+        return of_json({"brokerDatas": [broker], "queueDatas": [queues]})
+
+    def _answer(self, header: Offset) -> Response:
+        mood = self.moods.pop(0)
+        return Response(header=header) if mood is None else Response(mood, "CODE: 1  DESC: in a mood\nFor more")
+
+
+def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told() -> None:
+    moody = Moody()
+    try:
+        with ClusterAddress((moody.server.address,)).open() as log:
+            (queue,) = log.topics()["orders"]
+            moody.moods = [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, None]
+            assert log.bounds([queue]) == {queue: (0, 3)}
+            moody.moods = [ResponseCode.NO_PERMISSION]
+            told = rf"broker b at {moody.server.address}, GET_MIN_OFFSET: .*in a mood; .*accessKey.*code 16"
+            with pytest.raises(RequestRefused, match=told) as refused:
+                log.bounds([queue])
+            assert "For more" not in str(refused.value)
+            assert moody.moods == []
+    finally:
+        moody.server.close()
+        moody.thread.stop()

@@ -1,0 +1,47 @@
+"""What name servers answer, of RocketMQ 5 and of older ones."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from store import BadFrame
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.routes import Broker, parse_json, parse_route
+
+TWO_BROKERS = b"""{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.2:10911"},"brokerName":"broker-b","cluster":"C"},
+{"brokerAddrs":{"1":"10.0.0.3:10911","0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C"}],
+"queueDatas":[{"brokerName":"broker-b","perm":4,"readQueueNums":1,"writeQueueNums":1,"topicSysFlag":0},
+{"brokerName":"broker-a","perm":6,"readQueueNums":2,"writeQueueNums":1,"topicSysFlag":0}]}"""
+
+
+def test_a_route_over_two_brokers_with_integer_keys_as_old_name_servers_write_them() -> None:
+    route = parse_route("orders", TWO_BROKERS, 1.0)
+    assert [str(queue) for queue in route.read] == ["orders/broker-a:0", "orders/broker-a:1", "orders/broker-b:0"]
+    assert [str(queue) for queue in route.write] == ["orders/broker-a:0"]
+    a = route.read[Queue("orders", BrokerQueueId("broker-a", 1))]
+    assert (a.readable, a.writable) == (["10.0.0.1:10911", "10.0.0.3:10911"], ["10.0.0.1:10911"])
+
+
+def test_a_broker_whose_master_is_gone_is_read_and_not_written() -> None:
+    broker = Broker("a", ((1, "10.0.0.3:10911"),))
+    assert (broker.readable, broker.writable) == (["10.0.0.3:10911"], [])
+
+
+def test_no_route() -> None:
+    for data in (b'{"queueDatas":[{}]}', b'{"queueDatas":3}', b'{"brokerDatas":[{"brokerName":"a"}]}'):
+        with pytest.raises(BadFrame, match="topic 'orders'"):
+            parse_route("orders", data, 0.0)
+    with pytest.raises(BadFrame):
+        parse_json(b"<html>")
+
+
+def test_queues_of_brokers_have_an_order_and_names_of_their_own() -> None:
+    a0, a10, b0 = BrokerQueueId("a", 0), BrokerQueueId("a", 10), BrokerQueueId("b", 0)
+    assert sorted([b0, a10, a0]) == [a0, a10, b0]
+    assert len({a0, b0, 0, BrokerQueueId("a", 0)}) == 3
+    assert a0 != 0
+    assert pickle.loads(pickle.dumps(a10)) == a10
+    assert (int(a10), str(a10), f"{a10}", str(Queue("t", a10))) == (10, "a:10", "a:10", "t/a:10")
+    assert (a0 < b0, b0 > a0, a0 <= a0, b0 >= a0, a0 < 0) == (True, True, True, True, False)
