@@ -2,7 +2,7 @@
 
     python examples/order_system.py --seconds 10
 
-A shop takes an order: it prepares a message in a transaction, writes the order into its database, and commits. So
+A shop takes an order: it sends a message in a transaction, in which it writes the order into its database. So
 there is a message for each order in the database, and for no other. When it is killed in between, another shop looks
 into the database and decides for it. For every order a delayed message says when its time is over: who has not paid by
 then is cancelled. At the end every order is either paid or cancelled, once.
@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from store import Message, MessageStore, StoredMessage
-from store.broker.transactions import Outcome, Transactions
+from store import Message, MessageStore, Outcome, StoredMessage, TransactionProducer
+from store.broker.transactions import Transactions
 
 ORDERS, DEADLINES, GROUP = "orders", "deadlines", "shops"
 SHOPS, KILL_SECONDS, DEADLINE_MS = 2, 1.0, 1500
@@ -34,25 +35,28 @@ def open_database(directory: Path) -> sqlite3.Connection:
 
 def shop(directory: Path, name: str) -> None:
     """Takes orders until it is killed."""
-    chance = random.Random(name)
-    with MessageStore.open(directory / "mq") as store, closing(open_database(directory)) as database:
+    chance, number = random.Random(name), 0
 
-        def was_taken(message: StoredMessage) -> Outcome:
+    def was_taken(message: StoredMessage) -> Outcome:
+        with closing(open_database(directory)) as database:  # this is another thread
             found = database.execute("SELECT 1 FROM orders WHERE id = ?", [message.keys[0]]).fetchone()
-            return Outcome.COMMIT if found else Outcome.ROLL_BACK
+        return Outcome.COMMIT if found else Outcome.ROLL_BACK
 
-        transactions = Transactions(store, GROUP)
-        number = 0
+    with (
+        closing(open_database(directory)) as database,
+        TransactionProducer(directory / "mq", GROUP, was_taken, check_interval=1.0) as producer,
+    ):
+
+        def take(order: str, transaction_id: str) -> Outcome:
+            if chance.random() < 0.1:
+                return Outcome.ROLL_BACK  # the customer thought better of it
+            database.execute("INSERT INTO orders VALUES (?, 'open')", [order])
+            return Outcome.COMMIT
+
         while True:
             number += 1
             order = f"{name}-{number}"
-            halves = transactions.prepare([Message(ORDERS, order, keys=order)])
-            if chance.random() < 0.9:  # or the customer thinks better of it
-                database.execute("INSERT INTO orders VALUES (?, 'open')", [order])
-                transactions.commit(halves)
-            else:
-                transactions.roll_back(halves)
-            transactions.check(was_taken)
+            producer.send(Message(ORDERS, order, keys=order), partial(take, order))
             time.sleep(0.005)
 
 

@@ -62,10 +62,12 @@ from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned
 
 if TYPE_CHECKING:
+    from store.broker.transactions import Outcome
     from store.client.consumer import Consumer, ConsumerConfig
     from store.client.listening import ReconsumeLater
     from store.client.messages import ReceivedMessage
     from store.client.producer import Producer
+    from store.client.transaction_producer import TransactionProducer, TransactionResult
 
 __all__ = [
     "COLUMNS",
@@ -102,6 +104,7 @@ __all__ = [
     "OffsetLost",
     "OffsetNotYet",
     "OffsetOutOfRange",
+    "Outcome",
     "Producer",
     "PutResult",
     "PutStatus",
@@ -124,6 +127,8 @@ __all__ = [
     "Subscription",
     "TagFilter",
     "TransactionEnded",
+    "TransactionProducer",
+    "TransactionResult",
     "UnknownGroup",
     "UnknownQueue",
     "UnknownTopic",
@@ -137,9 +142,12 @@ __all__ = [
 _ABOVE = {
     "Consumer": "store.client.consumer",
     "ConsumerConfig": "store.client.consumer",
+    "Outcome": "store.broker.transactions",
     "Producer": "store.client.producer",
     "ReceivedMessage": "store.client.messages",
     "ReconsumeLater": "store.client.listening",
+    "TransactionProducer": "store.client.transaction_producer",
+    "TransactionResult": "store.client.transaction_producer",
 }
 
 

@@ -7,10 +7,12 @@ same append, so it is there once. Of those that nobody ended for a while somebod
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -66,7 +68,7 @@ class Outcome(Enum):
 
 
 class Transactions:
-    """The transactions of one producer group in a store that is open for writing. For one thread at a time.
+    """The transactions of one producer group in a store that is open for writing. Threads may share it.
 
     Any number of them, in any processes: whoever ends a half message first has ended it.
     """
@@ -76,6 +78,7 @@ class Transactions:
         check_group_name(group)
         self._store = store
         self._group = group
+        self._turn = threading.RLock()  # of what is known of half messages
         for topic in (HALF_TOPIC, OP_TOPIC):
             _make(store, topic)
         self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
@@ -111,13 +114,15 @@ class Transactions:
         """
         append = self._store.begin()
         self._add_committed(append, halves)
-        placed = self._end(append, halves)
+        with self._turn:
+            placed = self._end(append, halves)
         count = len(halves)  # behind them is the op message
         return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
 
     def roll_back(self, halves: Sequence[Half]) -> None:
         """Let nobody ever see the messages. Raises `TransactionEnded`, as `commit`."""
-        self._end(self._store.begin(), halves)
+        with self._turn:
+            self._end(self._store.begin(), halves)
 
     # --- those left open ---------------------------------------------------------------------------------
 
@@ -125,16 +130,9 @@ class Transactions:
         """The group's half messages that nobody ended for `immunity` seconds since they were born, oldest first, some
         1,000 at most; each with its message, as it would be committed.
         """
-        now, found = time.time(), []
-        for half, message in self._halves():
-            asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
-            least = float(asked) if asked.isdecimal() else seconds("immunity", immunity)
-            is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
-            if is_own and now - message.born_timestamp / 1000 > least:
-                found.append((half, message))
-            if len(found) == _MOST:
-                break
-        return found
+        now, immunity = time.time(), seconds("immunity", immunity)
+        with self._turn:
+            return list(islice((each for each in self._halves() if self._is_due(each[1], now, immunity)), _MOST))
 
     def check(
         self,
@@ -150,6 +148,28 @@ class Transactions:
         """
         asked = self.open(immunity)
         outcomes = [(half, message, decide(message)) for half, message in asked]
+        with self._turn:
+            self._end_all(outcomes, max_checks)
+            self._save()
+        return len(asked)
+
+    def forget(self) -> None:
+        """Know no more of what was ended than others have not noted: for who commits much, and lets others `check`."""
+        with self._turn:
+            self._look()
+            self._go_on(self._done(HALF_TOPIC), self._done(OP_TOPIC))
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
+        """Whether it is to be asked for: the group's own, and not young any more."""
+        asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
+        least = float(asked) if asked.isdecimal() else immunity
+        is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
+        return is_own and now - message.born_timestamp / 1000 > least
+
+    def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
+        """Those that nobody else has ended meanwhile."""
         while outcomes:
             append = self._store.begin()
             self._add_committed(append, [half for half, _, outcome in outcomes if outcome is Outcome.COMMIT])
@@ -161,10 +181,6 @@ class Transactions:
                 break
             except TransactionEnded:
                 outcomes = [each for each in outcomes if each[0].queue_offset not in self._ended]
-        self._save()
-        return len(asked)
-
-    # --- steps -------------------------------------------------------------------------------------------
 
     def _half(self, message: Message, queue_id: int, transaction_id: str) -> Message:
         own = {
@@ -247,6 +263,10 @@ class Transactions:
         for topic, offset in ((HALF_TOPIC, begin), (OP_TOPIC, ops)):
             if offset != self._done(topic):
                 self._store.commit_offsets(TRANSACTIONS_GROUP, topic, {_QUEUE: offset})
+        self._go_on(begin, ops)
+
+    def _go_on(self, begin: int, ops: int) -> None:
+        """Forget half messages before `begin`, which are ended, and op messages before `ops`."""
         self._begin = begin
         self._ended = {offset for offset in self._ended if offset >= begin}
         self._last_half = {op: last for op, last in self._last_half.items() if op >= ops}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from store.delays.delivery import MOST, Delivery
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
+from store.format.layout import LOCK_FILE
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.watch import Watch
 
@@ -111,7 +112,7 @@ class Deliverer:
     def _go_on(self, watch: Watch) -> float:
         """Deliver what is due, if it is this one's turn, and wait for the next; for how long to do nothing then."""
         if self._delivering is None:
-            self._turn = self._turn or Turn(self._root, DELIVERY_BYTE)
+            self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():
                 return _TAKE_OVER_SECONDS
             self._delivering = self._delivery()

@@ -222,16 +222,16 @@ class StoreLock(Opened):
 
 
 class Turn(Opened):
-    """One byte of a store directory's lock file, held for longer than a verb: until `close`, or the process's end."""
+    """One byte of a file of a store's, held for longer than a verb: until `close`, or the process's end."""
 
     _fd = -1
     _closes: finalize[..., Turn] | None = None
 
-    def __init__(self, root: Path, byte: int) -> None:
-        super().__init__(f"a turn at {root}", f"MessageStore.open({str(root)!r})")
+    def __init__(self, path: Path, byte: int = 0) -> None:
+        super().__init__(f"a turn at {path}", "what took it")
         self._byte = byte
         with opening:
-            self._fd = open_file(root / LOCK_FILE)
+            self._fd = open_file(path)
             self._closes = finalize(self, os.close, self._fd)
             self._closes.atexit = False
 

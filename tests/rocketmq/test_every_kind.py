@@ -18,6 +18,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from store import MessageStore, StoreConfig
+from store.format.layout import LOCK_FILE
 from store.format.topic_names import is_internal_topic
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.upkeep.verify import Finding, verify
@@ -161,7 +162,7 @@ class Run:
             as_left = self._ended[ending, "as left"]
             directory = self._folder / f"{ending}-{state}"
             shutil.copytree(as_left.directory, directory, dirs_exist_ok=True)
-            turn = Turn(directory, DELIVERY_BYTE)
+            turn = Turn(directory / LOCK_FILE, DELIVERY_BYTE)
             assert turn.take()  # or what a broker delivered just before it was killed would come again, here as there
             MessageStore.open(directory, config=StoreConfig(**INDEX)).close()
             turn.close()

@@ -1,0 +1,217 @@
+"""Messages that go with something else: whoever of the group is alive is asked about those left open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import (
+    InvalidArgument,
+    Message,
+    MessageStore,
+    Outcome,
+    StoreClosed,
+    StoredMessage,
+    StoreForked,
+    TransactionEnded,
+    TransactionProducer,
+    UnknownTopic,
+)
+from tests.end_to_end.test_kill import ROOT
+from tests.store.format.test_delayed import all_of
+from tests.waiting import until
+
+GROUP = "sellers"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 1)
+        yield it
+
+
+def never(message: StoredMessage) -> Outcome:
+    raise AssertionError("nobody is to be asked")
+
+
+def bodies(store: MessageStore) -> list[bytes]:
+    return [each.body for each in all_of(store, "orders")]
+
+
+def test_it_is_seen_if_the_other_thing_was_done(store: MessageStore) -> None:
+    ids = []
+
+    def execute(transaction_id: str) -> Outcome:
+        assert bodies(store) == []
+        ids.append(transaction_id)
+        return outcome
+
+    with TransactionProducer(store, GROUP, never) as producer:
+        for outcome in (Outcome.ROLL_BACK, Outcome.UNKNOWN, Outcome.COMMIT):
+            done = producer.send(Message("orders", outcome.value), execute)
+            assert (done.outcome, done.transaction_id) == (outcome, ids[-1])
+            assert (done.put is None) == (outcome is not Outcome.COMMIT)
+    (message,) = all_of(store, "orders")
+    assert message.body == b"commit"
+    assert done.put is not None
+    assert done.put.physical_offset == message.physical_offset
+    assert done.put.msg_id == message.msg_id == ids[-1]
+
+
+def test_what_is_not_known_is_asked_for_by_its_id(store: MessageStore) -> None:
+    done: dict[str, Outcome] = {}
+    asked = []
+
+    def check(message: StoredMessage) -> Outcome:
+        asked.append((message.topic, message.body))
+        return done[message.msg_id]
+
+    def execute(transaction_id: str) -> Outcome:
+        done[transaction_id] = Outcome.COMMIT
+        raise OSError("the answer of the database was lost")
+
+    with TransactionProducer(store, GROUP, check, check_interval=0.01, immunity=0.0) as producer:
+        with pytest.raises(OSError, match="was lost"):
+            producer.send(Message("orders", b"a"), execute)
+        with pytest.raises(InvalidArgument, match="True is no Outcome"):
+            producer.send(Message("orders", b"b"), lambda own: done.setdefault(own, Outcome.ROLL_BACK) is not None)  # type: ignore[arg-type,return-value]
+        until(lambda: len(asked) >= 2)
+        until(lambda: bodies(store) == [b"a"])
+    assert sorted(asked) == [("orders", b"a"), ("orders", b"b")]
+
+
+def test_who_cannot_tell_is_asked_again(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([ValueError("the database is down"), "yes", Outcome.UNKNOWN, Outcome.COMMIT])
+
+    def check(message: StoredMessage) -> Outcome:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    with (
+        TransactionProducer(store, GROUP, check, check_interval=0.01, immunity=0.0) as producer,
+        caplog.at_level(logging.ERROR, "store"),
+    ):
+        sent = producer.send(Message("orders", b"a"), lambda own: Outcome.UNKNOWN)
+        until(lambda: bodies(store) == [b"a"])
+    assert [sent.transaction_id in each.getMessage() for each in caplog.records] == [True, True]
+    assert "the database is down" in caplog.text
+    assert "'yes' is no Outcome" in caplog.text
+
+
+def test_of_a_group_one_is_asked_at_a_time_and_then_the_next(store: MessageStore) -> None:
+    asked: list[int] = []
+    entered, go_on = threading.Event(), threading.Event()
+
+    def check(number: int) -> Outcome:
+        asked.append(number)
+        entered.set()
+        go_on.wait()
+        return Outcome.UNKNOWN if number == 0 else Outcome.COMMIT
+
+    quick = {"check_interval": 0.01, "immunity": 0.0}
+    first = TransactionProducer(store, GROUP, lambda message: check(0), **quick)
+    second = TransactionProducer(store, GROUP, lambda message: check(1), **quick)
+    with second:
+        second.send(Message("orders", b""), lambda own: Outcome.UNKNOWN)
+        entered.wait()
+        go_on.set()
+        until(lambda: len(asked) > 3)
+        assert set(asked) == {0}
+        first.close()
+        until(lambda: bodies(store) == [b""])
+    assert asked[-1] == 1
+
+
+def test_one_that_others_decided_about(store: MessageStore) -> None:
+    """It took longer than the group has patience."""
+    with TransactionProducer(
+        store, GROUP, lambda message: Outcome.COMMIT, check_interval=0.01, immunity=0.0
+    ) as producer:
+
+        def execute(transaction_id: str) -> Outcome:
+            until(lambda: bodies(store) == [b"slow"])
+            return Outcome.COMMIT
+
+        with pytest.raises(TransactionEnded):
+            producer.send(Message("orders", b"slow"), execute)
+        assert bodies(store) == [b"slow"]
+
+
+SELLER = """
+import sys, time
+from pathlib import Path
+from store import Message, TransactionProducer
+path, done, dies_before = sys.argv[1:]
+
+def execute(transaction_id):
+    if not dies_before:
+        Path(done).write_text(transaction_id)
+    print("half", flush=True)
+    time.sleep(600)
+
+with TransactionProducer(path, "sellers", None.__class__) as producer:
+    producer.send(Message("orders", b"order"), execute)
+"""
+
+
+@pytest.mark.parametrize("dies_before", [True, False])
+def test_killed_between_half_and_commit(store: MessageStore, tmp_path: Path, dies_before: bool) -> None:
+    """Another process of the group, which was there before or comes later, looks whether the other thing was done."""
+    done = tmp_path / "done"
+    asked = []
+
+    def check(message: StoredMessage) -> Outcome:
+        asked.append(message.msg_id)
+        return Outcome.COMMIT if done.exists() and done.read_text() == message.msg_id else Outcome.ROLL_BACK
+
+    command = [sys.executable, "-c", SELLER, str(store.path), str(done), "yes" if dies_before else ""]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as seller:
+        assert seller.stdout is not None
+        assert seller.stdout.readline() == b"half\n"
+        with TransactionProducer(store, GROUP, check, check_interval=0.05, immunity=0.0):
+            assert bodies(store) == []
+            seller.kill()
+            until(lambda: len(asked) == 1)
+            if not dies_before:
+                until(lambda: bodies(store) == [b"order"])
+    with TransactionProducer(store, GROUP, never, check_interval=0.05, immunity=0.0):
+        assert bodies(store) == ([] if dies_before else [b"order"])
+
+
+def test_refused(store: MessageStore) -> None:
+    with pytest.raises(InvalidArgument, match="check=None"):
+        TransactionProducer(store, GROUP, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="check_interval=0"):
+        TransactionProducer(store, GROUP, never, check_interval=0)
+    with TransactionProducer(store, GROUP, never) as producer, pytest.raises(UnknownTopic, match="nowhere"):
+        producer.send(Message("nowhere", b""), lambda own: Outcome.COMMIT)
+    with pytest.raises(StoreClosed, match="was closed"):
+        producer.send(Message("orders", b""), lambda own: Outcome.COMMIT)
+    producer.close()
+
+
+def test_a_forked_child_has_none(store: MessageStore) -> None:
+    with TransactionProducer(store.path, GROUP, never) as producer:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with pytest.raises(StoreForked):
+                    producer.send(Message("orders", b""), lambda own: Outcome.COMMIT)
+                producer.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        producer.send(Message("orders", b"parent's"), lambda own: Outcome.COMMIT)
+    assert bodies(store) == [b"parent's"]
