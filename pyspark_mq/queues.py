@@ -86,11 +86,8 @@ class Queues:
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
-    def are_others(self, ends: Positions, last: Fingerprints, batch: BatchStart) -> bool:
-        """Whether a topic was deleted while `batch` was planned: nothing would tell later that `last` is of another."""
-        moved = {queue: begin for queue, begin in batch.begin.items() if ends.get(queue, begin) != begin}
-        if self._log.strangers(moved, {queue: was for queue, was in batch.last.items() if queue in moved}):
-            return True
+    def are_gone(self, ends: Positions, last: Fingerprints) -> bool:
+        """Whether one of `ends` of which `last` says nothing is not reached any more: its topic was deleted."""
         unknown = {queue: end for queue, end in ends.items() if end > 0 and queue not in last}
         there = self._log.bounds(unknown)
         return any(queue not in there or end > there[queue].max_offset for queue, end in unknown.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -79,21 +79,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bounds = self._queues.hold(hold, offset.next, offset.next, least)
         if not is_enough(offset.next, self._bounds, least) and start == self._known:
             return self._idle(start)
-        if not self._has_all():
+        end = self._end(offset, once)
+        if end is None:
             return self._idle(start)
-        batch = self._begin(offset)
-        ranges = self._available(offset, batch)
-        if not batch.losses and {r.queue: r.end for r in ranges} == offset.next:
+        if end is offset:
             self._known = start
             return self._idle(start)
-        if not once:
-            ranges = self._limit(ranges)
-        following = {r.queue: r.end for r in ranges}
-        last = self._queues.last(following, batch)
-        if self._queues.are_others(following, last, batch):
-            return self.latestOffset(start, limit)
         self._triggered = time.monotonic()
-        end = StreamOffset(following, batch.starts, last)
         self._known = end.to_json()
         self._parsed = [*self._parsed[-1:], (self._known, end)]
         return self._known
@@ -188,12 +180,38 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _queues(self) -> Queues:
         return Queues(self._log, self._options)
 
+    def _end(self, offset: StreamOffset, once: bool, strange: Sequence[Queue] = ()) -> StreamOffset | None:
+        """The end of the batch after `offset`, up to the ends last seen: `offset` itself where nothing came.
+
+        None while not all queues are this query's. strange: queues of which it is known that they are others now.
+        Whether more are is looked at last of all, for a topic may be deleted and created anew while this plans. Raises
+        `DataLossError`.
+        """
+        if not self._has_all():
+            return None
+        batch = begin_batch(offset, self._bounds, strange)
+        ranges = self._available(offset, batch)
+        is_idle = not batch.losses and {r.queue: r.end for r in ranges} == offset.next
+        if not (once or is_idle):
+            ranges = self._limit(ranges)
+        following = {r.queue: r.end for r in ranges}
+        last = self._queues.last(following, batch)
+        others = [queue for queue in self._log.strangers(offset.next, offset.last) if queue not in strange]
+        if others or self._queues.are_gone(following, last):
+            self._bounds = self._queues.bounds_behind(offset.next)
+            return self._end(offset, once, [*strange, *others])
+        self._lose(batch)
+        return offset if is_idle else StreamOffset(following, batch.starts, last)
+
     def _begin(self, offset: StreamOffset) -> BatchStart:
         """Where the batch after `offset` begins, up to the ends last seen. Raises `DataLossError`."""
         batch = begin_batch(offset, self._bounds, self._log.strangers(offset.next, offset.last))
+        self._lose(batch)
+        return batch
+
+    def _lose(self, batch: BatchStart) -> None:
         for loss in batch.losses:
             lose(self._options.fail_on_data_loss, loss)
-        return batch
 
     def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
         """Where another message stands before a position than `last` says it is data loss."""

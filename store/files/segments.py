@@ -189,8 +189,10 @@ class Segments:
 
     def _current(self, start: int) -> SegmentFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
-        if self._opened(start).is_deleted:
-            self.forget()
+        file = self._opened(start)
+        if not file.is_deleted:
+            return file
+        self.forget()
         return self._opened(start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.errors import DataLossError
-from store import MessageStore
+from pyspark_mq.options import SourceOptions
+from pyspark_mq.schema import default_schema
+from pyspark_mq.stream_reader import MqStreamReader
+from store import Message, MessageStore
+from store.any_log import Bounds, Fingerprints, Positions, Queue
+from store.local import LocalAddress, LocalLog
+from store.upkeep.deletion import delete_topic
 from tests.filled import Filled
 from tests.pyspark_mq.test_stream_reader import EARLIEST, bare, latest, ranges, reader
 
@@ -119,6 +127,73 @@ def test_a_topic_that_is_deleted_and_created_while_the_query_runs(filled: Filled
     shutil.copytree(queues / "later" / "0", queues / "orders" / "0")
     with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
         latest(it, end)
+
+
+def fill(path: str, count: int) -> None:
+    with MessageStore.open(path) as store:
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", b"body")] * count)
+
+
+class Meddled(LocalLog):
+    """A log whose topic another process deletes and creates anew just before one of the calls: 1 is the next."""
+
+    call = 0
+    count = 0  # messages of its new life
+
+    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        self._meddle()
+        return super().topics()
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        self._meddle()
+        return super().bounds(queues)
+
+    def fingerprints(self, positions: Positions) -> Fingerprints:
+        self._meddle()
+        return super().fingerprints(positions)
+
+    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        self._meddle()
+        return super().strangers(positions, last)
+
+    def _meddle(self) -> None:
+        self.call -= 1
+        if self.call == 0:
+            delete_topic(self._store.path, "orders")
+            fill(str(self._store.path), self.count)
+
+
+@dataclass(frozen=True)
+class OfOne(LocalAddress):
+    log: Meddled
+
+    def open(self) -> Meddled:
+        return self.log
+
+
+@pytest.mark.parametrize("count", [3, 8])
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call: int, count: int) -> None:
+    """However many messages it has then: the batch is data loss, or the one after it."""
+    path = str(tmp_path / "mq")
+    fill(path, 5)
+    with Meddled(MessageStore.open(path, read_only=True)) as log:
+        options = SourceOptions.parse({"path": path, "subscribe": "orders", "holdTimeoutMs": "0", **EARLIEST})
+        it = MqStreamReader(replace(options, address=OfOne(path, log)), default_schema(False))
+        first = latest(it, it.initialOffset())
+        assert first["orders"] == {"0": 5}
+        fill(path, 3)
+        log.call, log.count = call, count
+        try:
+            second = latest(it, first)
+        except DataLossError:
+            return
+        log.call = min(log.call, 1)  # now, where there were fewer calls
+        log.bounds([])
+        fill(path, 1)
+        with pytest.raises(DataLossError, match="orders/0"):
+            latest(it, second)
 
 
 def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) -> None:
