@@ -25,6 +25,7 @@ from store.errors import (
     InvalidTopic,
     MessageRefused,
     MessageTooLarge,
+    NoReply,
     NotAStore,
     OffsetLost,
     OffsetNotYet,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from store.client.listening import ReconsumeLater
     from store.client.messages import ReceivedMessage
     from store.client.producer import Producer
+    from store.client.replies import reply
     from store.client.transaction_producer import TransactionProducer, TransactionResult
 
 __all__ = [
@@ -100,6 +102,7 @@ __all__ = [
     "MessageRefused",
     "MessageStore",
     "MessageTooLarge",
+    "NoReply",
     "NotAStore",
     "OffsetLost",
     "OffsetNotYet",
@@ -136,6 +139,7 @@ __all__ = [
     "UnsupportedStore",
     "UnsupportedWarning",
     "message_filter",
+    "reply",
 ]
 
 # What stands above the store is loaded when it is asked for.
@@ -148,6 +152,7 @@ _ABOVE = {
     "ReconsumeLater": "store.client.listening",
     "TransactionProducer": "store.client.transaction_producer",
     "TransactionResult": "store.client.transaction_producer",
+    "reply": "store.client.replies",
 }
 
 

@@ -27,6 +27,7 @@
     ├── FilterError              an expression of tags, or of SQL92, that cannot be parsed
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── TransactionEnded         a half message that was committed or rolled back before
+    ├── NoReply                  a request that nobody answered in time
     ├── MessageTooLarge          a compressed body that becomes larger than maxDecompressedMessageSize
     ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
     │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
@@ -179,6 +180,10 @@ class MessageRefused(StoreError):
 
 class TransactionEnded(StoreError):
     """A half message was committed or rolled back before; nothing of the call is done."""
+
+
+class NoReply(StoreError):
+    """A request that nobody answered in time."""
 
 
 class MessageTooLarge(StoreError):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
@@ -18,10 +21,12 @@ from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import Row, Sent, already_stored
 from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
-from store.errors import InvalidArgument
+from store.client.replies import Replies
+from store.errors import InvalidArgument, NoReply
 from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
+from store.format.stored_message import StoredMessage
 from store.integers import integer, seconds
 from store.message_store import MessageStore
 
@@ -80,6 +85,8 @@ class Producer(Opened):
                 self._store.close()
             raise
         self._sender = Sender(what, self._store, self._buffer, self._memory, figures, owns=owns)
+        self._replies: Replies | None = None
+        self._first_request = threading.Lock()
         self._dropped = finalize(self, _drop, self._sender)
         self._dropped.atexit = False
         _finish_at_exit()
@@ -166,6 +173,29 @@ class Producer(Opened):
             return already_stored(topic)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
 
+    def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
+        """Send a message, and wait up to `timeout` seconds for what its consumer sends as `reply` to it.
+
+        Raises `NoReply`, and what a future of `send` raises; `StoreClosed` where the producer is closed meanwhile.
+        """
+        deadline = time.monotonic() + seconds("timeout", timeout)
+        with self._first_request:
+            if self._replies is None:
+                self._replies = Replies(self._store, self._what)
+                finalize(self, self._replies.stop).atexit = False
+            replies = self._replies
+        properties, waits = replies.expect(timeout)
+        try:
+            self.send(replace(message, properties={**message.properties, **properties})).result(timeout)
+            return waits.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise NoReply(
+                f"{self._what}: no reply from topic {message.topic} within {timeout:g} s; see whether it is consumed, "
+                "and how fast, or wait for longer"
+            ) from error
+        finally:
+            replies.forget(properties)
+
     def last_sequence(self, topic: str) -> int | None:
         """The highest sequence of a topic that the log had when this producer, which has a name, was opened."""
         return None if self._memory is None else self._memory.found.get(topic)
@@ -216,13 +246,15 @@ class Producer(Opened):
             return
         self._sender.must_be_another_thread()
         self._is_over = True
-        sender = self._sender
+        sender, replies = self._sender, self._replies
         self._let_go()
+        if replies is not None:
+            replies.close()
         sender.finish()
         sender.raise_unseen()
 
     def _let_go(self) -> None:
-        for room in ("_buffer", "_sender", "_store", "_topics", "_memory"):
+        for room in ("_buffer", "_sender", "_store", "_topics", "_memory", "_replies", "_first_request"):
             vars(self).pop(room, None)
         if "_dropped" in vars(self):
             self._dropped.detach()

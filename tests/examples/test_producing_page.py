@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import REGISTRY
 
 from store import MessageStore
@@ -25,19 +26,23 @@ def run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_producing(tmp_path: Path) -> None:
+def test_producing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 4)
 
         def count() -> int:
             return sum(store.max_offset("orders", queue) for queue in range(4))
 
-        send, again = shown("producing.md", tmp_path)
+        send, again, ask = shown("producing.md", tmp_path)
         run(send)
         assert count() == 100_001
         assert run(again)["begin"] is None
         assert run(again)["begin"] == 2
         assert count() == 100_004
+        store.create_topic("questions", 1)
+        capsys.readouterr()
+        run(ask)
+        assert capsys.readouterr().out == "b'17 pieces'\n"
 
 
 def test_metrics(tmp_path: Path) -> None:

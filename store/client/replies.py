@@ -1,0 +1,137 @@
+"""Requests that are answered by a message, as RocketMQ's clients do it.
+
+A request has properties that name it, and who asks; whoever consumes it makes a `reply` with these, into a topic that
+all who asked read, each for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from typing import Protocol
+from uuid import uuid4
+
+from store.any_log import Held, Queue
+from store.errors import InvalidArgument, StoreClosed, StoreError
+from store.files.opened import Opened
+from store.format.layout import (
+    PROPERTY_CLUSTER,
+    PROPERTY_CORRELATION_ID,
+    PROPERTY_MESSAGE_TYPE,
+    PROPERTY_REPLY_TO,
+    PROPERTY_TTL,
+    REPLY_MESSAGE_TYPE,
+    REPLY_TOPIC_SUFFIX,
+)
+from store.format.message import Message
+from store.format.stored_message import StoredMessage
+from store.local import LocalLog
+from store.message_store import MessageStore
+from store.read.filters import EVERYTHING
+
+_CLUSTER = "DefaultCluster"  # as RocketMQ's conf/broker.conf has it
+_IDLE_SECONDS = 60.0
+_READER = "CLIENT_INNER_PRODUCER"
+_logger = logging.getLogger("store")
+
+
+class Request(Protocol):
+    """A message as it was consumed, or read."""
+
+    @property
+    def properties(self) -> dict[str, str]: ...
+
+
+def reply(request: Request, body: bytes | str) -> Message:
+    """The answer to a request, to be sent by any producer. Raises `InvalidArgument` where nobody waits for one."""
+    known = {name: request.properties.get(name) for name in (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO, PROPERTY_TTL)}
+    cluster = request.properties.get(PROPERTY_CLUSTER)
+    found = {name: value for name, value in known.items() if value is not None}
+    if cluster is None or len(found) < len(known):
+        raise InvalidArgument(f"{request!r:.200}: no request, so nobody waits for a reply; see Producer.request")
+    properties = {**found, PROPERTY_MESSAGE_TYPE: REPLY_MESSAGE_TYPE}
+    return Message(f"{cluster}_{REPLY_TOPIC_SUFFIX}", body, properties=properties)
+
+
+class Replies(Opened):
+    """Those to one producer, from its first request on: a thread reads the topic of replies from its end."""
+
+    def __init__(self, store: MessageStore, what: str) -> None:
+        """what: whose, for errors. The topic is made where it is missing."""
+        super().__init__(f"{what}: replies", "a new producer")
+        topic = f"{_CLUSTER}_{REPLY_TOPIC_SUFFIX}"
+        if topic not in store.topics():
+            store.create_topic(topic, 1)
+        queues = [Queue(topic, queue) for queue in range(store.topics()[topic])]
+        self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.monotonic_ns()}"
+        self._store = store
+        self._waiting: dict[str, Future[StoredMessage]] = {}
+        self._error: StoreError | None = None
+        begin = {queue: store.max_offset(*queue) for queue in queues}
+        self._held: Held = LocalLog(store).hold(begin, math.inf, EVERYTHING, _IDLE_SECONDS)
+        self._thread = threading.Thread(target=self._run, name="mq-replies", daemon=True)
+        self._thread.start()
+
+    def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
+        """The properties of a request, and the future of its reply; who does not wait any more has to `forget` it."""
+        self.must_be_open()
+        if self._error is not None:
+            raise self._error
+        properties = {
+            PROPERTY_CORRELATION_ID: str(uuid4()),
+            PROPERTY_REPLY_TO: self._client_id,
+            PROPERTY_TTL: str(math.ceil(timeout * 1000)),
+            PROPERTY_CLUSTER: _CLUSTER,
+        }
+        waits: Future[StoredMessage] = Future()
+        self._waiting[properties[PROPERTY_CORRELATION_ID]] = waits
+        return properties, waits
+
+    def forget(self, properties: dict[str, str]) -> None:
+        """A reply that comes yet is nobody's."""
+        self._waiting.pop(properties[PROPERTY_CORRELATION_ID], None)
+
+    def stop(self) -> None:
+        """Let the thread end. Who waits for a reply gets `StoreClosed`."""
+        self._is_over = True
+        self._held.wake()
+
+    def close(self) -> None:
+        """`stop`, and wait for the thread."""
+        self.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _let_go(self) -> None:
+        """The thread is not in a forked child."""
+
+    def _run(self) -> None:
+        try:
+            with self._held as held:
+                for found in held:
+                    if self._is_over:
+                        break
+                    if found is not None:
+                        self._read(found.queue, found.start, found.end)
+                        held.again(found.queue, found.end)
+            error: StoreError = StoreClosed(f"{self._what}: closed while a reply was waited for")
+        except StoreError as found_error:
+            error = found_error
+            _logger.error("%s: no more are read: %s", self._what, error)
+        self._error = error
+        for correlation_id in list(self._waiting):
+            self._waiting.pop(correlation_id).set_exception(error)
+
+    def _read(self, queue: Queue, begin: int, end: int) -> None:
+        while begin < end:
+            got = self._store.get_message(_READER, *queue, begin)
+            for message in got.messages:
+                waits = self._waiting.pop(message.properties.get(PROPERTY_CORRELATION_ID, ""), None)
+                if waits is not None:
+                    waits.set_result(message)
+            begin = max(begin + 1, got.next_begin_offset)
