@@ -2,7 +2,7 @@
 
 The end of a real-time batch is not known when it is planned. A task therefore writes down where it ended before
 its iterator does: one file, which appears complete and is never replaced. The first attempt to record wins, and
-any other attempt at the task reads exactly the recorded ranges.
+any other attempt at the task reads exactly the recorded ranges. On an object store, files are objects.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
                                               "last": {"orders": {"0": [104857, 1763772000123]}}, "slots": 2}
@@ -19,10 +19,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.offsets import READER_ID
@@ -34,9 +33,9 @@ from pyspark_mq.positions import (
     shown,
     to_json,
 )
+from pyspark_mq.shared_folders import ITSELF, shared_folders
 from store.any_log import Fingerprints, Positions, Queue
 from store.errors import CorruptStore
-from store.files.atomic import create_file, make_folder, open_file, read_file
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
@@ -75,32 +74,33 @@ class TaskRecord:
 
 
 class Ledger:
-    """The records of one directory, which the driver and all executors must see.
+    """The records of one directory, or one place on an object store, which the driver and all executors must see.
 
     Every method raises `LedgerError` for the id of a reader that is none: it becomes the name of a folder.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """path: a directory, or a URL (see `shared_folders`)."""
+        self._folders = shared_folders(path)
 
     def __str__(self) -> str:
-        return str(self._directory)
+        return str(self._folders)
 
     def prepare(self, reader: str) -> None:
-        """Make room for the records of a reader. Raises `LedgerError` where this cannot be written."""
-        try:
-            make_folder(self._folder(reader))
-        except OSError as error:
-            raise self._unwritable(error) from error
+        """Make room for a reader. Raises `LedgerError` where this cannot be written, or records might be replaced."""
+        folder = self._folder(reader)
+        with self._usable():
+            self._folders.make(folder)
+            self._folders.must_create_once(folder)
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
         """What an attempt at this task, which has `queues`, recorded; None without a record.
 
         Raises `LedgerError` if it cannot be read, or is about other queues.
         """
-        path = self._path(name)
+        folder, file = self._folder(name.reader), _file(name)
         try:
-            json_ = json.loads(read_file(path, _MAX_BYTES))
+            json_ = json.loads(self._folders.read(folder, file, _MAX_BYTES))
             last, slots = fingerprints_from_json(json_.get(_LAST, {})), json_.get(_SLOTS)  # an earlier version has none
             if slots is not None and not is_long(slots, 1):
                 raise ValueError(f"{_SLOTS} is {shown(slots)} where a number belongs")
@@ -112,97 +112,92 @@ class Ledger:
             return None
         except (OSError, CorruptStore, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LedgerError(
-                f"{path}: not a record of what a real-time task read ({error}); restore the file from a copy, "
-                "or go on without it: delete it if its batch was not committed, else use a new checkpoint"
+                f"{self._folders.place(folder, file)}: not a record of what a real-time task read ({error}); restore "
+                "the file from a copy, or go on without it: delete it if its batch was not committed, else use a new "
+                "checkpoint"
             ) from error
 
     def record(self, name: TaskName, record: TaskRecord) -> TaskRecord:
         """Keep `record` on the device, unless there is one already; returns the one that counts.
 
-        Raises `LedgerError` where the directory cannot be written.
+        Raises `LedgerError` where it cannot be written.
         """
-        path = self._path(name)
+        folder = self._folder(name.reader)
         last = fingerprints_to_json(record.last)
         content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last, _SLOTS: record.slots}
-        try:
-            make_folder(path.parent)
-            create_file(path, json.dumps(content).encode("ascii"))
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with self._usable():
+            self._folders.create(folder, _file(name), json.dumps(content).encode("ascii"))
         return self.find(name, record.next) or record
 
     def any_ended(self, name: TaskName) -> bool:
-        """Whether any task of the same batch has a record."""
-        return any(epoch == name.epoch for epoch, _ in _records(self._folder(name.reader)))
+        """Whether any task of the same batch has a record. Raises `LedgerError`."""
+        with self._usable():
+            return name.epoch in self._epochs(name.reader).values()
 
     def forget_before(self, reader: str, epoch: int) -> None:
-        """Delete a reader's records of epochs below `epoch`. For the reader itself, while it runs."""
-        for number, path in _records(self._folder(reader)):
-            if number < epoch:
-                path.unlink(missing_ok=True)
+        """Delete a reader's records of epochs below `epoch`. For the reader itself, while it runs.
+
+        Raises `LedgerError`.
+        """
+        with self._usable():
+            for file, number in self._epochs(reader).items():
+                if number < epoch:
+                    self._folders.delete(reader, file)
 
     def mark_passed(self, reader: str) -> None:
         """Note that another reader went on from `reader`: Spark has logged a batch behind its last one."""
-        path = self._folder(reader) / _PASSED
+        folder = self._folder(reader)
         with suppress(OSError):  # where a query without realTime may not write, this folder stays
-            os.close(open_file(path))
-            os.utime(path)
+            self._folders.touch(folder, _PASSED)
 
     def prune(self) -> None:
         """Delete the readers that nobody needs any more: passed long ago, or planned long ago and never begun."""
         oldest = time.time() - RETENTION_SECONDS
-        for folder in _entries(self._directory):
-            if READER_ID.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
-                with suppress(OSError):  # another process does the same, or it is another user's
-                    if _is_over(Path(folder), oldest):
-                        _delete(Path(folder))
+        for folder in filter(READER_ID.fullmatch, self._folders.folders()):
+            with suppress(OSError):  # another process does the same, or it is another user's
+                files = self._folders.files(folder)
+                if _is_over(files, oldest):
+                    self._delete(folder, files)
 
-    def _path(self, name: TaskName) -> Path:
-        return self._folder(name.reader) / f"{name.epoch}-{name.task}.json"
+    def _delete(self, folder: str, files: Iterable[str]) -> None:
+        """Our own files, then the folder if nothing else is in it. The mark goes last, so that this goes on."""
+        for file in sorted(filter(_OURS.fullmatch, files), key=_PASSED.__eq__):
+            self._folders.delete(folder, file)
+        self._folders.drop(folder)
 
-    def _folder(self, reader: str) -> Path:
+    def _epochs(self, reader: str) -> dict[str, int]:
+        """The reader's records, by file: which batch each is of."""
+        matches = map(_RECORD.fullmatch, self._folders.files(self._folder(reader)))
+        return {match[0]: int(match[1]) for match in matches if match}
+
+    def _folder(self, reader: str) -> str:
         if not READER_ID.fullmatch(reader):
             raise LedgerError(
-                f"{self._directory}: {reader!r} is no id of a reader (32 hexadecimal digits); the checkpoint that has "
+                f"{self}: {reader!r} is no id of a reader (32 hexadecimal digits); the checkpoint that has "
                 "it is damaged: restore it from a copy, or use a new one"
             )
-        return self._directory / reader
+        return reader
 
-    def _unwritable(self, error: OSError) -> LedgerError:
-        return LedgerError(
-            f"{self._directory}: cannot record what a real-time task read ({error}); set the option ledgerPath "
-            "to a directory that the driver and every executor can write"
-        )
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LedgerError(
+                f"{self}: cannot record what a real-time task read ({error}); set the option ledgerPath to a directory "
+                "that the driver and every executor can write, or to a place on S3, such as s3://bucket/ledger"
+            ) from error
 
 
-def _is_over(folder: Path, oldest: float) -> bool:
+def _file(name: TaskName) -> str:
+    return f"{name.epoch}-{name.task}.json"
+
+
+def _is_over(files: Mapping[str, float], oldest: float) -> bool:
     """Whether a reader was passed before `oldest` (seconds since 1970), or left nothing since then."""
-    try:
-        return (folder / _PASSED).lstat().st_mtime < oldest
-    except FileNotFoundError:
-        return not any(_records(folder)) and folder.lstat().st_mtime < oldest
-
-
-def _delete(folder: Path) -> None:
-    """Our own files in `folder`, then the folder if nothing else is in it. The mark goes last, so that this goes on."""
-    ours = [entry.name for entry in _entries(folder) if _OURS.fullmatch(entry.name)]
-    for name in sorted(ours, key=_PASSED.__eq__):
-        (folder / name).unlink(missing_ok=True)
-    folder.rmdir()
-
-
-def _records(folder: Path) -> Iterator[tuple[int, Path]]:
-    """The epoch of each record in `folder`, and its file."""
-    for entry in _entries(folder):
-        if match := _RECORD.fullmatch(entry.name):
-            yield int(match[1]), Path(entry)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        return list(os.scandir(folder))
-    except FileNotFoundError:
-        return []
+    if _PASSED in files:
+        return files[_PASSED] < oldest
+    return not any(map(_RECORD.fullmatch, files)) and files.get(ITSELF, oldest) < oldest
 
 
 def _names(queues: Collection[Queue]) -> str:

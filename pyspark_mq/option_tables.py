@@ -211,9 +211,10 @@ READ_OPTIONS = (
         "ledgerPath",
         None,
         "/data/ledger",
-        "with `realTime`: where tasks record what they read, so that a replay reads the same; needed where the store "
-        "is read-only. A run's records stay until a week after another run went on from them, so a copy of a "
-        "checkpoint can go on meanwhile",
+        "with `realTime`: where tasks record what they read, so that a replay reads the same: a directory that the "
+        "driver and all executors see, or a URL such as `s3://bucket/ledger`, see [real-time reads](real-time.md); "
+        "needed where the store is read-only, or has no directory. A run's records stay until a week after another run "
+        "went on from them, so a copy of a checkpoint can go on meanwhile",
         "inside the store",
     ),
 )

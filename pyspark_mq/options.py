@@ -13,6 +13,7 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
 from pyspark_mq.option_tables import READ_OPTIONS, known_options
 from pyspark_mq.orderly import WhenLocked
+from pyspark_mq.shared_folders import why_not_shared
 from pyspark_mq.subscription import Subscription
 from store import FilterError, InvalidGroup, message_filter
 from store.any_group import Subscription as Expression
@@ -108,7 +109,7 @@ class SourceOptions:
             real_time=value("realTime", _boolean),
             batch_duration_seconds=value("batchDuration", _duration),
             real_time_partitions=if_given("realTimePartitions", _positive),
-            ledger_path=if_given("ledgerPath", shared_directory),
+            ledger_path=if_given("ledgerPath", shared_path),
         )
 
     def stream_start(self) -> Limit:
@@ -138,7 +139,7 @@ class SourceOptions:
         if self.address.directory is None:
             raise OptionError(
                 f"realTime notes what it read, and {self.address} has no directory for that: set the option ledgerPath "
-                "to a directory that the driver and all executors see"
+                "to a directory that the driver and all executors see, or to a place on S3, such as s3://bucket/ledger"
             )
         return os.path.join(self.address.directory, LEDGER_DIR)
 
@@ -257,6 +258,15 @@ def shared_directory(name: str, text: str) -> str:
     if not local or "://" in local:
         raise OptionError(f"{name} takes a directory that the driver and all executors see, got {text!r}")
     return os.path.abspath(local)
+
+
+def shared_path(name: str, text: str) -> str:
+    """What the driver and all executors see: a directory, absolute, or a URL. Raises `OptionError`."""
+    if text.startswith("file:") or "://" not in text:
+        return shared_directory(name, text)
+    if (why := why_not_shared(text)) is not None:
+        raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, but {why}")
+    return text
 
 
 def _boolean(name: str, text: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.filled import Filled
+from tests.s3 import environment, new_bucket, s3_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,3 +60,18 @@ def filled(tmp_path: Path) -> Iterator[Filled]:
         it.put("orders", 0, 3)
         it.put("orders", 1, 5)
         yield it
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The URL of a server that speaks S3, in this process."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, as `s3://name`; the environment says how to get in, for child processes, too."""
+    for name, value in environment(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    return new_bucket()

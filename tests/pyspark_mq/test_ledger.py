@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
+from pyspark_mq.shared_folders import ITSELF, shared_folders
 from store.any_log import Fingerprint, Queue
 
 A, B, C, D = (digit * 32 for digit in "abcd")
@@ -23,6 +27,14 @@ def record(offset: int, *, starved: bool = False) -> TaskRecord:
     return TaskRecord({Queue("orders", 0): offset, Queue("orders", 1): 2 * offset}, starved, last)
 
 
+@pytest.fixture(params=["directory", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a ledger may be."""
+    if request.param == "memory":
+        return f"memory://{uuid4().hex}/ledger"
+    return f"{request.getfixturevalue('bucket')}/ledger" if request.param == "s3" else str(tmp_path / "new" / "ledger")
+
+
 def age(ledger: Path, days: float) -> None:
     """Make everything in the ledger older."""
     for path in (*ledger.rglob("*"), ledger):
@@ -30,40 +42,84 @@ def age(ledger: Path, days: float) -> None:
         os.utime(path, (times.st_atime, times.st_mtime - days * 86400), follow_symlinks=False)
 
 
-def test_what_is_recorded_is_found(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "new" / "ledger")
+def test_what_is_recorded_is_found(place: str) -> None:
+    ledger = Ledger(place)
     assert ledger.find(TASK, QUEUES) is None
     told = replace(record(7, starved=True), slots=3)
     assert ledger.record(TASK, told) == told
-    assert Ledger(tmp_path / "new" / "ledger").find(TASK, QUEUES) == told
-    assert [path.name for path in (tmp_path / "new" / "ledger" / A).iterdir()] == ["3-0.json"]
+    assert Ledger(place).find(TASK, QUEUES) == told
+    assert [name for name in shared_folders(place).files(A) if name != ITSELF] == ["3-0.json"]
 
 
-def test_the_first_record_wins(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+def test_the_first_record_wins(place: str) -> None:
+    ledger = Ledger(place)
+    ledger.prepare(A)
     ledger.record(TASK, record(7))
     assert ledger.record(TASK, record(8)) == record(7)
+    ledger.prepare(A)
     assert ledger.find(TASK, QUEUES) == record(7)
 
 
-def test_one_of_many_at_once_wins_and_all_agree(tmp_path: Path) -> None:
+def test_one_of_many_at_once_wins_and_all_agree(place: str) -> None:
     start = threading.Barrier(8)
     answers: list[TaskRecord] = []
 
     def attempt(offset: int) -> None:
         start.wait()
-        answers.append(Ledger(tmp_path).record(TASK, record(offset)))
+        answers.append(Ledger(place).record(TASK, record(offset)))
 
     threads = [threading.Thread(target=attempt, args=(offset,)) for offset in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [Ledger(tmp_path).find(TASK, QUEUES)] * 8
+    assert answers == [Ledger(place).find(TASK, QUEUES)] * 8
 
 
-def test_tasks_epochs_and_readers_are_apart(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+RACER = """
+import sys
+from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
+from store.any_log import Queue
+
+ledger, mine, queue = Ledger(sys.argv[1]), int(sys.argv[2]), Queue("orders", 0)
+ledger.any_ended(TaskName("a" * 32, 0, 0))  # connects
+for epoch in range(int(sys.argv[3])):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(ledger.record(TaskName("a" * 32, epoch, 0), TaskRecord({queue: mine})).next[queue], flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
+def test_of_two_processes_that_race_one_wins_and_both_agree(place: str) -> None:
+    rounds = int(os.environ.get("ROUNDS", "20"))
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, place, str(mine), str(rounds)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for mine in (1, 2)
+    ]
+
+    def told() -> list[str]:
+        return [racer.stdout.readline() for racer in racers if racer.stdout is not None]
+
+    for epoch in range(rounds):
+        assert told() == ["ready\n", "ready\n"]
+        for racer in racers:
+            print(file=racer.stdin, flush=True)
+        answers = {int(answer) for answer in told()}
+        recorded = Ledger(place).find(TaskName(A, epoch, 0), QUEUES[:1])
+        assert recorded is not None
+        assert answers == {recorded.next[QUEUES[0]]} <= {1, 2}
+    assert [racer.wait(60) for racer in racers] == [0, 0]
+
+
+def test_tasks_epochs_and_readers_are_apart(place: str) -> None:
+    ledger = Ledger(place)
     names = [TaskName(reader, epoch, task) for reader in (A, B) for epoch in (1, 11) for task in (0, 1)]
     for offset, name in enumerate(names):
         ledger.record(name, record(offset))
@@ -72,8 +128,8 @@ def test_tasks_epochs_and_readers_are_apart(tmp_path: Path) -> None:
     assert not ledger.any_ended(TaskName(A, 2, 0))
 
 
-def test_old_records_are_forgotten(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+def test_old_records_are_forgotten(place: str) -> None:
+    ledger = Ledger(place)
     for epoch in (8, 9, 10):
         ledger.record(TaskName(A, epoch, 0), record(epoch))
         ledger.record(TaskName(B, epoch, 0), record(epoch))
@@ -81,6 +137,27 @@ def test_old_records_are_forgotten(tmp_path: Path) -> None:
     assert ledger.find(TaskName(A, 9, 0), QUEUES) is None
     assert ledger.find(TaskName(A, 10, 0), QUEUES) == record(10)
     assert ledger.find(TaskName(B, 8, 0), QUEUES) == record(8)
+
+
+def test_what_is_pruned_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files cannot be made older the ledger takes young ones for old."""
+    ledger, folders = Ledger(place), shared_folders(place)
+    assert folders.folders() == []
+    for reader in (A, B, C):
+        ledger.prepare(reader)
+    for reader in (A, B):
+        ledger.record(TaskName(reader, 1, 0), record(1))
+    ledger.mark_passed(A)
+    ledger.prune()
+    assert set(folders.folders()) == {A, B, C}
+    monkeypatch.setattr("pyspark_mq.ledger.RETENTION_SECONDS", -3600.0)
+    ledger.prune()
+    assert folders.folders() == [B]
+    assert folders.files(A) == {}
+    ledger.mark_passed(B)
+    folders.create(B, "notes.txt", b"somebody's")
+    ledger.prune()
+    assert folders.files(B).keys() == {ITSELF, "notes.txt"}
 
 
 def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: Path) -> None:

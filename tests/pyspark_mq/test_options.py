@@ -80,6 +80,7 @@ def test_defaults() -> None:
         ("batchDuration", "1h", "batch_duration_seconds", 3600.0),
         ("realTimePartitions", "2", "real_time_partitions", 2),
         ("ledgerPath", "/data/ledger", "ledger_path", "/data/ledger"),
+        ("ledgerPath", "s3://bucket/ledger", "ledger_path", "s3://bucket/ledger"),
     ],
 )
 def test_values(name: str, text: str, field: str, value: object) -> None:
@@ -107,7 +108,13 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ("oversized", "skip", "oversized takes error or null, got 'skip'"),
         ("maxDecompressedMessageSize", "0", "maxDecompressedMessageSize takes bytes above 0"),
         ("realTimePartitions", "0", "above 0"),
-        ("ledgerPath", "s3://bucket/ledger", "a directory that the driver and all executors see"),
+        ("ledgerPath", "", "a directory that the driver and all executors see"),
+        (
+            "ledgerPath",
+            "hdfs://name/ledger",
+            "hdfs:// cannot make a file only if it is not there",
+        ),
+        ("ledgerPath", "s3://key:hush@bucket/ledger", "has a password, which logs would show"),
         ("maxOffsetsPerTrigger", "0", "above 0, got '0'"),
         ("maxOffsetsPerTrigger", "-5", "above 0, got '-5'"),
         ("maxOffsetsPerTrigger", "many", "above 0, got 'many'"),
