@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,13 +58,14 @@ def filled(count: int, body_bytes: int) -> Iterator[Path]:
         yield path
 
 
-def spark() -> SparkSession:
-    """A quiet local session on two cores."""
+def spark(settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A quiet local session on two cores. settings: more of Spark's, that are given when it starts."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = Path(__file__).parents[1] / "conf" / "log4j2.properties"
     return (
         SparkSession.builder.master("local[2]")
         .appName("pyspark-mq benchmarks")
+        .config(map=dict(settings or {}))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "4g")

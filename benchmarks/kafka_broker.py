@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 _POM = Path(__file__).parent / "kafka" / "pom.xml"
 _CLUSTER_ID = "cHlzcGFyay1tcS1iZW5jaA"  # any 16 bytes
@@ -43,11 +43,10 @@ def unavailable() -> str | None:
 def broker() -> Iterator[str]:
     """A broker with settings as Kafka comes with them; its `bootstrap.servers`. Its log is gone afterwards."""
     with TemporaryDirectory(prefix="mq-kafka-") as folder:
-        classes = _classpath(Path(folder))
         port, controller = _free_port(), _free_port()
         settings = Path(folder) / "server.properties"
         settings.write_text(_PROPERTIES.format(port=port, controller=controller, logs=Path(folder) / "logs"))
-        java = ["java", "-Xmx1g", "-cp", classes]
+        java = ["java", "-Xmx1g", "-cp", classpath(_POM)]
         formatting = [*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(settings)]
         subprocess.run(formatting, check=True, capture_output=True)
         with (Path(folder) / "output").open("w") as output:
@@ -60,12 +59,12 @@ def broker() -> Iterator[str]:
             process.wait()
 
 
-def _classpath(folder: Path) -> str:
-    """The broker's jars, which Maven fetches the first time."""
-    file = folder / "classpath"
-    goal = f"-Dmdep.outputFile={file}"
-    subprocess.run(["mvn", "-q", "-B", "-f", _POM, "dependency:build-classpath", goal], check=True)
-    return file.read_text().strip()
+def classpath(pom: Path) -> str:
+    """The jars that a file names, and what they need; Maven fetches them the first time."""
+    with NamedTemporaryFile("r") as file:
+        goal = f"-Dmdep.outputFile={file.name}"
+        subprocess.run(["mvn", "-q", "-B", "-f", pom, "dependency:build-classpath", goal], check=True)
+        return file.read().strip()
 
 
 def _free_port() -> int:
