@@ -157,6 +157,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """`start`, behind which nothing is. Its group is told at once: Spark may end this process without `stop`."""
         if self._group is not None:
             self._group.tell()
+        if self._orderly is not None:
+            self._orderly.tell()
         return start
 
     @cached_property

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -26,7 +27,13 @@ from tests.waiting import PATIENCE, until
 ROOT = Path(__file__).parents[2]
 QUEUES = 2
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+needs_pipelined_workers = pytest.mark.skipif(
+    tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 3), reason="realTime needs PySpark 4.3, and says so"
+)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+    needs_pipelined_workers,
+]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from store import Message, MessageStore
 from tests.end_to_end.sink_query import start
-from tests.end_to_end.test_realtime import java, kill_tree, open_files, tree
+from tests.end_to_end.test_realtime import java, kill_tree, needs_pipelined_workers, open_files, tree
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +189,7 @@ def test_every_row_once_whoever_is_killed(
     check_copies(source, target)
 
 
+@needs_pipelined_workers
 def test_behind_a_source_in_real_time(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
     copy = Copy(source, target, tmp_path / "checkpoint")
     with steadily_put(source):

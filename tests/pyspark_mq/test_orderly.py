@@ -71,6 +71,14 @@ def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: LocalGroup
     assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
 
 
+def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, group: LocalGroup) -> None:
+    """Spark ends a query that has read all without `stop`."""
+    it = reader()
+    end = latest(it, it.initialOffset())
+    assert latest(it, end) == end
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
+
+
 def test_another_waits_and_goes_on_where_the_group_is(reader: Readers, filled: Filled) -> None:
     one, other = reader(maxOffsetsPerTrigger="4"), reader()
     start = one.initialOffset()
