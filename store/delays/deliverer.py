@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from store.delays.delivery import MOST, Delivery
+from store.delays.delivery import Delivery
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.format.layout import LOCK_FILE
 from store.publish.locks import DELIVERY_BYTE, Turn
@@ -43,6 +43,7 @@ class Deliverer:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
+        self._running = threading.Lock()
         self._turn: Turn | None = None
         self._delivering: Delivery | None = None
         self._save_at = math.inf  # time.monotonic()
@@ -52,7 +53,7 @@ class Deliverer:
         """Deliver from now on in the background; does nothing while it does."""
         with self._starting:
             if self._thread is None and not self._stopping.is_set():
-                self._watch = self._new_watch()
+                self._watch = self._watch or self._new_watch()
                 thread = threading.Thread(target=self._run, name="mq-deliver", daemon=True)
                 thread.start()
                 self._thread = thread  # not before: who stops it can only wait for one that runs
@@ -94,6 +95,11 @@ class Deliverer:
     # --- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with self._running:  # one after the other: who was interrupted when this began may begin another
+            self._thread = threading.current_thread()
+            self._deliver()
+
+    def _deliver(self) -> None:
         assert self._watch is not None
         while not self._stopping.is_set():
             try:
@@ -119,7 +125,7 @@ class Deliverer:
             self._save_at = time.monotonic() + _SAVE_SECONDS
         delivery = self._delivering
         look_at = delivery.look()
-        while delivery.step(_now()) >= MOST:
+        while delivery.step(_now()):
             if self._stopping.is_set():
                 return 0.0
         stepped = time.monotonic()

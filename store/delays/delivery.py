@@ -32,7 +32,6 @@ from store.read.taking import taken
 
 _logger = logging.getLogger("store")
 
-MOST = 4096  # of each queue in a step: it takes some 20 ms, for which others who append wait
 _LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, which wait longer than that
 Append = Callable[[Iterable[Records]], AppendResult | None]
 
@@ -65,13 +64,14 @@ class Delivery:
         if progress.delivered_to is not None and progress.delivered_to <= confirm:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:  # from here on what is delivered can be told
-            progress = progress._replace(delivered_to=confirm)
+            progress = progress._replace(delivered_to=published.flushed_offset)
             progress.write(root)
         self._levels = Levels(queues, progress.levels, confirm)
         self._timers = Timers(log, queues, progress.timers)
         self._look_at = 0.0  # time.monotonic()
         self._moved = False  # since that was noted last
-        self._noted: Progress | None = None
+        self._said = progress  # what the files say, or will
+        self._noted: int | None = None  # up to where the log must be on the device before they do
 
     def look(self) -> float:
         """Notice what was put since; when to look again (`time.monotonic`), whatever is put until then."""
@@ -88,12 +88,12 @@ class Delivery:
         times = self._levels.next_time(), self._timers.next_time()
         return min((time for time in times if time is not None), default=None)
 
-    def step(self, now: int) -> int:
-        """Deliver what is due at `now` (ms), in one append; how many messages that were, 0 where nothing is due.
+    def step(self, now: int) -> bool:
+        """Deliver what is due at `now` (ms), in one append; whether more is.
 
         Bounded: what is left is for the next step. Raises what an append raises; nothing is delivered then.
         """
-        (by_level, levels), (by_time, timers) = self._levels.due(now, MOST), self._timers.due(now, MOST)
+        (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
         left = due.without(self._delivered)
         if len(left):
@@ -101,7 +101,8 @@ class Delivery:
         self._levels.go_on(levels)
         self._timers.go_on(timers)
         self._moved |= len(due) > 0
-        return len(due)
+        time = self.next_time()
+        return time is not None and time <= now
 
     @property
     def is_saved(self) -> bool:
@@ -113,13 +114,17 @@ class Delivery:
 
         Call it now and then. Raises `StoreUnavailable` and the like.
         """
-        noted = self._noted
-        if noted is not None and self._published_end.flushed_offset >= (noted.delivered_to or 0):
-            noted.write(self._root)
+        if self._noted is not None and self._published_end.flushed_offset >= self._noted:
+            self._said.write(self._root)
             self._noted = None
         if self._noted is None and self._moved:
             known, confirm = self._timers.known(now), self._published_end.confirm_offset
-            self._noted, self._moved = Progress(self._levels.offsets, known, confirm), False
+            _, before, delivered_to = self._said
+            if self._timers.is_all(known):
+                before, delivered_to = known, confirm
+            # Otherwise what is behind the last that could be said proves itself.
+            self._said = Progress(self._levels.offsets, before, delivered_to)
+            self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
         """Leave the files as a broker needs them that goes on; what was delivered is saved, and nobody goes on here."""

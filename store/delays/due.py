@@ -9,6 +9,9 @@ import numpy as np
 
 from store.any_log import Int64s
 
+# Of each queue in a step, which takes some 20 ms, for which others who append wait; and no more memory than this.
+_MOST, _MOST_BYTES = 4096, 8 << 20
+
 
 class Due(NamedTuple):
     """n messages, each of shape (n,), int64.
@@ -30,6 +33,12 @@ class Due(NamedTuple):
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
         return Due(times[order], physical_offsets[order], sizes[order])
+
+    @staticmethod
+    def at_once(sizes: Int64s) -> int:
+        """How many messages of these sizes one step takes of a queue, from the first on; one, if there is any."""
+        ends = np.cumsum(sizes[:_MOST])
+        return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
     def without(self, physical_offsets: Int64s) -> Due:
         """Those that are not at one of these log offsets."""

@@ -6,6 +6,7 @@ All messages of a level wait equally long, so a queue is in the order in which i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from store.format.delayed import LEVELS
 from store.format.layout import SCHEDULE_TOPIC
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+
+_logger = logging.getLogger("store")
+_LOOK = 4096  # entries that are read at once
 
 
 @dataclass
@@ -57,16 +61,21 @@ class Levels:
         """When the next message is due, ms since 1970; None where none waits."""
         return min((time for level in self._levels.values() if (time := _time(level)) is not None), default=None)
 
-    def due(self, now: int, most: int) -> tuple[Due, dict[int, int]]:
-        """What is due at `now` (ms), at most `most` of each level; and how far the levels are once it is delivered."""
+    def due(self, now: int) -> tuple[Due, dict[int, int]]:
+        """What is due at `now` (ms), some of each level; and how far the levels are once it is delivered."""
         found, then = [], {}
         for number, level in self._levels.items():
             time = _time(level)
             if time is None or time > now:
                 continue
-            entries = level.queue.entries(level.next, min(level.end, level.next + most))
+            try:
+                entries = level.queue.entries(level.next, min(level.end, level.next + _LOOK))
+            except OffsetLost:
+                _pass_over(level)
+                continue
             times = entries["tags_code"].astype(np.int64)
             count = int(np.argmax(times > now)) if (times > now).any() else len(entries)
+            count = Due.at_once(entries["size"][:count].astype(np.int64))
             some = entries[:count]
             # Where the clock was set back, later ones of a level are due earlier; they stay behind those before them.
             found.append(
@@ -91,7 +100,16 @@ def _time(level: _Level) -> int | None:
     if level.time is None:
         try:
             level.time = int(level.queue.entries(level.next, level.next + 1)["tags_code"][0])
-        except OffsetLost:  # retention took it
-            level.next = max(level.next, level.queue.first())
+        except OffsetLost:
+            _pass_over(level)
             return _time(level)
     return level.time
+
+
+def _pass_over(level: _Level) -> None:
+    """What retention took, though it waited."""
+    first = max(level.next, level.queue.first())
+    what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
+    if first > level.next:
+        _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
+    level.next, level.time = first, None

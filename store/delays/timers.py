@@ -65,6 +65,7 @@ class Timers:
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
+        self._latest = known.until  # when the one was due that was due last of those that are delivered
         self._end = 0  # queue offset that was looked at
         self._runs: list[Waiting] = []
 
@@ -101,21 +102,31 @@ class Timers:
         """When the next message is due, ms since 1970; None where none waits."""
         return min((int(run.times[0]) for run in self._runs), default=None)
 
-    def due(self, now: int, most: int) -> tuple[Due, list[int]]:
-        """What is due at `now` (ms), at most `most` of each run; and how many of each run that is."""
-        counts = [min(most, int(np.searchsorted(run.times, now, side="right"))) for run in self._runs]
+    def due(self, now: int) -> tuple[Due, list[int]]:
+        """What is due at `now` (ms), some of each run; and how many of each run that is."""
+        ends = [int(np.searchsorted(run.times, now, side="right")) for run in self._runs]
+        counts = [Due.at_once(run.sizes[:end]) for run, end in zip(self._runs, ends, strict=True)]
         parts = [run.rows(slice(count)) for run, count in zip(self._runs, counts, strict=True)]
         return Due.in_order([Due(part.times, part.physical_offsets, part.sizes) for part in parts]), counts
 
     def go_on(self, counts: Sequence[int]) -> None:
         """So many of each run are delivered."""
+        for run, count in zip(self._runs, counts, strict=True):
+            if count:
+                self._latest = max(self._latest, int(run.times[count - 1]))
         runs = [run.rows(slice(count, None)) for run, count in zip(self._runs, counts, strict=True)]
         self._runs = [run for run in runs if len(run)]
 
     def known(self, now: int) -> Known:
-        """What is delivered, when all that was due at `now` (ms), or some of it, is."""
+        """What is delivered, when all that was due at `now` (ms), or some of it, is; see `is_all`."""
         time = self.next_time()
         return Known(now if time is None else min(now, time - 1), self._end)
+
+    def is_all(self, known: Known) -> bool:
+        """Whether that is all. It is not where one waits that was due before one that is delivered: in the middle of
+        many that are due, or when the clock was set back.
+        """
+        return known.until >= self._latest
 
     @property
     def waiting(self) -> Waiting:

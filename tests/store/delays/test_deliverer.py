@@ -233,3 +233,92 @@ def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         store.put(Message(TOPIC, b"now"))
         assert bodies(store) == {b"now": 1}
     assert "delayOffset.json: offsetTable['1'] is \"x\"" in caplog.text
+
+
+def delivered(store: MessageStore) -> int:
+    return sum(store.max_offset(TOPIC, queue) for queue in range(QUEUES))
+
+
+def many(path: Path, count: int, body: int = 8) -> None:
+    """Messages that are due soon, all at once."""
+    with opened(path) as store:
+        soon = int(time.time() * 1000) + 1200
+        rows = {"body": [b"%0*d" % (body, n) for n in range(count)], "deliverAt": [soon + n % 50 for n in range(count)]}
+        store.append_table(TOPIC, pa.table(rows))
+    time.sleep(max(0.0, soon / 1000 + 0.1 - time.time()))
+
+
+def test_each_once_where_a_store_is_closed_amid_many(tmp_path: Path) -> None:
+    """What is not delivered then was due before some that is."""
+    many(tmp_path, 12_000)
+    there = 0
+    while there < 12_000:
+        with opened(tmp_path) as store:
+            until(lambda: delivered(store) > there)  # noqa: B023
+            there = delivered(store)
+    with opened(tmp_path) as store:
+        until(lambda: threads() != [])
+        store.put(Message(TOPIC, b"last", delay_level=1))
+        until(lambda: delivered(store) > 12_000)
+        assert set(bodies(store).values()) == {1}
+
+
+def test_large_ones_are_delivered_some_at_a_time(tmp_path: Path) -> None:
+    """Or the memory that it takes would be that of all."""
+    many(tmp_path, 300, 60_000)
+    with opened(tmp_path) as store:
+        until(lambda: delivered(store) == 300)
+        steps = Counter(each.store_timestamp for each in all_of(store, TOPIC))
+        assert max(steps.values()) < 150
+
+
+def test_each_once_where_the_clock_is_set_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        now = int(time.time() * 1000)
+        store.put_many([Message(TOPIC, b"%d" % n, deliver_at=now + 3_600_000 + n) for n in range(5)])
+        store.put(Message(TOPIC, b"level", delay_level=18))
+        store.put(Message(TOPIC, b"much later", deliver_at=now + 80_000_000))
+        assert store._writer is not None
+        deliverer = store._writer._deliverer
+        deliverer.stop()
+        delivery = deliverer._delivery()
+        delivery.look()
+        delivery.step(now + 3_700_000)
+        assert len(all_of(store, TOPIC)) == 5
+        delivery._look_at = 0.0
+        store.put(Message(TOPIC, b"between", deliver_at=now + 1_800_000))
+        delivery.look()
+        for earlier in (now, now + 60_000):
+            store.flush()
+            delivery.save(earlier)
+        assert delivery.is_saved
+        again = deliverer._delivery()
+        again.look()
+        again.step(now + 8_000_000)
+        assert bodies(store) == Counter([b"0", b"1", b"2", b"3", b"4", b"level", b"between"])
+
+
+def test_what_is_noted_is_on_the_device(tmp_path: Path) -> None:
+    """Or it would name a place in the middle of what is put after a crash of the machine."""
+    with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic(TOPIC, QUEUES)
+        store.put(Message(TOPIC, b"at once"))
+        store.put(Message(TOPIC, b"later", delay_level=1))
+        until((tmp_path / DELAY_OFFSETS_FILE).exists)
+        assert json.loads((tmp_path / DELAY_OFFSETS_FILE).read_text())["delivered"]["to"] == 0
+
+
+def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is put later is delivered, and it is said what is not."""
+    config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic(TOPIC, 1)
+        store.put_many([Message(TOPIC, b"old", delay_level=1) for _ in range(15)])
+        store.put_many([Message(TOPIC, b"x" * 1000) for _ in range(300)])
+        assert store.clean(forced=True).queues
+        store.put_many([Message(TOPIC, b"new", delay_level=1) for _ in range(5)])
+        until(lambda: bodies(store)[b"new"] == 5)
+        assert bodies(store)[b"old"] == 0
+    said = "; ".join(record.getMessage() for record in caplog.records)
+    assert "messages [0, 10) were deleted before they were delivered" in said
+    assert said.count("a delayed message is lost") == 5
