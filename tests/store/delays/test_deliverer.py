@@ -133,12 +133,12 @@ def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
             delivered = bodies(store)
             del delivered[b"at once"]
             assert max(delivered.values()) == 1, delivered.most_common(3)
-            return delivered == expected
+            return delivered >= expected  # some may have been put too late to wait
 
         until(are_delivered, every=0.05)
         by_place = {each.physical_offset: each for each in waited}
         for each in all_of(store, TOPIC):
-            if each.body != b"at once":
+            if each.body in expected:
                 was = by_place[~each.prepared_transaction_offset]
                 assert was.body == each.body
                 due = int(was.properties.get("TIMER_DELIVER_MS", was.store_timestamp + 1000))
