@@ -6,7 +6,7 @@ from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.places import queues_of
 from store import MessageStore
-from store.upkeep.deletion import delete_topic
+from store.broker.deletion import delete_topic
 
 
 @click.group()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from pathlib import Path
 
 from store.any_group import MessageModel
@@ -10,11 +11,11 @@ from store.any_log import Positions, Queue
 from store.broker.entries import Entry
 from store.broker.group_offsets import Resets, advance
 from store.broker.members import Roster, Seat
+from store.errors import InvalidGroup
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
+from store.format.layout import CONSUMERS_DIR
 from store.publish.locks import Result, among_groups
-
-_OFFSETS_DIR = "offsets"  # of broadcasting members, by instance, in the group's folder
 
 
 class GroupFiles:
@@ -30,6 +31,13 @@ class GroupFiles:
         self.roster = Roster(root, name)
         self.resets = Resets(root, name)
         self._topics = Topics(root)
+
+    @staticmethod
+    def of_all(root: Path, timeout: float) -> Iterator[GroupFiles]:
+        """Of the groups that have, or had, members."""
+        for folder in sorted((root / CONSUMERS_DIR).glob("*")):
+            with suppress(InvalidGroup):  # it is none of ours
+                yield GroupFiles(root, folder.name, timeout)
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
         """What `work` answers, called after the dead were buried, while nobody else changes a group of this store.
@@ -52,16 +60,23 @@ class GroupFiles:
         """Set offsets, for all, and let members know. In turn. Raises `UnknownTopic`, `OffsetOutOfRange`."""
         for queue in positions:
             self._topics.check_queue(*queue)
-        for offsets in (self.offsets, *self._offsets_of_instances()):
+        for offsets in (self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)):
             offsets.commit_positions(self.name, positions)
         if self.roster.present():
             self.resets.add(positions)
         else:
             self.resets.forget()
 
+    def forget(self, queues: Iterable[Queue]) -> None:
+        """These are deleted: let members begin anew in those that come in their place. In turn."""
+        if self.roster.present():
+            self.resets.add(dict.fromkeys(queues, 0))
+
     def offsets_of(self, entry: Entry) -> ConsumerOffsets:
         """Where a member's offsets are: a broadcasting one has its own."""
-        return self.offsets if entry.model is MessageModel.CLUSTERING else self._offsets_of_instance(entry.instance)
+        if entry.model is MessageModel.CLUSTERING:
+            return self.offsets
+        return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)
 
     def there(self, queues: Set[Queue]) -> set[Queue]:
         """Those of which the topic is not deleted."""
@@ -73,10 +88,3 @@ class GroupFiles:
         _, reset = self.resets.since(entry.resets)
         counts = self.there(done.keys() - reset.keys())
         advance(self.offsets_of(entry), self.name, {queue: done[queue] for queue in counts})
-
-    def _offsets_of_instance(self, instance: str) -> ConsumerOffsets:
-        return ConsumerOffsets(self.roster.path / _OFFSETS_DIR / instance)
-
-    def _offsets_of_instances(self) -> Iterator[ConsumerOffsets]:
-        for folder in (self.roster.path / _OFFSETS_DIR).glob("*"):
-            yield self._offsets_of_instance(folder.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from bisect import bisect_right
@@ -19,6 +20,7 @@ from store.publish.results import AppendResult
 # What a message is made of besides its topic, in the order of the fields of `Message`.
 Row = tuple[Any, ...]
 _properties = itemgetter(3)
+_logger = logging.getLogger("store")
 
 
 class Failure:
@@ -81,7 +83,10 @@ class Lot:
             watched, self._watched = self._watched or (), None
         self.rows = []
         for each in watched:
-            self._tell(each)
+            try:
+                self._tell(each)
+            except BaseException:  # SystemExit, say: of what a future calls, and others wait to be told
+                _logger.exception("what is called when a message of topic %s is settled failed", self.topic)
 
     def watch(self, future: Sent) -> None:
         """Let a future be told, now or later."""

@@ -20,19 +20,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import finalize
 
-from store.errors import CorruptStore, OffsetLost, StoreLocked
-from store.files.atomic import make_directory, read_file, write_file
+from store.errors import OffsetLost, StoreLocked
+from store.files.atomic import make_directory
 from store.files.consumer_offsets import check_group_name
 from store.files.opened import Opened, opening
+from store.files.reached import PRODUCERS_FOLDER, Reached
+from store.files.topics import Topics
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.message import Message
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.message_store import MessageStore
 
-PRODUCERS_FOLDER = "producers"  # in the store
-_FILE = "reached.json"
-_MAX_BYTES = 1 << 20
 _NOTE_SECONDS = 60.0
 
 Sequences = Mapping[str, int]  # by topic
@@ -53,7 +52,7 @@ class Memory(Opened):
         folder = Path(store.path, PRODUCERS_FOLDER, name)
         make_directory(folder.parent)
         make_directory(folder)
-        self._path = folder / _FILE
+        self._folder = folder
         with opening:
             fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             self._release = finalize(self, os.close, fd)
@@ -90,32 +89,24 @@ class Memory(Opened):
             self._release()  # the parent has the same lock, and keeps it
 
     def _find(self) -> dict[str, int]:
-        try:
-            noted = json.loads(read_file(self._path, _MAX_BYTES))
-            sequences, since, was_open = noted["sequences"], noted["since"], noted["open"]
-            if type(sequences) is not dict or {type(since), *map(type, sequences.values())} != {int}:
-                raise ValueError("values of other kinds")
-        except FileNotFoundError:
-            sequences, since, was_open = {}, 0, False
-        except (CorruptStore, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise CorruptStore(
-                f"{self._path}: not a note of how far producer {self._name!r} has come ({error}); restore it from a "
-                "copy, or delete it: then the records that the log still has tell"
-            ) from error
+        sequences, since, was_open = Reached.read(self._folder)
         first, end = self._store.offsets(PRODUCERS_TOPIC, 0)
         if was_open and first > since:
             raise OffsetLost(
-                f"{self._path}: producer {self._name!r} was not closed, and what it appended last may be deleted by "
+                f"{self._folder}: producer {self._name!r} was not closed, and what it appended last may be deleted by "
                 "now: nothing here tells how far it came. Look up in its topics what was sent last, write that into "
-                'this file\'s "sequences" and "open": false, and open it again'
+                '"sequences" of reached.json there, and "open": false, and open it again'
             )
-        for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, ("keys", "body")):
-            for body in batch.filter(pc.equal(batch["keys"], constant(self._name)))["body"]:
-                sequences.update(json.loads(body.as_py()))
-        return dict(sequences)
+        # What was appended to a topic that was deleted since is not there.
+        is_there, columns = Topics(self._store.path).are_there(), ("keys", "body", "physicalOffset")
+        for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, columns):
+            own = batch.filter(pc.equal(batch["keys"], constant(self._name)))
+            for body, at in zip(own["body"].to_pylist(), own["physicalOffset"].to_pylist(), strict=True):
+                sequences |= {topic: last for topic, last in json.loads(body).items() if is_there(topic, at)}
+        return sequences
 
     def _note(self, *, is_open: bool) -> None:
         since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
         self._store.flush()
-        write_file(self._path, json.dumps({"sequences": self.reached, "since": since, "open": is_open}).encode())
+        Reached(self.reached, since, is_open).write(self._folder)
         self._noted = time.monotonic()

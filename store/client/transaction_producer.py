@@ -13,10 +13,10 @@ from typing import NamedTuple
 from weakref import finalize
 
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
-from store.client.producer_memory import PRODUCERS_FOLDER
 from store.errors import CorruptStore, FlushFailed, InvalidArgument, PutStatus, StoreError, StoreNotOpen
 from store.files.atomic import make_folder
 from store.files.opened import Opened
+from store.files.reached import PRODUCERS_FOLDER
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
 from store.integers import integer, seconds

@@ -10,7 +10,7 @@ Everything is read anew in every call, for other processes write the files, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from store.errors import InvalidGroup, OffsetOutOfRange
 from store.files.admin_files import next_version, offset_table, read_json, read_table, table, write_json
 from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
+    CONSUMERS_DIR,
     DELAY_OFFSETS_FILE,
     GROUP_SEPARATOR,
     GROUPS_FILE,
@@ -29,6 +30,7 @@ from store.integers import integer
 
 _OFFSETS = "offsetTable"
 _GROUPS = "subscriptionGroupTable"
+_INSTANCES_DIR = "offsets"  # of broadcasting members, by instance, in their group's folder
 
 
 def check_group_name(group: str) -> None:
@@ -46,6 +48,17 @@ class ConsumerOffsets:
         self._offsets = root / CONSUMER_OFFSETS_FILE
         self._groups = root / GROUPS_FILE
         self._delays = root / DELAY_OFFSETS_FILE
+
+    @staticmethod
+    def of_instance(root: Path, group: str, instance: str) -> ConsumerOffsets:
+        """Those that one broadcasting member has for itself."""
+        return ConsumerOffsets(root / CONSUMERS_DIR / group / _INSTANCES_DIR / instance)
+
+    @staticmethod
+    def of_instances(root: Path, group: str = "*") -> Iterator[ConsumerOffsets]:
+        """Those that the broadcasting members of a group have, or of all groups."""
+        for folder in sorted((root / CONSUMERS_DIR).glob(f"{group}/{_INSTANCES_DIR}/*")):
+            yield ConsumerOffsets(folder)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
         """Queue id to the next queue offset that the group has to read; queues without one are absent."""
@@ -98,6 +111,16 @@ class ConsumerOffsets:
                 del found[key]
             next_version(self._offsets, content)
             write_json(self._offsets, content)
+
+    def beyond(self, ends: Mapping[Queue, int]) -> dict[str, Positions]:
+        """By group, the queues of these that end before the offset that it has to read next; where they end."""
+        found: dict[str, Positions] = {}
+        for key, offsets in self.all_offsets().items():
+            topic, _, group = key.partition(GROUP_SEPARATOR)
+            for queue_id, offset in offsets.items():
+                if ends.get(queue := Queue(topic, queue_id), offset) < offset:
+                    found.setdefault(group, {})[queue] = ends[queue]
+        return found
 
     def names(self) -> list[str]:
         """ConsumerOffsets that have settings or offsets, sorted."""

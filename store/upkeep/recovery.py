@@ -8,6 +8,8 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from enum import Enum, auto
 from functools import partial
@@ -16,8 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.errors import CorruptRecord, CorruptSegment
+from store.any_log import Queue
+from store.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
+from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
@@ -28,9 +32,12 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import index_keys, queue_entries, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
+from store.publish.locks import among_groups
 from store.publish.log_end import is_message, last_segment
 from store.publish.published_end import PublishedEnd
 
+_TURN_SECONDS = 30.0  # until those who change offsets let others do that
+_logger = logging.getLogger("store")
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
 
 
@@ -265,9 +272,24 @@ class Recovery:
             self._queues.of(*name).flush(queue.begin, queue.max_offset)
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
+        self._lower_offsets(queues)
         PublishedEnd.create(self._root, end, decision.store_timestamp, decision.times_from, decision.keys_from)
         ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}
         QueueEnds(end, ends).write(self._root, self._index)
+
+    def _lower_offsets(self, queues: Mapping[QueueName, QueueInLog]) -> None:
+        """Where a crash of the machine took messages that groups had read, they read those that come in their place."""
+        ends = {
+            Queue(topic, queue_id): queues[topic, queue_id].max_offset if (topic, queue_id) in queues else 0
+            for topic, count in Topics(self._root).queue_counts().items()
+            for queue_id in range(count)
+        }
+
+        for offsets in (ConsumerOffsets(self._root), *ConsumerOffsets.of_instances(self._root)):
+            with suppress(CorruptStore):  # whoever needs it is told
+                for group, positions in offsets.beyond(ends).items():
+                    among_groups(self._root, _TURN_SECONDS, partial(offsets.commit_positions, group, positions))
+                    _logger.warning("group %s stood behind what the log has now, and goes on at %s", group, positions)
 
     def _out_of_step(self, name: QueueName, offset: int, max_offset: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"

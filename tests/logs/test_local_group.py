@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from store import InvalidArgument, InvalidGroup, Message, MessageStore, NotAStore, StoreForked, StoreReplaced
-from store.any_group import Subscriptions
+from store.any_group import MessageModel, Subscriptions
 from store.any_log import Queue
+from store.broker.deletion import delete_topic
 from store.local_group import LocalGroup
-from store.upkeep.deletion import delete_topic
 from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests
 from tests.members import RemoteMember, remote_member
 from tests.waiting import PATIENCE, until
@@ -183,3 +183,41 @@ def test_messages_sent_back_come_again_and_then_no_more(making: LocalMaking) -> 
         one.send_back([message], delay_level=-1)
         assert store.max_offset("%DLQ%g", 0) == 1
     assert not (making.path / "abort").exists()
+
+
+def made_anew(making: LocalMaking, topic: str) -> None:
+    delete_topic(making.path, topic)
+    with MessageStore.open(making.path) as store:
+        store.create_topic(topic, 4)
+
+
+def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(making: LocalMaking) -> None:
+    with making.in_process(EVERYTHING) as other:
+        other.call("lock", [Q0])
+        other.call("commit", {Q0: 9})
+        other.signal(signal.SIGKILL)
+        made_anew(making, "t")
+    with making.group.join(EVERYTHING) as one:
+        one.lock([Q0])
+        assert one.committed([Q0]) == {}
+
+
+def test_a_member_begins_anew_in_a_topic_that_is_made_anew(making: LocalMaking) -> None:
+    with making.group.join(EVERYTHING) as one:
+        one.lock([Q0])
+        one.commit({Q0: 9})
+        made_anew(making, "t")
+        one.commit({Q0: 10})
+        assert one.resets()[Q0] == 0
+        assert one.committed([Q0]) == {Q0: 0}
+    assert making.group.committed([Q0]) == {Q0: 0}
+
+
+def test_offsets_of_a_broadcasting_member_go_with_a_topic(making: LocalMaking) -> None:
+    for done in (9, None):
+        with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:
+            one.lock([Q0])
+            assert one.committed([Q0]) == {}
+            if done is not None:
+                one.commit({Q0: done})
+        made_anew(making, "t")

@@ -13,7 +13,7 @@ from pyspark_mq.lag import lags
 from pyspark_mq.measures import Extent, extents
 from pyspark_mq.metrics import StoreCollector
 from store import Message, MessageStore
-from store.upkeep.deletion import delete_topic
+from store.broker.deletion import delete_topic
 from tests.waiting import PATIENCE
 
 LIVES = 8

@@ -18,8 +18,8 @@ from pyspark_mq.reading import RangeReader, RangeTask
 from pyspark_mq.schema import default_schema
 from store import Message, MessageStore
 from store.any_log import Bounds, Queue, QueueRange
+from store.broker.deletion import delete_topic
 from store.local import LocalLog
-from store.upkeep.deletion import delete_topic
 from tests.filled import Filled
 from tests.pyspark_mq.test_stream_reader import EARLIEST, latest, reader, rows
 

@@ -21,7 +21,7 @@ from store import (
     ReceivedMessage,
     StoreConfig,
 )
-from store.upkeep.deletion import delete_topic
+from store.broker.deletion import delete_topic
 from tests.waiting import until
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=20 * 20, maxMessageSize=4096)

@@ -16,8 +16,8 @@ from pyspark_mq.schema import default_schema
 from pyspark_mq.stream_reader import MqStreamReader
 from store import Message, MessageStore
 from store.any_log import Bounds, Fingerprints, Positions, Queue
+from store.broker.deletion import delete_topic
 from store.local import LocalAddress, LocalLog
-from store.upkeep.deletion import delete_topic
 from tests.filled import Filled
 from tests.pyspark_mq.test_stream_reader import EARLIEST, bare, latest, ranges, reader
 

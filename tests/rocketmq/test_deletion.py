@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.broker.deletion import delete_topic
 from store.format.layout import TOPICS_FILE
 from store.format.topic_names import is_internal_topic
-from store.upkeep.deletion import delete_topic
 from store.upkeep.verify import verify
 from tests import seen
 from tests.end_to_end.test_kill import bodies

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageRefused, MessageStore, StoredMessage, TransactionEnded, UnknownTopic
+from store.broker.deletion import delete_topic
 from store.broker.transactions import Half, Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC
-from store.upkeep.deletion import delete_topic
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of

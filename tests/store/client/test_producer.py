@@ -30,6 +30,7 @@ from store import (
     MessageStore,
     NotAStore,
     Producer,
+    PutStatus,
     StoreBusy,
     StoreClosed,
     StoreConfig,
@@ -599,3 +600,15 @@ def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
 def test_it_is_not_handed_to_other_processes(producer: Producer) -> None:
     with pytest.raises(StoreNotOpen, match="hand its path on"):
         pickle.dumps(producer)
+
+
+def test_what_a_callback_raises_keeps_nobody_else(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even what ends a thread."""
+    with Producer(store, linger=PATIENCE) as producer:
+        first, second = producer.send("t", "1"), producer.send("t", "2")
+        first.add_done_callback(lambda _: sys.exit(3))
+        second.add_done_callback(lambda _: None)
+        producer.flush()
+        producer.send("t", "3")
+    assert second.result(PATIENCE).status is PutStatus.PUT_OK
+    assert "SystemExit" in caplog.text

@@ -25,6 +25,7 @@ from store import (
     StoreConfig,
     StoreLocked,
 )
+from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
 from tests.store.client.test_producer import SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
@@ -185,4 +186,27 @@ def test_one_that_was_closed_needs_no_records(store: MessageStore) -> None:
         producer.send("t", "1", sequence=1)
     clean(store)
     with Producer(store.path, "p") as producer:
+        assert producer.last_sequence("t") == 1
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_topic_that_is_made_anew_has_nothing(tmp_path: Path, is_closed: bool) -> None:
+    def opened() -> MessageStore:
+        store = MessageStore.open(tmp_path / "store", config=SMALL)
+        for topic in ("t", "u"):
+            store.create_topic(topic, 1)
+        return store
+
+    with opened() as store:
+        if is_closed:
+            with Producer(store, "p") as producer:
+                producer.send("t", "20", sequence=20)
+                producer.send("u", "3", sequence=3)
+        else:
+            die(store, ("t", 20), ("u", 3))
+    delete_topic(tmp_path / "store", "t")
+    with opened() as store, Producer(store, "p") as producer:
+        assert [producer.last_sequence(topic) for topic in ("t", "u")] == [None, 3]
+        assert producer.send("t", "1", sequence=1).result().status is PutStatus.PUT_OK
+    with opened() as store, Producer(store, "p") as producer:
         assert producer.last_sequence("t") == 1

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.broker.deletion import delete_topic
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
-from store.upkeep.deletion import delete_topic
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC

@@ -6,13 +6,13 @@ import pytest
 
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
 from store.any_log import QueueRange
+from store.broker.deletion import delete_topic
 from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
 from store.read.published import PublishedQueues
-from store.upkeep.deletion import delete_topic
 
 LOG_SIZE, QUEUE_SIZE = 4096, 200
 

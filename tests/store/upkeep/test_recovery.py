@@ -16,6 +16,7 @@ import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, StoreConfig, StoreLocked
 from store.files.checkpoint import read_checkpoint, write_checkpoint
+from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -65,6 +66,31 @@ def another_boot(path: Path) -> None:
     with (path / "watermark").open("r+b") as file:
         file.seek(field_offset(PUBLISHED_END, "boot_id"))
         file.write(b"an earlier boot".ljust(40, b"\0"))
+
+
+def test_no_group_stands_behind_what_was_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Or it would pass over what is put in its place."""
+    path, after = tmp_path / "mq", tmp_path / "after"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 3)
+        store.create_topic("u", 1)
+        put(store, 9)
+        store.flush()
+        shutil.copytree(path, after)
+        put(store, 9)
+        store.put(Message("u", b"x"))
+        store.commit_offsets("g", "t", {0: 6, 1: 2})
+        store.commit_offsets("g", "u", {0: 1})
+        ConsumerOffsets.of_instance(path, "b", "i").commit("b", "t", {2: 5})
+        for folder in ("config", "consumers"):  # these are on the device
+            shutil.copytree(path / folder, after / folder, dirs_exist_ok=True)
+    another_boot(after)
+    with MessageStore.open(after, config=SMALL) as store:
+        assert [store.max_offset("t", queue) for queue in range(3)] == [3, 3, 3]
+        assert [store.consumer_offset("g", "t", queue) for queue in range(3)] == [3, 2, None]
+        assert store.consumer_offset("g", "u", 0) == 0
+        assert ConsumerOffsets.of_instance(after, "b", "i").offsets("b", "t") == {2: 3}
+    assert "group g stood behind what the log has now" in caplog.text
 
 
 def put(store: MessageStore, count: int, size: int = 300) -> None:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageStore, StoreConfig, StoreLocked, UnknownTopic
+from store.broker import deletion
+from store.broker.deletion import delete_topic
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
     ABORT_FILE,
@@ -20,8 +22,6 @@ from store.format.layout import (
     QUEUE_ENDS_FILE,
     TOPICS_FILE,
 )
-from store.upkeep import deletion
-from store.upkeep.deletion import delete_topic
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.takeover import broker

@@ -1,0 +1,56 @@
+"""How far a named producer has come, in a small file of the store (see `client.producer_memory`).
+
+<store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from store.errors import CorruptStore
+from store.files.atomic import read_file, write_file
+
+PRODUCERS_FOLDER = "producers"  # in the store
+_FILE = "reached.json"
+_MAX_BYTES = 1 << 20
+
+
+class Reached(NamedTuple):
+    """sequences: by topic, of what stands before queue offset `since` of PRODUCERS_TOPIC. was_open: it may be more."""
+
+    sequences: dict[str, int]
+    since: int
+    was_open: bool
+
+    @staticmethod
+    def read(folder: Path) -> Reached:
+        """That of the producer with this folder. Raises `CorruptStore`."""
+        path = folder / _FILE
+        try:
+            noted = json.loads(read_file(path, _MAX_BYTES))
+            found = Reached(noted["sequences"], noted["since"], noted["open"])
+            if type(found.sequences) is not dict or {type(found.since), *map(type, found.sequences.values())} != {int}:
+                raise ValueError("values of other kinds")
+        except FileNotFoundError:
+            return Reached({}, 0, False)
+        except (CorruptStore, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CorruptStore(
+                f"{path}: not a note of how far a producer has come ({error}); restore it from a copy, or delete it: "
+                "then the records that the log still has tell"
+            ) from error
+        return found
+
+    def write(self, folder: Path) -> None:
+        """On the device when this returns."""
+        content = {"sequences": self.sequences, "since": self.since, "open": self.was_open}
+        write_file(folder / _FILE, json.dumps(content).encode())
+
+
+def forget_reached(root: Path, topic: str) -> None:
+    """No producer came anywhere in a topic that is deleted. Call while none is open. Raises `CorruptStore`."""
+    for folder in sorted((root / PRODUCERS_FOLDER).glob("*")):
+        reached = Reached.read(folder)
+        if reached.sequences.pop(topic, None) is not None:
+            reached.write(folder)
