@@ -233,8 +233,8 @@ WRITE_OPTIONS = (
         "stagingPath",
         None,
         "/data/staging",
-        "exactly once: where tasks keep their rows until the driver appends them; the driver and every executor have "
-        "to see it. It needs room for the largest batch that is written",
+        "exactly once: where tasks keep their rows until the driver appends them: a directory that the driver and all "
+        "executors see, or a URL such as `s3://bucket/staging`. It needs room for the largest batch that is written",
         "`staging` in the store",
     ),
     Option("producerGroup", None, "routed", "for `df.write` in `foreachBatch`: a name for this write, see below"),

@@ -252,18 +252,13 @@ def _duration(name: str, text: str) -> float:
     return seconds
 
 
-def shared_directory(name: str, text: str) -> str:
-    """A directory, absolute."""
-    local = text.removeprefix("file://").removeprefix("file:")
-    if not local or "://" in local:
-        raise OptionError(f"{name} takes a directory that the driver and all executors see, got {text!r}")
-    return os.path.abspath(local)
-
-
 def shared_path(name: str, text: str) -> str:
     """What the driver and all executors see: a directory, absolute, or a URL. Raises `OptionError`."""
-    if text.startswith("file:") or "://" not in text:
-        return shared_directory(name, text)
+    local = text.removeprefix("file://").removeprefix("file:")
+    if not local:
+        raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, got {text!r}")
+    if "://" not in local:
+        return os.path.abspath(local)
     if (why := why_not_shared(text)) is not None:
         raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, but {why}")
     return text

@@ -1,4 +1,4 @@
-"""Folders of small files that the driver and all executors see: in a directory, or on an object store, by its URL.
+"""Folders of files that the driver and all executors see: in a directory, or on an object store, by its URL.
 
 On an object store there are no folders: an object `.made` in each says when it was made, and that it is there. How to
 get in is up to fsspec: by environment variables (`AWS_...`, `FSSPEC_S3_...`), its configuration files, or the role of
@@ -8,14 +8,17 @@ the machine. So no secret is in an option, a checkpoint, or what tasks are sent.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from store.errors import CorruptStore
 from store.files.atomic import create_file, make_folder, open_file, read_file
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 ITSELF = "."  # the folder, in a list of its files
+GONE = ".gone"  # ends the name of a folder that is being removed
 
 _MADE = ".made"
 # Object stores that can make an object only if it is not there, in one request, and what speaks to them.
@@ -37,8 +41,11 @@ _memory_turn = Lock()
 class SharedFolders(Protocol):
     """Every method raises `OSError`, of which `FileNotFoundError` says what it should."""
 
+    def prepare(self) -> None:
+        """Raises `OSError` where nothing can be written."""
+
     def place(self, folder: str, file: str) -> str:
-        """For people."""
+        """A path or a URL."""
 
     def folders(self) -> list[str]:
         """Their names."""
@@ -67,6 +74,18 @@ class SharedFolders(Protocol):
     def drop(self, folder: str) -> None:
         """Delete a folder, if no file is in it."""
 
+    def remove(self, folder: str) -> None:
+        """Delete a folder with all that is in it, so that `writing` finds none."""
+
+    def writing(self, folder: str, file: str) -> AbstractContextManager[Path]:
+        """A local file, empty, to write what is to be in a new one: it is there when this is left without an error.
+
+        Raises `FileNotFoundError` where there is no such folder (any more).
+        """
+
+    def reading(self, place: str) -> AbstractContextManager[Path]:
+        """A local file with what is at a place; it may be gone afterwards, except for who has mapped it."""
+
 
 def shared_folders(path: str | os.PathLike[str]) -> SharedFolders:
     """In a directory, or by a URL with `://`."""
@@ -93,6 +112,11 @@ class LocalFolders:
 
     def __str__(self) -> str:
         return str(self.root)
+
+    def prepare(self) -> None:
+        make_folder(self.root)
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise PermissionError(f"no right to write to {self.root}")
 
     def place(self, folder: str, file: str) -> str:
         return str(self.root / folder / file)
@@ -136,6 +160,21 @@ class LocalFolders:
         with suppress(OSError):  # something else is in it
             (self.root / folder).rmdir()
 
+    def remove(self, folder: str) -> None:
+        gone = self.root / f"{uuid4().hex}{GONE}"  # at once, for who knows its name and is about to make a file there
+        with suppress(OSError):  # somebody else deletes it
+            (self.root / folder).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    @contextmanager
+    def writing(self, folder: str, file: str) -> Iterator[Path]:
+        path = self.root / folder / file
+        os.close(open_file(path))  # with the rights that its directory gives
+        yield path
+
+    def reading(self, place: str) -> AbstractContextManager[Path]:
+        return nullcontext(Path(place))
+
 
 @dataclass(frozen=True)
 class ObjectFolders:
@@ -143,6 +182,10 @@ class ObjectFolders:
 
     def __str__(self) -> str:
         return self.url
+
+    def prepare(self) -> None:
+        with self._opened() as system:
+            system.pipe_file(f"{self.url}/{_MADE}", b"")
 
     def place(self, folder: str, file: str) -> str:
         return f"{self.url}/{folder}/{file}"
@@ -200,6 +243,28 @@ class ObjectFolders:
     def drop(self, folder: str) -> None:
         if self.files(folder).keys() == {ITSELF}:
             self.delete(folder, ITSELF)
+
+    def remove(self, folder: str) -> None:
+        with self._opened() as system, suppress(FileNotFoundError):
+            system.rm(f"{self.url}/{folder}", recursive=True)
+
+    @contextmanager
+    def writing(self, folder: str, file: str) -> Iterator[Path]:
+        with TemporaryDirectory(prefix="mq-") as temporary:
+            path = Path(temporary, file)
+            yield path
+            with self._opened() as system:
+                if not system.exists(self.place(folder, _MADE)):
+                    raise FileNotFoundError(f"{self.url}/{folder} is not there (any more)")
+                system.put_file(str(path), self.place(folder, file))
+
+    @contextmanager
+    def reading(self, place: str) -> Iterator[Path]:
+        with TemporaryDirectory(prefix="mq-") as temporary:
+            path = Path(temporary, "file")
+            with self._opened() as system:
+                system.get_file(place, str(path))
+            yield path
 
     @contextmanager
     def _opened(self) -> Iterator[AbstractFileSystem]:

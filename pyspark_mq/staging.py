@@ -4,72 +4,61 @@
 
 An owner is a streaming query or, for other writes, "batch"; a run is one attempt of Spark's at one write. An owner has
 one live run at a time, except "batch": so whoever commits for a query deletes all its runs, and of the others those
-that nobody touched for `RETENTION_SECONDS`. A file need not outlive the machine: what is not committed is run again.
+that nobody touched for `RETENTION_SECONDS`. A file need not outlive the machine: what is not committed is run again. On
+an object store files are objects; tasks and driver have them on their own disks while they write and read them.
 
 Where a run is over its folder is gone, and a task that Spark has given up, but that still lives, cannot write any more.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from uuid import uuid4
+from contextlib import ExitStack, contextmanager, suppress
 
 import pyarrow as pa
 
 from pyspark_mq.errors import StagingError
-from store.files.atomic import make_folder, open_file
+from pyspark_mq.shared_folders import GONE, shared_folders
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 BATCH = "batch"
 
-_GONE = "gone"  # instead of the run in the name of a folder that is being deleted
 _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has messages of one topic
 
 
 class Staging:
-    """One directory that the driver and all executors see."""
+    """One directory, or one place on an object store, that the driver and all executors see."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = Path(directory)
+    def __init__(self, path: str) -> None:
+        """path: a directory, or a URL (see `shared_folders`)."""
+        self._folders = shared_folders(path)
 
     def prepare(self) -> None:
         """Raises `StagingError` where this cannot be written."""
-        try:
-            make_folder(self._directory)
-            if not os.access(self._directory, os.W_OK | os.X_OK):
-                raise PermissionError(f"no right to write to {self._directory}")
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with self._writable():
+            self._folders.prepare()
 
     def begin(self, owner: str, run: str) -> None:
         """Make the folder of a run, if it is not there. Raises `StagingError`."""
-        try:
-            make_folder(self._folder(owner, run))
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with self._writable():
+            self._folders.make(_folder(owner, run))
 
     def write(self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]) -> tuple[str, int]:
         """Keep what one attempt at a task sends to topics: the file, and how many rows it has. Without any, "" and 0.
 
         Raises `StagingError`, also where the run has not begun, or is over.
         """
-        path, rows, writer = self._folder(owner, run) / f"{task}.arrow", 0, None
-        try:
-            with ExitStack() as opened:
-                for topic, batch in tables:
-                    if writer is None:
-                        file = opened.enter_context(_new_file(path))
-                        writer = opened.enter_context(pa.ipc.new_stream(file, batch.schema))
-                    writer.write_batch(batch, custom_metadata={_TOPIC: topic.encode()})
-                    rows += batch.num_rows
-        except OSError as error:
-            raise self._unwritable(error) from error
-        return ("" if writer is None else str(path)), rows
+        folder, name, rows, writer = _folder(owner, run), f"{task}.arrow", 0, None
+        with self._writable(), ExitStack() as opened:
+            for topic, batch in tables:
+                if writer is None:
+                    path = opened.enter_context(self._folders.writing(folder, name))
+                    file = opened.enter_context(pa.OSFile(str(path), "wb"))
+                    writer = opened.enter_context(pa.ipc.new_stream(file, batch.schema))
+                writer.write_batch(batch, custom_metadata={_TOPIC: topic.encode()})
+                rows += batch.num_rows
+        return ("" if writer is None else self._folders.place(folder, name)), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
         """What the files send to each topic, in the order of the files; it lies in mapped memory.
@@ -84,7 +73,7 @@ class Staging:
 
     def _read(self, file: str) -> Iterator[tuple[str, pa.RecordBatch]]:
         try:
-            with pa.ipc.open_stream(pa.memory_map(file)) as reader:
+            with self._folders.reading(file) as path, pa.ipc.open_stream(pa.memory_map(str(path))) as reader:
                 for batch, metadata in reader.iter_batches_with_custom_metadata():
                     yield metadata[_TOPIC].decode(), batch
         except (OSError, pa.ArrowInvalid) as error:
@@ -96,44 +85,30 @@ class Staging:
     def forget(self, owner: str, run: str) -> None:
         """Delete what a write that is over has kept: all runs of its owner, or of "batch" this one."""
         oldest = time.time() - RETENTION_SECONDS
-        for folder in self._folders():
-            whose, _, which = folder.name.rpartition(".")
-            if (whose == owner != BATCH) or which in (run, _GONE) or _last_touched(folder) < oldest:
-                _delete(folder)
+        for folder in self._runs():
+            whose, _, which = folder.rpartition(".")
+            with suppress(OSError):  # somebody else deletes it; or it stays until the next time
+                mine = (whose == owner != BATCH) or which == run or folder.endswith(GONE)
+                if mine or max(self._folders.files(folder).values(), default=oldest) < oldest:
+                    self._folders.remove(folder)
 
-    def _folder(self, owner: str, run: str) -> Path:
-        return self._directory / f"{owner}.{run}"
-
-    def _folders(self) -> list[Path]:
-        """Those of runs; the notes of a log without a directory lie beside them."""
+    def _runs(self) -> list[str]:
+        """Their folders; the notes of a log without a directory lie beside them."""
         with suppress(OSError):
-            found = (entry for entry in os.scandir(self._directory) if "." in entry.name)
-            return [Path(entry) for entry in found if entry.is_dir(follow_symlinks=False)]
+            return [folder for folder in self._folders.folders() if "." in folder]
         return []
 
-    def _unwritable(self, error: OSError) -> StagingError:
-        return StagingError(
-            f"{self._directory}: cannot keep the rows of a write there ({error}); set the option stagingPath to a "
-            "directory that the driver and every executor can write, or delivery to at-least-once"
-        )
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StagingError(
+                f"{self._folders}: cannot keep the rows of a write there ({error}); set the option stagingPath to a "
+                "directory that the driver and every executor can write, or to a place on S3, such as "
+                "s3://bucket/staging, or delivery to at-least-once"
+            ) from error
 
 
-def _new_file(path: Path) -> pa.NativeFile:
-    os.close(open_file(path))  # with the rights that its directory gives
-    return pa.OSFile(str(path), "wb")
-
-
-def _delete(folder: Path) -> None:
-    """At once for who knows its name: a task that is not dead yet may be about to make a file there."""
-    gone = folder.with_name(f"{uuid4().hex}.{_GONE}")
-    with suppress(OSError):  # somebody else deletes it
-        folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def _last_touched(folder: Path) -> float:
-    """Seconds since 1970; far in the future where somebody else deletes it."""
-    try:
-        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-    except OSError:
-        return float("inf")
+def _folder(owner: str, run: str) -> str:
+    return f"{owner}.{run}"

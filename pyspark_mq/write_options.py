@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark_mq.addresses import address_of
 from pyspark_mq.errors import OptionError
 from pyspark_mq.option_tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
-from pyspark_mq.options import shared_directory
+from pyspark_mq.options import shared_path
 from store.any_log import LogAddress
 from store.errors import InvalidGroup, InvalidTopic
 from store.files.consumer_offsets import check_group_name
@@ -34,9 +34,9 @@ class Guarantee(Enum):
 class WriteOptions:
     """What the user asked for, parsed and checked.
 
-    topic: of all rows; None where a column names each row's. given_staging_path: absolute, see `staging_path`.
-    producer_group: names a write in `foreachBatch`, so that a batch which Spark runs again is not written again; None
-    where each is one by itself.
+    topic: of all rows; None where a column names each row's. given_staging_path: absolute, or a URL, see
+    `staging_path`. producer_group: names a write in `foreachBatch`, so that a batch which Spark runs again is not
+    written again; None where each is one by itself.
     """
 
     address: LogAddress
@@ -62,7 +62,7 @@ class WriteOptions:
             address=address_of(given),
             topic=_topic(given["topic"]) if "topic" in given else None,
             guarantee=guarantee,
-            given_staging_path=None if staging is None else shared_directory("stagingPath", staging),
+            given_staging_path=None if staging is None else shared_path("stagingPath", staging),
             producer_group=None if producer_group is None else _producer_group(producer_group),
         )
 
@@ -83,8 +83,14 @@ class WriteOptions:
 
     @property
     def commits_path(self) -> Path:
-        """Where it is noted which batches were written (see `commits`). Raises as `staging_path`."""
-        return Path(self.address.directory or self.staging_path, COMMITS_FOLDER)
+        """Where it is noted which batches were written (see `commits`). Raises `OptionError` without a directory."""
+        beside = self.address.directory or self.staging_path
+        if "://" in beside:
+            raise OptionError(
+                f"stagingPath {beside}: {self.address} has no directory either, and there has to be one to note which "
+                "batches were written: set stagingPath to one that the driver and all executors see"
+            )
+        return Path(beside, COMMITS_FOLDER)
 
     def for_stream(self) -> WriteOptions:
         """Raises `OptionError` for an option of batch writes."""

@@ -35,6 +35,10 @@ def test_what_lies_beside_the_log() -> None:
         _ = nowhere.staging_path
     elsewhere = replace(named, address=MemoryAddress("/socket"))
     assert (elsewhere.staging_path, str(elsewhere.commits_path)) == ("/fast", "/fast/commits")
+    in_a_bucket = WriteOptions.parse({**BASE, "stagingPath": "s3://bucket/x"})
+    assert (in_a_bucket.staging_path, str(in_a_bucket.commits_path)) == ("s3://bucket/x", "/data/mq/commits")
+    with pytest.raises(OptionError, match=r"MemoryAddress.* has no directory either, .* set stagingPath to one that"):
+        _ = replace(in_a_bucket, address=nowhere.address).commits_path
 
 
 def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
@@ -52,7 +56,7 @@ def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
         ({"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
         ({"delivery": "twice"}, "delivery takes exactly-once or at-least-once, got 'twice'"),
         ({"topic": "a,b"}, "only letters, digits, '%', '|', '_' and '-' are allowed; several topics go into a column"),
-        ({"stagingPath": "s3://bucket/x"}, "stagingPath takes a directory that the driver and all executors see"),
+        ({"stagingPath": "hdfs://name/x"}, "stagingPath takes a directory that the driver and all executors see"),
         ({"producerGroup": "a b"}, "producerGroup: group 'a b': only letters"),
         ({"producerGroup": "a", "delivery": "at-least-once"}, "producerGroup is for delivery=exactly-once"),
         ({"stagingPath": "/a", "delivery": "at-least-once"}, "stagingPath is for delivery=exactly-once"),
