@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pyspark_mq.errors import OptionError
 from store.any_log import LogAddress
@@ -14,13 +14,24 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """By the option `path`, a store's directory or a `file:` URL. options: by their documented names.
+    """The log that one of the options in `_KINDS` names. options: by their documented names.
 
-    Raises `OptionError` where they name none, or one that is looked for in the wrong place.
+    Raises `OptionError` where they name none, or two, or one that is looked for in the wrong place.
     """
-    path = options.get("path", "")
-    if not path:
-        raise OptionError('The option path is missing: give the store\'s directory, e.g. .load("/data/mq")')
+    named = [name for name in _KINDS if options.get(name)]
+    if len(named) > 1:
+        raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
+    if not named:
+        raise OptionError(
+            'The option path is missing: give the store\'s directory, e.g. .load("/data/mq"); or nameServer, for a '
+            "RocketMQ cluster"
+        )
+    return _KINDS[named[0]](options)
+
+
+def _directory(options: Mapping[str, str]) -> LogAddress:
+    """A store's directory or a `file:` URL."""
+    path = options["path"]
     local = re.sub("^file:(//(?=/))?", "", path)
     if (mounted := _OF_DATABRICKS.match(local)) is not None:
         raise OptionError(
@@ -41,3 +52,13 @@ def _in_working_folder(path: str) -> str:
             "(with Spark Connect, and on a cluster, one of the driver's machine)"
         )
     return absolute
+
+
+def _cluster(options: Mapping[str, str]) -> LogAddress:
+    from pyspark_mq.cluster_options import cluster_of  # which brings sockets and JSON along
+
+    return cluster_of(options)
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, str]], LogAddress]] = {"path": _directory, "nameServer": _cluster}
+"""What names a log to what makes its address."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast, get_args
 
 from pyspark_mq.addresses import address_of
+from pyspark_mq.cluster_options import CLUSTER_NAMES
 from pyspark_mq.errors import OptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
 from pyspark_mq.option_tables import READ_OPTIONS, known_options
@@ -77,7 +78,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
-        given = known_options(options, READ_OPTIONS)
+        given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
 
         def value(name: str, parse: Callable[[str, str], T]) -> T:
             return parse(name, given.get(name, _DEFAULTS[name]))

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from store.any_log import Fingerprint, Fingerprints, Positions, Queue
+from store.any_log import BrokerQueueId, Fingerprint, Fingerprints, Positions, Queue
 
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]
-_QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_QUEUE_ID = re.compile(r"(?:(?P<broker>[^:]{1,255}):)?(?P<number>0|[1-9][0-9]{0,9})")
 _MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
 _MAX_LONG = (1 << 63) - 1
 
@@ -52,13 +52,22 @@ def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> di
     values: dict[Queue, T] = {}
     for topic, by_queue in json_object(json_, "the top level").items():
         for queue_id, value in json_object(by_queue, repr(topic)).items():
-            if not _QUEUE_ID.fullmatch(queue_id) or int(queue_id) > _MAX_QUEUE_ID:
+            named = queue_id_of(queue_id)
+            if named is None:
                 raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
             parsed = parse(value)
             if parsed is None:
                 raise ValueError(f"{topic}/{queue_id} has {shown(value)} where {expected}")
-            values[Queue(topic, int(queue_id))] = parsed
+            values[Queue(topic, named)] = parsed
     return values
+
+
+def queue_id_of(text: str) -> int | None:
+    """ "0", or in a cluster "broker-a:0"; None for anything else."""
+    found = _QUEUE_ID.fullmatch(text)
+    if found is None or int(found["number"]) > _MAX_QUEUE_ID:
+        return None
+    return int(found["number"]) if found["broker"] is None else BrokerQueueId(found["broker"], int(found["number"]))
 
 
 def is_long(json_: Any, lowest: int = 0) -> bool:

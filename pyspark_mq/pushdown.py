@@ -72,7 +72,7 @@ def narrow_tags(message_filter: MessageFilter, filters: Iterable[Filter]) -> Mes
 def _narrow(r: QueueRange, one: Filter) -> QueueRange:
     column, values = _column(one), _values(one)
     if column in ("topic", "queueId"):
-        constant = r.topic if column == "topic" else r.queue_id
+        constant = r.topic if column == "topic" else int(r.queue_id)
         return r if values is None or constant in values else r._replace(end=r.start)
     if column != "queueOffset":
         return r

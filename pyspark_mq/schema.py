@@ -15,7 +15,7 @@ from pyspark_mq.errors import SchemaError
 from store import COLUMNS, DEFAULT_COLUMNS
 
 PROPERTIES = "properties"
-_MAY_BE_NULL = ("tags", "keys", "bornTimestamp", "storeTimestamp")
+_MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp")
 
 
 def default_schema(include_properties: bool) -> StructType:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.positions import queue_id_of
 from store.any_log import Queue
 from store.format.topic_names import is_internal_topic
 
@@ -44,12 +45,14 @@ class Subscription:
         """The subscribed queues among those of `topics`, sorted."""
         if self.assigned is not None:
             return [queue for queue in self.assigned if queue in topics.get(queue.topic, ())]
-        return sorted(queue for topic, queues in topics.items() if self._wants(topic) for queue in queues)
+        wanted = self.topics if self.topics is not None else filter(self._wants, topics)
+        return sorted(queue for topic in wanted for queue in topics.get(topic, ()))
 
     def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
         """Raises `SubscriptionError` for a topic or queue that is named, and neither exists nor is one of `known`."""
         missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
-        missing += [topic for topic in self.topics or () if topic not in {*topics, *(queue.topic for queue in known)}]
+        named = {queue.topic for queue in known}
+        missing += [topic for topic in self.topics or () if topic not in named and topic not in topics]
         if missing:
             existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
             raise SubscriptionError(
@@ -120,7 +123,8 @@ def _assigned(assign: str) -> tuple[Queue, ...]:
         if not isinstance(ids, list) or not ids:
             raise OptionError(f"{expected}: {topic!r} has no list of queue numbers")
         for queue_id in ids:
-            if type(queue_id) is not int or queue_id < 0:
+            named = queue_id_of(str(queue_id)) if type(queue_id) in (int, str) else None
+            if named is None:
                 raise OptionError(f"{expected}: {topic!r} has {json.dumps(queue_id)} for a queue number")
-            queues.add(Queue(topic, queue_id))
+            queues.add(Queue(topic, named))
     return tuple(sorted(queues))

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from pyspark_mq.addresses import address_of
+from pyspark_mq.cluster_options import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
 from pyspark_mq.errors import OptionError
 from pyspark_mq.option_tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options import shared_path
@@ -50,10 +51,12 @@ class WriteOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
         for name in options:
             _refuse_options_of_queries(name)
-        given = known_options(options, WRITE_OPTIONS, _SPARKS_OWN)
+        given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
         staging = given.get("stagingPath")
         producer_group = given.get("producerGroup")
         guarantee = _guarantee(given.get("delivery", Guarantee.EXACTLY_ONCE.value))
+        if guarantee is Guarantee.EXACTLY_ONCE and "nameServer" in given:
+            raise OptionError(ONCE_ON_A_CLUSTER)
         if guarantee is Guarantee.AT_LEAST_ONCE:
             for name in ("stagingPath", "producerGroup"):
                 if name in given:

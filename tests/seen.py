@@ -132,6 +132,7 @@ def _message_row(message: StoredMessage) -> Row:
         "sysFlag": message.sys_flag,
         "bodyCRC": message.body_crc,
         "preparedTransactionOffset": message.prepared_transaction_offset,
+        "brokerName": None,
     }
 
 
@@ -146,6 +147,7 @@ def _expected_row(line: dict[str, Any]) -> Row:
         "keys": line["properties"].get("KEYS"),
         "bornHost": _host(line["bornHost"]),
         "storeHost": _host(line["storeHost"]),
+        "brokerName": None,
     }
 
 

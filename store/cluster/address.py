@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from store.cluster.credentials import Credentials
-from store.errors import InvalidArgument, ReadOnlyStore
+from store.errors import InvalidArgument
 from store.remoting.addresses import host_and_port
 
 if TYPE_CHECKING:
-    from store.any_log import LogWriter
     from store.cluster.log import ClusterLog
+    from store.cluster.writer import ClusterWriter
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
 _PATIENCE_SECONDS = 30.0
@@ -51,6 +51,8 @@ class ClusterAddress:
 
         return ClusterLog(self)
 
-    def open_writer(self) -> LogWriter:
-        """Raises `ReadOnlyStore`."""
-        raise ReadOnlyStore(f"{self}: is only read; write with RocketMQ's own client")
+    def open_writer(self) -> ClusterWriter:
+        """Connects to nobody yet."""
+        from store.cluster.writer import ClusterWriter
+
+        return ClusterWriter(self)

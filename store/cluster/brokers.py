@@ -12,18 +12,19 @@ from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.refusals import explained, may_pass
-from store.cluster.routes import Broker, Route, parse_json, parse_route
+from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route
 from store.errors import RemotingError, RequestRefused, Unreachable
 from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.header import Header
-from store.remoting.headers import GetRoute
+from store.remoting.headers import CreateTopic, GetRoute, TopicQueue
 
 ROUTE_SECONDS = 30.0  # pollNameServerInterval
 REQUEST_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
+_REPLY_TOPIC = "_REPLY_TOPIC"
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -35,6 +36,11 @@ class Ask(NamedTuple):
     header: Header
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,)
     timeout: float = REQUEST_SECONDS
+
+    @staticmethod
+    def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
+        """Where a queue ends; or, by GET_MIN_OFFSET, begins."""
+        return Ask(queue, code, TopicQueue(queue.topic, int(queue.queue_id)))
 
 
 class Brokers:
@@ -57,29 +63,42 @@ class Brokers:
         """The names of all topics but a cluster's own."""
         listed = parse_json(bytes(self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body))
         system = parse_json(bytes(self._ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body))
-        hidden = SYSTEM_TOPICS | set(system.get("topicList") or ())
+        own = [str(name) for name in system.get("topicList") or ()]  # clusters and brokers have topics, too
+        hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
         names = (str(name) for name in listed.get("topicList") or ())
         return sorted(name for name in names if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
 
     def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
-        """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there."""
+        """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
+
+        Brokers that are no longer in it are waited for, as long as the address has patience.
+        """
         with self._lock:
             known = self._routes.get(topic)
-        now = time.monotonic()
-        if known is not None and now - known.made < oldest:
+        if known is not None and time.monotonic() - known.made < oldest:
             return known
+        deadline = time.monotonic() + self.address.patience
+        found = self._ask_route(topic)
+        while known is not None and not known.brokers <= (set() if found is None else found.brokers):
+            # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE_SECONDS)
+            found = self._ask_route(topic)
+        with self._lock:
+            self._routes[topic] = found
+        return found
+
+    def _ask_route(self, topic: str) -> Route | None:
+        made = time.monotonic()
         try:
             header = GetRoute(topic, accept_standard_json_only=True)
             answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         except RequestRefused as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            found = None
-        else:
-            found = parse_route(topic, bytes(answer.body), now)
-        with self._lock:
-            self._routes[topic] = found
-        return found
+            return None
+        return parse_route(topic, bytes(answer.body), made)
 
     def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
         """The brokers of those of `queues` that are there, in their order."""
@@ -169,6 +188,18 @@ class Brokers:
     def send(self, broker: Broker, code: RequestCode, header: Header, body: bytes = b"") -> Future[Command]:
         """Ask a master."""
         return self._begin(broker.writable[0], code, header.texts(), body)
+
+    def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
+        """Ask all masters for it. Raises `Unreachable`, `RequestRefused`."""
+        cluster = parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body))
+        header = CreateTopic(topic, template, queues, queues, perm, "SINGLE_TAG")
+        masters = [broker for broker in parse_brokers(cluster) if broker.writable]
+        asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
+        for broker, answer in asked:
+            command = answer.result()
+            if command.code != ResponseCode.SUCCESS:
+                who = f"broker {broker.name} at {broker.writable[0]}"
+                raise explained(command, who, RequestCode.UPDATE_AND_CREATE_TOPIC)
 
     def refresh(self, topics: Iterable[str]) -> None:
         """Ask for new routes."""

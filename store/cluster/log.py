@@ -24,12 +24,14 @@ from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
 from store.cluster.pulls import pull
 from store.cluster.scan import decoded
-from store.cluster.tails import Tails
+from store.cluster.tails import Tails, held_pull
 from store.cluster.topics import Topics
 from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.consumer_offsets import check_group_name
 from store.remoting.codes import RequestCode
-from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, TopicQueue
+from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset
+
+_SUCCESS = (ResponseCode.SUCCESS,)
 
 
 class ClusterLog:
@@ -46,7 +48,7 @@ class ClusterLog:
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         wanted = list(queues)
         asks = {
-            (queue, code): Ask(queue, code, TopicQueue(queue.topic, int(queue.queue_id)))
+            (queue, code): Ask.of_end(queue, code)
             for queue in wanted
             for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
         }
@@ -92,15 +94,14 @@ class ClusterLog:
 
     def commit(self, group: str, positions: Positions) -> None:
         check_group_name(group)
-        asks = {
-            queue: Ask(
-                queue,
-                RequestCode.UPDATE_CONSUMER_OFFSET,
-                CommitOffset(group, queue.topic, int(queue.queue_id), position),
+        answers = self._brokers.ask({queue: _commit(group, queue, at) for queue, at in positions.items()})
+        unknown = [queue for queue, answer in answers.items() if answer.code != ResponseCode.SUCCESS]
+        if unknown:  # a broker makes a group when it first pulls
+            self._brokers.ask({queue: held_pull(group, queue, positions[queue], 1, 0.0) for queue in unknown})
+            self._brokers.ask(
+                {queue: _commit(group, queue, positions[queue])._replace(answers=_SUCCESS) for queue in unknown}
             )
-            for queue, position in positions.items()
-        }
-        missing = positions.keys() - self._brokers.ask(asks).keys()
+        missing = positions.keys() - answers.keys()
         if missing:
             raise UnknownTopic(f"{self._address}: no broker has {', '.join(map(str, sorted(missing)))}")
 
@@ -146,3 +147,9 @@ class ClusterLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _commit(group: str, queue: Queue, position: int) -> Ask:
+    header = CommitOffset(group, queue.topic, int(queue.queue_id), position)
+    answers = (*_SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+    return Ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, answers)

@@ -25,7 +25,7 @@ PULLED = (
 )
 _UNDER_WAY = 64
 _FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages that one pull asks for; brokers give 32, if nobody told them otherwise
-_WIDEN_AFTER = 64  # pulls that were answered in full
+_WIDEN_AFTER = 8  # pulls that were answered in full
 _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
 
 

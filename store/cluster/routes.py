@@ -41,6 +41,11 @@ class Route:
     write: dict[Queue, Broker] = field(default_factory=dict)
     made: float = 0.0
 
+    @property
+    def brokers(self) -> set[str]:
+        """Their names."""
+        return {broker.name for broker in (*self.read.values(), *self.write.values())}
+
 
 def parse_route(topic: str, data: bytes, made: float) -> Route:
     """The answer to GET_ROUTEINFO_BY_TOPIC.
@@ -67,6 +72,14 @@ def parse_json(data: bytes) -> dict[str, Any]:
         return parse_object(data)
     except BadFrame:
         return parse_object(_BARE_KEY.sub(rb'\1"\2":', data))
+
+
+def parse_brokers(json_: dict[str, Any]) -> list[Broker]:
+    """The answer to GET_BROKER_CLUSTER_INFO. Raises `BadFrame`."""
+    try:
+        return [_broker(each) for each in json_["brokerAddrTable"].values()]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadFrame(f"a list of brokers that makes no sense: {error!r}") from error
 
 
 def _broker(json_: dict[str, Any]) -> Broker:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from store.any_log import BrokerQueueId
 from store.cached import cached_property
 from store.errors import CorruptRecord, InvalidColumns
 from store.format import compute as pc
@@ -52,6 +53,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "sysFlag": pa.int32(),
     "bodyCRC": pa.int32(),
     "preparedTransactionOffset": pa.int64(),
+    "brokerName": pa.string(),
 }
 """What a message can be read as: column name to Arrow type."""
 
@@ -59,6 +61,15 @@ PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # those m
 
 _COPY = "restore the segment from a copy"
 _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
+
+
+def broker_names(queue_id: int, count: int) -> pa.StringArray:
+    """Of the messages of a queue; null where no cluster is read."""
+    if isinstance(queue_id, BrokerQueueId):
+        return pa.repeat(constant(queue_id.broker), count)
+    return pa.nulls(count, pa.string())
+
+
 DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
@@ -288,6 +299,7 @@ class LightBlock(Block):
 
 
 _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
+    "brokerName": lambda block: broker_names(block._queue_id, len(block)),
     "topic": lambda block: pa.repeat(constant(block._topic), len(block)),
     "queueId": lambda block: arrow(np.full(len(block), block._queue_id, np.int32)),
     "queueOffset": lambda block: arrow(block._queue_offsets),

@@ -202,6 +202,18 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
     return [b"", b""], [pc.binary_join_element_wise(encoded, *pieces, _NOTHING)]
 
 
+def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
+    """What a record has of each message behind its body, length n. Raises `MessageRefused` as `encode_columns`."""
+    texts, values = _encode_properties(messages)
+    every = pa.repeat(constant(texts[0]), len(messages))
+    pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
+    encoded = pc.binary_join_element_wise(every, *pieces, _NOTHING)
+    if (longest := int(lengths(encoded).max(initial=0))) > MAX_PROPERTIES_BYTES:
+        raise properties_too_large(longest)
+    _check_tags(messages.tags if messages.properties is None else PropertyColumns(encoded).value(PROPERTY_TAGS))
+    return encoded
+
+
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
     """`name 0x01 value 0x02`: a text, n values, a text; "" for null and empty ones (RocketMQ's parser drops those)."""
     _refuse_what_ends_text(name, values)

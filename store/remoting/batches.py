@@ -6,10 +6,20 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from store.errors import BadFrame
+from store.format import compute as pc
+from store.format.arrays import constant
+from store.format.records import rows_as_binary
+from store.format.strings import lengths
 
 _HEAD = struct.Struct(">iiiii")  # up to the body's length
 _PROPERTIES = struct.Struct(">h")
+_HEADS = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_length", ">i4")])
+assert _HEADS.itemsize == _HEAD.size
 
 
 class Batched(NamedTuple):
@@ -39,6 +49,20 @@ def decode_batch(data: bytes) -> list[Batched]:
         found.append(Batched(flag, data[body : body + length], data[properties:end]))
         at = end
     return found
+
+
+def batch_entries(bodies: pa.BinaryArray, properties: pa.BinaryArray, flags: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    """Each of n messages as a batch has it; several of them, one behind another, are a batch.
+
+    properties: encoded. flags: shape (n,).
+    """
+    heads = np.zeros(len(bodies), _HEADS)
+    heads["flag"], heads["body_length"] = flags, lengths(bodies)
+    widths = lengths(properties)
+    heads["size"] = _HEADS.itemsize + heads["body_length"] + _PROPERTIES.size + widths
+    behind = np.ascontiguousarray(widths.astype(">i2").view(np.uint8).reshape(-1, _PROPERTIES.size))
+    rows = heads.view(np.uint8).reshape(-1, _HEADS.itemsize)
+    return pc.binary_join_element_wise(rows_as_binary(rows), bodies, rows_as_binary(behind), properties, constant(b""))
 
 
 def encode_batch(messages: Iterable[Batched]) -> bytes:

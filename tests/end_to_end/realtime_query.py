@@ -55,7 +55,7 @@ def writer(spark: SparkSession, given: dict[str, Any]) -> DataStreamWriter:
     rows = (
         spark.readStream.format("mq")
         .options(subscribe="orders", startingOffsets="earliest", **given["options"])
-        .load(given["path"])
+        .load(None if "nameServer" in given["options"] else given["path"])
         .selectExpr(*given["select"])
     )
     if given["failing"]:

@@ -293,9 +293,14 @@ class LogTests:
     def test_held_queues_give_what_arrives_until_they_are_over(self, making: Making, log: Log) -> None:
         reached = {A0: 8, A1: 0}
         seen = {A0: [], A1: []}
-        arrivals = [threading.Timer(0.1 * n, making.append, (messages(A1, range(n, n + 1)),)) for n in range(3)]
-        for arrival in arrivals:
-            arrival.start()
+
+        def arrive() -> None:
+            for n in range(3):
+                making.append(messages(A1, range(n, n + 1)))
+                time.sleep(0.1)
+
+        arrival = threading.Thread(target=arrive)
+        arrival.start()
         with log.hold(dict(reached), time.monotonic() + LONG, EVERYTHING, LONG) as held:
             while reached != {A0: 10, A1: 3}:
                 there = next(held)
@@ -304,6 +309,7 @@ class LogTests:
                 seen[there.queue] += numbers(log, there)
                 reached[there.queue] = there.end
                 held.again(there.queue, there.end)
+        arrival.join()
         assert seen == {A0: [8, 9], A1: [0, 1, 2]}
 
     def test_a_queue_that_was_given_is_held_no_longer(self, making: Making, log: Log) -> None:

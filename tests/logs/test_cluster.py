@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from store import MessageStore, StoreConfig
-from store.any_log import BrokerQueueId, Queue
+from store import MessageStore, StoreConfig, UnsupportedStore
+from store.any_log import BrokerQueueId, Log, LogWriter, Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
+from store.read.filters import EVERYTHING
 from store.remoting.serving import BROKER, serve
-from tests.logs.conformance import LogTests
+from tests.logs.conformance import A0, WriterTests
 from tests.logs.test_local import Directory
+
+COLUMNS_OF_PRODUCERS = ("bornTimestamp", "flag", "tags")
 
 
 class Served(Directory):
@@ -25,7 +29,28 @@ def of_broker(topic: str, number: int) -> Queue:
     return Queue(topic, BrokerQueueId(BROKER, number))
 
 
-class TestServedLog(LogTests):
+class ClusterTests(WriterTests):
+    """What a cluster does otherwise than other kinds of logs."""
+
+    def test_a_condition_is_asked_when_nobody_else_can_append(self, log: Log, writer: LogWriter) -> None:
+        append = writer.begin()
+        append.add("a", pa.table({"body": ["10"]}))
+        with pytest.raises(UnsupportedStore, match="without a condition"):
+            append.publish(unless=lambda: False)
+        queue = self.queue(*A0)
+        assert log.bounds([queue]) == {queue: (0, 10)}
+
+    def test_what_batches_cannot_say_goes_alone(self, log: Log, writer: LogWriter) -> None:
+        append = writer.begin()
+        born = [1_700_000_000_000, 1_700_000_000_001]
+        append.add("b", pa.table({"body": ["3", "4"], "bornTimestamp": born, "flag": [7, 8], "tags": ["x", None]}))
+        append.publish()
+        (batch,) = log.scan(QueueRange(*self.queue("b", 0), 3, 5), ReadSpec(COLUMNS_OF_PRODUCERS, EVERYTHING))
+        times = [int(at) // 1000 for at in batch["bornTimestamp"].cast(pa.int64()).to_pylist()]
+        assert (times, batch["flag"].to_pylist(), batch["tags"].to_pylist()) == (born, [7, 8], ["x", None])
+
+
+class TestServedLog(ClusterTests):
     queue = staticmethod(of_broker)
 
     @pytest.fixture
@@ -33,3 +58,16 @@ class TestServedLog(LogTests):
         config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
         with MessageStore.open(tmp_path / "mq", config=config) as store, serve(store, "127.0.0.1:0") as serving:
             yield Served(store, serving.address)
+
+    def test_many_rows_make_many_batches(self, log: Log, writer: LogWriter) -> None:
+        append = writer.begin()
+        bodies = [b"%d" % n + bytes(30_000) for n in range(100)]
+        append.add("b", pa.table({"body": bodies, "keys": [f"k{n}" for n in range(100)]}))
+        placed = append.publish()
+        assert placed.queue_offsets.tolist() == [*range(3, 103)]
+        batches = list(
+            log.scan(QueueRange(*self.queue("b", 0), 3, 103), ReadSpec(("body", "physicalOffset"), EVERYTHING))
+        )
+        assert [body for batch in batches for body in batch["body"].to_pylist()] == bodies
+        seen = [at for batch in batches for at in batch["physicalOffset"].to_pylist()]
+        assert seen == placed.physical_offsets.tolist()

@@ -29,7 +29,7 @@ SPEC = ReadSpec(("queueOffset", "body"), EVERYTHING, max_rows=500)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    config = StoreConfig(mappedFileSizeCommitLog=256 << 10, maxTransferCountOnMessageInMemory=7)
+    config = StoreConfig(mappedFileSizeCommitLog=256 << 10, maxTransferBytesOnMessageInMemory=1000)
     with MessageStore.open(tmp_path / "mq", config=config) as it:
         it.create_topic("orders", 1)
         it.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(COUNT)])
@@ -111,6 +111,7 @@ class Moody:
     def __init__(self) -> None:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
+        self.is_gone = False
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_MIN_OFFSET: lambda request: self._answer(Offset(0)),
@@ -119,6 +120,8 @@ class Moody:
         self.server = Server(self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits())
 
     def _route(self, request: Request) -> Response:
+        if self.is_gone:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, "No topic route info in name server for the topic: orders")
         broker = {"brokerName": "b", "brokerAddrs": {"0": self.server.address}}
         queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
         return of_json({"brokerDatas": [broker], "queueDatas": [queues]})
@@ -128,19 +131,37 @@ class Moody:
         return Response(header=header) if mood is None else Response(mood, "CODE: 1  DESC: in a mood\nFor more")
 
 
-def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told() -> None:
-    moody = Moody()
-    try:
-        with ClusterAddress((moody.server.address,)).open() as log:
-            (queue,) = log.topics()["orders"]
-            moody.moods = [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, None]
-            assert log.bounds([queue]) == {queue: (0, 3)}
-            moody.moods = [ResponseCode.NO_PERMISSION]
-            told = rf"broker b at {moody.server.address}, GET_MIN_OFFSET: .*in a mood; .*accessKey.*code 16"
-            with pytest.raises(RequestRefused, match=told) as refused:
-                log.bounds([queue])
-            assert "For more" not in str(refused.value)
-            assert moody.moods == []
-    finally:
-        moody.server.close()
-        moody.thread.stop()
+@pytest.fixture
+def moody() -> Iterator[Moody]:
+    it = Moody()
+    yield it
+    it.server.close()
+    it.thread.stop()
+
+
+def test_a_broker_that_leaves_the_route_is_waited_for(moody: Moody) -> None:
+    with replace(ClusterAddress((moody.server.address,)), patience=30.0).open() as log:
+        queues = log.topics()["orders"]
+        moody.is_gone = True
+        later = threading.Timer(0.3, setattr, (moody, "is_gone", False))
+        later.start()
+        assert log.topics()["orders"] == queues
+        later.join()
+    with replace(ClusterAddress((moody.server.address,)), patience=0.0).open() as log:
+        assert "orders" in log.topics()
+        moody.is_gone = True
+        assert "orders" not in log.topics()
+        assert log.bounds(queues) == {}
+
+
+def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: Moody) -> None:
+    with ClusterAddress((moody.server.address,)).open() as log:
+        (queue,) = log.topics()["orders"]
+        moody.moods = [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, None]
+        assert log.bounds([queue]) == {queue: (0, 3)}
+        moody.moods = [ResponseCode.NO_PERMISSION]
+        told = rf"broker b at {moody.server.address}, GET_MIN_OFFSET: .*in a mood; .*accessKey.*code 16"
+        with pytest.raises(RequestRefused, match=told) as refused:
+            log.bounds([queue])
+        assert "For more" not in str(refused.value)
+        assert moody.moods == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import BadFrame
 from store.format.properties import decode_properties
-from store.remoting.batches import Batched, decode_batch, encode_batch
+from store.remoting.batches import Batched, batch_entries, decode_batch, encode_batch
 from tests.store.remoting.golden import FRAMES
 
 (MADE,) = {bytes.fromhex(line["body"]) for line in FRAMES if line["code"] == 320}
@@ -52,3 +54,11 @@ def test_a_batch_that_was_changed_is_another_or_refused(batch: list[Batched], da
 def test_a_batch_that_ends_too_soon(cut: int) -> None:
     with pytest.raises(BadFrame, match="message 1"):
         decode_batch(MADE[:-cut])
+
+
+@given(BATCHES)
+def test_batches_of_columns_are_those_of_messages(messages: list[Batched]) -> None:
+    flags = np.array([message.flag for message in messages], np.int64)
+    bodies = pa.array([message.body for message in messages], pa.binary())
+    properties = pa.array([message.properties for message in messages], pa.binary())
+    assert b"".join(batch_entries(bodies, properties, flags).to_pylist()) == encode_batch(messages)

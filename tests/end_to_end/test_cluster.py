@@ -1,0 +1,144 @@
+"""Spark on a cluster: a store that is served, of which Spark is told the name server and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from store import Message, MessageStore
+from store.remoting.serving import BROKER, Serving, serve
+from tests.end_to_end.test_realtime import Program, Query, program, together
+from tests.end_to_end.test_stream_query import Sink
+from tests.waiting import until
+
+__all__ = ["program"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 2)
+        it.create_topic("copy", 1)
+        yield it
+
+
+@pytest.fixture
+def serving(store: MessageStore) -> Iterator[Serving]:
+    with serve(store, "127.0.0.1:0") as it:
+        yield it
+
+
+def put(store: MessageStore, numbers: range) -> None:
+    store.put_many([Message("orders", b"%d" % n, tags="AB"[n % 2], queue_id=n % 2) for n in numbers])
+
+
+def start(spark: SparkSession, serving: Serving, sink: Any, checkpoint: Path, **options: str) -> StreamingQuery:
+    given = {"nameServer": serving.address, "subscribe": "orders", "startingOffsets": "earliest", **options}
+    frame = spark.readStream.format("mq").options(**given).load()
+    return frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).start()
+
+
+def test_a_batch_query(spark: SparkSession, store: MessageStore, serving: Serving) -> None:
+    put(store, range(100))
+    reader = spark.read.format("mq").options(nameServer=serving.address, subscribe="orders", subExpression="A")
+    rows = reader.schema("brokerName string, queueId int, queueOffset bigint, body binary, tags string").load()
+    assert sorted((row.brokerName, row.queueId, row.queueOffset, bytes(row.body)) for row in rows.collect()) == [
+        (BROKER, 0, n, b"%d" % (2 * n)) for n in range(50)
+    ]
+    assert rows.where("queueId = 1").count() == 0
+    offsets = json.dumps({"orders": {f"{BROKER}:0": 48, f"{BROKER}:1": 50}})
+    some = reader.option("startingOffsets", offsets).load()
+    assert sorted(row.queueOffset for row in some.collect()) == [48, 49]
+
+
+def test_a_streaming_query(spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path) -> None:
+    sink, checkpoint = Sink(), tmp_path / "checkpoint"
+    options = {"consumerGroup": "billing", "maxOffsetsPerTrigger": "8"}
+    put(store, range(20))
+    query = start(spark, serving, sink, checkpoint, **options)
+    until(lambda: len(sink.rows) == 20)
+    put(store, range(20, 30))
+    query.processAllAvailable()
+    assert [row[3] for row in sorted(sink.rows, key=lambda row: int(row[3]))] == [b"%d" % n for n in range(30)]
+    assert len(sink.batches) > 3
+    offsets = json.loads(query.lastProgress["sources"][0]["endOffset"])
+    assert offsets["orders"] == {f"{BROKER}:0": 15, f"{BROKER}:1": 15}
+    query.stop()
+    until(lambda: [store.consumer_offset("billing", "orders", n) for n in range(2)] == [15, 15])
+
+    put(store, range(30, 40))
+    again = Sink()
+    query = start(spark, serving, again, checkpoint, **options)
+    query.processAllAvailable()
+    query.stop()
+    assert sorted(int(row[3]) for row in again.rows) == [*range(30, 40)]
+
+
+def test_a_query_goes_on_when_its_broker_comes_again(
+    spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path
+) -> None:
+    sink = Sink()
+    put(store, range(10))
+    query = start(spark, serving, sink, tmp_path / "checkpoint")
+    until(lambda: len(sink.rows) == 10)
+    serving.close()
+    put(store, range(10, 20))
+    with serve(store, serving.address):
+        until(lambda: len(sink.rows) == 20 or query.exception() is not None)
+        query.stop()
+    assert query.exception() is None
+    assert sorted(int(row[3]) for row in sink.rows) == [*range(20)]
+
+
+def test_messages_that_are_gone_end_a_query(
+    spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path
+) -> None:
+    put(store, range(10))
+    sink, checkpoint = Sink(), tmp_path / "checkpoint"
+    query = start(spark, serving, sink, checkpoint)
+    query.processAllAvailable()
+    query.stop()
+    ahead = {"orders": {f"{BROKER}:0": 999, f"{BROKER}:1": 5}}
+    query = start(spark, serving, sink, tmp_path / "other", startingOffsets=json.dumps(ahead))
+    with pytest.raises(StreamingQueryException, match="says 999 for orders/broker-a:0, and its next message will be 5"):
+        query.awaitTermination(60)
+
+
+def test_the_sink(spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path) -> None:
+    put(store, range(20))
+    given = {"nameServer": serving.address, "subscribe": "orders", "startingOffsets": "earliest"}
+    rows = spark.readStream.format("mq").options(**given).load().select("body", "tags")
+    writer = rows.writeStream.format("mq").options(
+        nameServer=serving.address, topic="copy", delivery="at-least-once", checkpointLocation=str(tmp_path / "c")
+    )
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    copied = spark.read.format("mq").options(nameServer=serving.address, subscribe="copy").load().collect()
+    assert sorted((int(row.body), row.tags) for row in copied) == [(n, "AB"[n % 2]) for n in range(20)]
+
+
+def test_what_is_wrong_is_told(spark: SparkSession, serving: Serving) -> None:
+    with pytest.raises(PySparkException, match=r"no nowhere; it has copy \(1 queues\), orders \(2 queues\)"):
+        spark.read.format("mq").options(nameServer=serving.address, subscribe="nowhere").load().count()
+    rows = spark.range(1).selectExpr("'x' AS body")
+    with pytest.raises(PySparkException, match="set delivery to at-least-once"):
+        rows.write.format("mq").mode("append").options(nameServer=serving.address, topic="copy").save()
+
+
+@together
+def test_real_time(store: MessageStore, serving: Serving, program: Program, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    put(store, range(10))
+    options = {"nameServer": serving.address, "ledgerPath": str(tmp_path / "ledger"), "batchDuration": "1 second"}
+    with query.running_in(program, **options):
+        until(lambda: query.rows().total() >= 10)
+        put(store, range(10, 20))
+        until(lambda: query.rows().total() >= 20)
+    assert query.rows() == Counter((queue, n) for queue in range(2) for n in range(10))
