@@ -21,6 +21,7 @@ from benchmarks import (
     producing,
     putting,
     reading,
+    remote_reading,
     starting,
     starting_query,
     writing,
@@ -37,6 +38,9 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "starting": lambda small: starting.main(1 if small else 15),
     "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),
     "reading": lambda small: reading.main(2_000, 1, (100,)) if small else reading.main(2_000_000, 5),
+    "remote_reading": lambda small: (
+        remote_reading.main(2_000, 1, (100,)) if small else remote_reading.main(1_000_000, 5)
+    ),
     "getting": lambda small: getting.main(2_000 if small else 200_000, 1 if small else 5),
     "consuming": lambda small: consuming.main(2_000 if small else 500_000, 1 if small else 5),
     "writing": lambda small: writing.main(2_000, 1, (100,)) if small else writing.main(2_000_000, 5),

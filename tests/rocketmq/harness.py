@@ -192,9 +192,13 @@ class RocketMQ:
 
     def frames(self) -> list[Json]:
         """Frames that RocketMQ 5's own code encodes, and its codes; see Frames.java."""
-        done = subprocess.run(self._java("Frames"), capture_output=True, timeout=COMMAND_SECONDS, check=False)
+        return self.run("Frames")
+
+    def run(self, main: str, *arguments: str) -> list[Json]:
+        """What a class of the harness prints."""
+        done = subprocess.run(self._java(main, *arguments), capture_output=True, timeout=COMMAND_SECONDS, check=False)
         if done.returncode != 0:
-            raise HarnessError(f"RocketMQ {self.line}, frames:\n{_tail(done.stderr)}")
+            raise HarnessError(f"RocketMQ {self.line}, {main}:\n{_tail(done.stderr)}")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     @contextmanager

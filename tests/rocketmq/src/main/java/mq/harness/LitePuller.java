@@ -1,0 +1,41 @@
+package mq.harness;
+
+import java.util.Collection;
+import java.util.List;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** RocketMQ's own pull consumer, as a yardstick: reads so many messages from the beginning, and prints how long it took. */
+public final class LitePuller {
+    private LitePuller() { }
+
+    /** Usage: 127.0.0.1:9876 topic messages */
+    public static void main(String[] args) throws Exception {
+        System.setOut(System.err);
+        int wanted = Integer.parseInt(args[2]);
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("lite-pullers");
+        consumer.setNamesrvAddr(args[0]);
+        consumer.setAutoCommit(false);
+        consumer.setPullBatchSize(32);
+        consumer.start();
+        Collection<MessageQueue> queues = consumer.fetchMessageQueues(args[1]);
+        consumer.assign(queues);
+        for (MessageQueue queue : queues) {
+            consumer.seekToBegin(queue);
+        }
+        long begin = System.nanoTime();
+        long bytes = 0;
+        int read = 0;
+        while (read < wanted) {
+            List<MessageExt> messages = consumer.poll(1000);
+            read += messages.size();
+            for (MessageExt message : messages) {
+                bytes += message.getBody().length;
+            }
+        }
+        Main.print(StoreReader.line("pulled", "messages", read, "bytes", bytes, "seconds", (System.nanoTime() - begin) / 1e9));
+        Main.flush();
+        Runtime.getRuntime().halt(0);
+    }
+}
