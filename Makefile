@@ -1,4 +1,4 @@
-# make demo | test | crashes | mutants | check | bench | install | clean. Each makes .venv and installs what it needs.
+# make demo | test | test-oldest | crashes | mutants | check | bench | install | clean. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # which an editable install by import hook would hide from it.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
 
-.PHONY: install demo test crashes mutants mutation test-rocketmq check bench clean
+.PHONY: install demo test test-oldest crashes mutants mutation test-rocketmq check bench clean
 
 install: $(VENV)/.with-demo
 
@@ -16,6 +16,16 @@ demo: $(VENV)/.with-demo
 # In two processes, each test in the one that is free; each process that needs it starts one Spark session.
 test: $(VENV)/.with-test
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
+
+# The oldest PySpark, under another Python where there is one, in a .venv of its own; tests that start no Spark:
+# make test-oldest OTHER=python3.12
+OTHER ?= python3.13
+OLDEST := $(VENV)-oldest
+test-oldest:
+	@if $(OTHER) -c 'import ensurepip, venv' 2>/dev/null; then \
+	$(MAKE) VENV=$(OLDEST) PYTHON=$(OTHER) $(OLDEST)/.with-oldest && $(OLDEST)/bin/python -m pytest --numprocesses=2 \
+	tests/pyspark_mq --ignore=tests/pyspark_mq/cli --deselect=tests/pyspark_mq/test_demo.py; \
+	else echo "There is no $(OTHER) here: the oldest PySpark is not tested (OTHER=python3.12 names another Python)"; fi
 
 # The machine goes down, or a call fails, so many times: make crashes CUTS=100000
 CUTS ?= 10000
@@ -52,7 +62,7 @@ bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache tests/rocketmq/target
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache tests/rocketmq/target
 
 # One stamp for each extra, renewed only when the requirements change.
 $(VENV)/.with-%: setup.cfg pyproject.toml | $(BIN)/python

@@ -12,7 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
@@ -139,9 +139,11 @@ class OpenFiles:
             file = self._files[key] = _open(directory, writable, size, start)
             while len(self._files) > self._limit:
                 self._files.popitem(last=False)
-        else:
-            with suppress(KeyError):  # another thread closed it just now
-                self._files.move_to_end(key)
+            return file
+        try:  # not `suppress`: this is called for every look at a file
+            self._files.move_to_end(key)
+        except KeyError:  # another thread closed it just now
+            return file
         return file
 
     def forget(self, directory: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from store import Message, MessageStore
 from tests.waiting import until
@@ -37,9 +38,9 @@ def recipes(page: str, language: str, path: str) -> list[str]:
     return [block.replace("/data/mq", path).replace("9404", "0") for block in blocks]
 
 
-def run(spark: SparkSession, recipe: str) -> dict[str, Any]:
+def run(spark: SparkSession, recipe: str, **given: Any) -> dict[str, Any]:
     """The names that it leaves."""
-    names: dict[str, Any] = {"spark": spark}
+    names: dict[str, Any] = {"spark": spark, **given}
     exec(compile(recipe, "<recipe>", "exec"), names)
     return names
 
@@ -49,6 +50,45 @@ def test_from_kafka(spark: SparkSession, path: str) -> None:
     rows = run(spark, recipe)["rows"]
     assert rows.isStreaming
     assert rows.columns == ["value", "key", "partition", "offset"]
+
+
+def test_the_sink(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with MessageStore.open(path) as store:
+        for topic in ("new", "orders", "paid", "open"):
+            store.create_topic(topic, 1)
+        store.put(Message("new", b"of a stream", tags="paid"))
+    frames = {
+        "orders": spark.createDataFrame(
+            [("paid", "a"), ("open", "b"), ("paid", "a")], "status STRING, customer STRING"
+        ),
+        "orders_stream": stream(spark, path, "new").select("body", "tags"),
+    }
+    frames["orders"].createOrReplaceTempView("new_orders")
+    writing, in_each_batch = recipes("sink.md", "python", path)
+    run(spark, writing.replace("/data/checkpoint", str(tmp_path / "checkpoint")), **frames)
+    spark.catalog.dropTempView("orders")
+    (into,) = recipes("sink.md", "sql", path)
+    for statement in into.split(";"):
+        spark.sql(statement)
+    until(lambda: counts(path)["orders"] == 3 + 1 + 3)
+    for query in spark.streams.active:
+        query.stop()
+
+    route = run(spark, textwrap.dedent(in_each_batch))["route"]
+    routed = stream(spark, path, "orders").selectExpr("tags AS status", "body").writeStream.foreachBatch(route)
+    assert routed.trigger(availableNow=True).start().awaitTermination(120)
+    assert counts(path) == {"new": 1, "orders": 7, "paid": 5, "open": 2}
+
+
+def stream(spark: SparkSession, path: str, topic: str) -> DataFrame:
+    return spark.readStream.format("mq").options(subscribe=topic, startingOffsets="earliest").load(path)
+
+
+def counts(path: str) -> dict[str, int]:
+    """Messages in the only queue of each topic."""
+    with MessageStore.open(path, read_only=True) as store:
+        return {topic: store.max_offset(topic, 0) for topic in ("new", "orders", "paid", "open")}
 
 
 @pytest.fixture
