@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_mq.commits import Commits
-from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.errors import OptionError, StagingError, SubscriptionError
 from pyspark_mq.sink_schema import tables_by_topic
 from pyspark_mq.staging import BATCH, Staging
 from pyspark_mq.write_options import WriteOptions
@@ -121,8 +121,15 @@ class AllOrNothing:
         """Append what was staged, and to each topic what `more` says. Readers see all of it at once, and it is on the
         device when this returns.
         """
+        tables = self._staging.tables(each.file for each in sent if each.file)
+        staged, rows = sum(table.num_rows for table in tables.values()), sum(each.rows for each in sent)
+        if staged != rows:  # a file that ends between two batches looks whole
+            raise StagingError(
+                f"{self._options.staging_path}: tasks kept {rows:,} rows there, and {staged:,} are left; nothing was "
+                "appended, run the write again. A directory that several machines see must show what another one wrote"
+            )
         append = log.begin()
-        for topic, table in self._staging.tables(each.file for each in sent if each.file).items():
+        for topic, table in tables.items():
             append.add(topic, table)
         for topic, batch in more.items():
             append.add(topic, batch)

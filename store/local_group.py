@@ -237,7 +237,13 @@ class LocalMember:
         entry = self._seat.entry
         _, reset = self._files.resets.since(entry.resets)
         own = entry.claims.keys() - self._taken(time.monotonic()) - reset.keys()
-        self._offsets.persist(self._files.there(own))
+        self._offsets.persist(self._files.there(own), self._flush)
+
+    def _flush(self) -> None:
+        """What was sent back is on the device before the group's offsets say that it is done."""
+        store = self._store
+        if store is not None:
+            store.flush()
 
     def _look(self) -> _Sight:
         self._seat.must_be_open()

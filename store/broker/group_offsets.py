@@ -66,11 +66,15 @@ class GroupOffsets:
         with self._threads:
             return self._done == self._persisted
 
-    def persist(self, queues: Set[Queue]) -> None:
-        """Bring to the files what was committed in these, where it is more than they say. Call it in turn."""
+    def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
+        """Bring to the files what was committed in these, where it is more than they say. Call it in turn.
+
+        before: called when it is known what that is, and before any file says so.
+        """
         with self._threads:
             news = {queue: offset for queue, offset in self._done.items() if self._persisted.get(queue) != offset}
         news = {queue: offset for queue, offset in news.items() if queue in queues}
+        before()
         advance(self._files, self._group, news)
         with self._threads:
             self._persisted |= {queue: offset for queue, offset in news.items() if queue in self._done}

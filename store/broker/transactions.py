@@ -7,11 +7,14 @@ same append, so it is there once. Of those that nobody ended for a while somebod
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 from uuid import uuid4
@@ -20,8 +23,18 @@ import numpy as np
 import numpy.typing as npt
 
 from store import Append, AppendResult, Message, MessageStore, StoredMessage
-from store.errors import MessageRefused, PutStatus, TransactionEnded, UnknownTopic
-from store.files.consumer_offsets import check_group_name
+from store.any_log import Queue
+from store.broker.group_offsets import advance
+from store.errors import (
+    CorruptRecord,
+    MessageRefused,
+    OffsetLost,
+    PutStatus,
+    StoreError,
+    TransactionEnded,
+    UnknownTopic,
+)
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.arrays import texts
 from store.format.copies import Places
 from store.format.delayed import real_places
@@ -43,12 +56,15 @@ from store.format.layout import (
     UNDECIDED_TOPIC,
 )
 from store.integers import seconds
+from store.publish.locks import among_groups
 from store.publish.putting import encoding_of
+from store.system_errors import explained_verbs
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
 _MOST = 1000  # that one step asks for
 _QUEUE = 0
+_logger = logging.getLogger("store")
 
 
 class Half(NamedTuple):
@@ -67,6 +83,7 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
+@explained_verbs
 class Transactions:
     """The transactions of one producer group in a store that is open for writing. Threads may share it.
 
@@ -76,6 +93,7 @@ class Transactions:
     def __init__(self, store: MessageStore, group: str) -> None:
         """Raises `InvalidGroup`, `ReadOnlyStore`."""
         check_group_name(group)
+        self.path = store.path
         self._store = store
         self._group = group
         self._turn = threading.RLock()  # of what is known of half messages
@@ -169,18 +187,33 @@ class Transactions:
         return is_own and now - message.born_timestamp / 1000 > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """Those that nobody else has ended meanwhile."""
+        """Those that nobody else has ended meanwhile. One that cannot be does not keep the others."""
         while outcomes:
-            append = self._store.begin()
-            self._add_committed(append, [half for half, _, outcome in outcomes if outcome is Outcome.COMMIT])
-            for half, message, outcome in outcomes:
-                if outcome is Outcome.UNKNOWN:
-                    self._add_again(append, half, message, max_checks)
             try:
+                append = self._store.begin()
+                self._add_committed(append, [half for half, _, outcome in outcomes if outcome is Outcome.COMMIT])
+                for half, message, outcome in outcomes:
+                    if outcome is Outcome.UNKNOWN:
+                        self._add_again(append, half, message, max_checks)
                 self._end(append, [half for half, _, _ in outcomes])
                 break
             except TransactionEnded:
                 outcomes = [each for each in outcomes if each[0].queue_offset not in self._ended]
+            except (UnknownTopic, MessageRefused, OffsetLost, CorruptRecord) as error:
+                middle = len(outcomes) // 2
+                if middle == 0:
+                    self._leave_open(*outcomes[0], max_checks, error)
+                    break
+                self._end_all(outcomes[:middle], max_checks)
+                outcomes = outcomes[middle:]
+
+    def _leave_open(
+        self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
+    ) -> None:
+        """What cannot be ended so is asked for again, as often as one of which nobody knows."""
+        _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
+        if outcome is Outcome.COMMIT:
+            self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
 
     def _half(self, message: Message, queue_id: int, transaction_id: str) -> Message:
         own = {
@@ -208,7 +241,8 @@ class Transactions:
 
     def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> None:
         """Let it wait on, as a new half message, or no more."""
-        times = int(message.properties.get(PROPERTY_CHECK_TIMES, "0"))
+        said = message.properties.get(PROPERTY_CHECK_TIMES, "")
+        times = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
         topic = HALF_TOPIC if times < max_checks - 1 else _make(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
@@ -260,9 +294,11 @@ class Transactions:
         begin = next((half.queue_offset for half, _ in self._halves()), self._store.max_offset(HALF_TOPIC, _QUEUE))
         done = [op for op, last in self._last_half.items() if last >= begin]
         ops = min(done, default=self._ops_seen)
-        for topic, offset in ((HALF_TOPIC, begin), (OP_TOPIC, ops)):
-            if offset != self._done(topic):
-                self._store.commit_offsets(TRANSACTIONS_GROUP, topic, {_QUEUE: offset})
+        if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
+            # Both at once, and none goes back: op messages that are done say nothing of half messages that are not.
+            path, offsets = self._store.path, {Queue(HALF_TOPIC, _QUEUE): begin, Queue(OP_TOPIC, _QUEUE): ops}
+            save = partial(advance, ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
+            among_groups(path, self._store.config.lockTimeoutMillis / 1000, save)
         self._go_on(begin, ops)
 
     def _go_on(self, begin: int, ops: int) -> None:

@@ -160,6 +160,12 @@ class _Checker(threading.Thread):
 
     def run(self) -> None:
         """One member has the turn until it leaves or dies, so that each transaction is asked about in its time."""
+        try:
+            self._check_now_and_then()
+        finally:  # whatever ends this, others go on
+            self._turn.close()
+
+    def _check_now_and_then(self) -> None:
         next_check, told = time.monotonic(), ""
         while not self.stopping.is_set():
             try:
@@ -175,18 +181,17 @@ class _Checker(threading.Thread):
                 if not self.stopping.is_set():
                     _logger.exception("%s: nobody is asked here any more", self._what)
                 break
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 if told != (told := repr(error)):  # once, not at every try
                     _logger.exception("%s: asked again in %g s", self._what, self._interval)
                 rest = self._interval
             self.stopping.wait(rest)
-        self._turn.close()
 
     def _decide(self, message: StoredMessage) -> Outcome:
         """What the user says, or that he does not know."""
         try:
             return _must_be_outcome(self._check(message))
-        except Exception:
+        except BaseException:  # SystemExit, too, which would end this thread without a word
             _logger.exception("%s: what became of %s is not known", self._what, message.msg_id)
             return Outcome.UNKNOWN
 

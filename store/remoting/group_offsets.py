@@ -79,6 +79,7 @@ class ServedOffsets:
             else:  # somebody else's word
                 self._forget(group, queue)
         if offsets:
+            self._store.flush()  # first, what clients sent back and take for done
             self._store.commit_offsets(group, topic, offsets)
         for queue_id, offset in offsets.items():
             self._known[group][Queue(topic, queue_id)].persisted = offset

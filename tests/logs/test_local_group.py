@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from store.any_group import MessageModel, Subscriptions
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.local_group import LocalGroup
+from store.publish.published_end import PublishedEnd
 from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests
 from tests.members import RemoteMember, remote_member
 from tests.waiting import PATIENCE, until
@@ -221,3 +222,17 @@ def test_offsets_of_a_broadcasting_member_go_with_a_topic(making: LocalMaking) -
             if done is not None:
                 one.commit({Q0: done})
         made_anew(making, "t")
+
+
+def test_what_was_sent_back_is_on_the_device_before_an_offset_says_that_it_is_done(making: LocalMaking) -> None:
+    (making.path / "config/store.conf").write_text("flushIntervalCommitLog=3600000\n")
+    with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as one:
+        one.lock([Q0])
+        store.put(Message("t", b"x", queue_id=0))
+        (message,) = store.get_message("g", "t", 0, 0).messages
+        one.send_back([message])
+        one.commit({Q0: 1})
+        with closing(PublishedEnd(making.path, writable=False)) as published:
+            assert published.flushed_offset == 0
+            one.persist()
+            assert published.flushed_offset == store.confirm_offset

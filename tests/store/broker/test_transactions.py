@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECI
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of
+from tests.waiting import until
 
 KILLS = int(os.environ.get("TRANSACTION_KILLS", "3"))
 
@@ -149,6 +151,55 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path) -> None:
             transactions.commit(halves)
         transactions.roll_back(halves)
         assert transactions.open(-1) == []
+
+
+def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a topic that is gone, without room for one more property, or with a count that is none."""
+    properties = [{}, {"x": "y" * 32_600}, {"TRANSACTION_CHECK_TIMES": "many"}, {}]
+    with MessageStore.open(tmp_path) as store:
+        for topic in ("gone", "orders"):
+            store.create_topic(topic, 1)
+        rows = [Message("orders", b"%d" % n, properties=own) for n, own in enumerate(properties)]
+        Transactions(store, "sellers").prepare([Message("gone", b"gone"), *rows])
+    delete_topic(tmp_path, "gone")
+    with MessageStore.open(tmp_path) as store:
+        transactions = Transactions(store, "sellers")
+        assert transactions.check(lambda _: Outcome.UNKNOWN, -1) == 5
+        assert len(transactions.open(-1)) == 5
+        assert transactions.check(lambda _: Outcome.COMMIT, -1, max_checks=2) == 5
+        assert sorted(bodies(store)) == [b"0", b"1", b"2", b"3"]
+        assert transactions.open(-1) == []
+        assert [each.body for each in all_of(store, UNDECIDED_TOPIC)] == [b"gone"]
+    assert "stays open: " in caplog.text
+
+
+def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
+    """Or op messages that are done would say nothing any more of half messages that are not."""
+    over = threading.Event()
+
+    def sell(store: MessageStore) -> None:
+        transactions = Transactions(store, "sellers")
+        while not over.is_set():
+            transactions.roll_back(transactions.prepare([Message("orders", b"")]))
+            transactions.check(lambda _: Outcome.UNKNOWN)
+
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 1)
+        sellers = [threading.Thread(target=sell, args=(store,)) for _ in range(3)]
+        for seller in sellers:
+            seller.start()
+        found = []
+
+        def look() -> bool:
+            found.append([store.consumer_offset(TRANSACTIONS_GROUP, topic, 0) or 0 for topic in (HALF_TOPIC, OP_TOPIC)])
+            return found[-1][0] > 30
+
+        until(look)
+        over.set()
+        for seller in sellers:
+            seller.join()
+    for one in zip(*found, strict=True):
+        assert list(one) == sorted(one)
 
 
 SELLER = """

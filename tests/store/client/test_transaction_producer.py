@@ -215,3 +215,18 @@ def test_a_forked_child_has_none(store: MessageStore) -> None:
         assert os.waitpid(child, 0)[1] == 0
         producer.send(Message("orders", b"parent's"), lambda own: Outcome.COMMIT)
     assert bodies(store) == [b"parent's"]
+
+
+def test_a_check_that_ends_its_thread_is_asked_again(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    asked = []
+
+    def check(message: StoredMessage) -> Outcome:
+        asked.append(message.msg_id)
+        if len(asked) == 1:
+            sys.exit("no such database")
+        return Outcome.COMMIT
+
+    with TransactionProducer(store, GROUP, check, check_interval=0.05, immunity=0.0) as producer:
+        producer.send(Message("orders", b"x"), lambda _: Outcome.UNKNOWN)
+        until(lambda: bodies(store) == [b"x"])
+    assert "SystemExit: no such database" in caplog.text
