@@ -64,12 +64,11 @@ class Writer:
         self._appender = Appender(lock, self.published, log, index, queues, unflushed, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
         self._flusher = Flusher(self.published, log, queues, unflushed, self._note_ends, interval, lock.place)
-        self._topics = Topics(directory.root)
         append = partial(_append, self._flusher, self._appender, directory.root, config)  # refers to no writer
         rooms = directory.root, log, queues, self.published, encoding_of(config), append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
-        if any(map(self._topics.has_queues, WAITING_TOPICS)):
-            self._deliverer.start()
+        self._topics = Topics(directory.root)
+        self._flusher.start(partial(_deliver_what_waits, self._topics, self._deliverer))
 
     def _join(self) -> PublishedEnd:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
@@ -207,6 +206,12 @@ class Writer:
         self._lock.close()
 
 
+def _deliver_what_waits(topics: Topics, deliverer: Deliverer) -> None:
+    """Begin to deliver where anybody has delayed messages by now."""
+    if not deliverer.is_started and any(map(topics.has_queues, WAITING_TOPICS)):
+        deliverer.start()
+
+
 def _append(
     flusher: Flusher,
     appender: Appender,
@@ -217,7 +222,7 @@ def _append(
     flush: bool = False,
     unless: Condition | None = None,
 ) -> AppendResult | None:
-    flusher.start()
+    flusher.appending()
     return appender.append(_while_there_is_space(root, config, pieces), flush=flush, unless=unless)
 
 

@@ -30,8 +30,8 @@ class Deliverer:
     """Delivers what is due while it is this process's turn: at most one on a host has it, and the system gives it back
     when that one dies.
 
-    The thread begins with the first message that is to be delayed, or with the opening of a store where there ever were
-    any. It sleeps until the next one is due, or something is published.
+    The thread begins with the first message that is to be delayed, here or, within a moment, anywhere; or with the
+    opening of a store where there ever were any. It sleeps until the next one is due, or something is published.
     """
 
     def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
@@ -57,6 +57,11 @@ class Deliverer:
                 thread = threading.Thread(target=self._run, name="mq-deliver", daemon=True)
                 thread.start()
                 self._thread = thread  # not before: who stops it can only wait for one that runs
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it delivers, or waits for its turn."""
+        return self._thread is not None
 
     @property
     def is_this_thread(self) -> bool:

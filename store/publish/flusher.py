@@ -18,7 +18,7 @@ _logger = logging.getLogger("store")
 
 
 class Flusher:
-    """Flushes every `interval` seconds while there is something new, from the first append on.
+    """Flushes every `interval` seconds while there is something new, from this one's first append on.
 
     The published end's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
     a machine's crash costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
@@ -46,12 +46,24 @@ class Flusher:
         self._note = note
         self._interval = interval
         self._place = place
+        self._attend: Callable[[], None] = _nothing
+        self._is_appending = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # several threads may append for the first time at once
 
-    def start(self) -> None:
-        """Flush from now on in the background; does nothing while it does."""
+    def start(self, attend: Callable[[], None]) -> None:
+        """Take turns in the background, from now on. attend: called now, and at each turn."""
+        attend()
+        self._attend = attend
+        self._go_on()
+
+    def appending(self) -> None:
+        """Flush from now on, if it does not yet, or does no more because of an error."""
+        self._is_appending = True
+        self._go_on()
+
+    def _go_on(self) -> None:
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
@@ -68,6 +80,7 @@ class Flusher:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self._attend = _nothing  # which may refer to this
         self.flush()
 
     def flush(self) -> None:
@@ -103,7 +116,9 @@ class Flusher:
         root, told = self._published_end.path.parent, ""
         while not self._stop.wait(self._interval):
             try:
-                self.flush()
+                if self._is_appending:
+                    self.flush()
+                self._attend()
                 told = ""
             except (FlushFailed, StoreReplaced):
                 _logger.exception("%s: nothing more is appended or flushed", root)
@@ -111,3 +126,7 @@ class Flusher:
             except Exception as error:
                 if told != (told := repr(error)):  # once, not at every turn
                     _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)
+
+
+def _nothing() -> None:
+    """Before the start, and after the end."""

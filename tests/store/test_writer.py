@@ -108,8 +108,9 @@ def test_a_store_that_is_dropped_during_an_append_of_another_in_the_same_thread(
 
 def test_a_store_that_is_dropped_in_its_own_flushers_thread(path: Path) -> None:
     """By the garbage collector, in the middle of a flush, if it was part of a cycle."""
+    threads = flushers()
     store = MessageStore.open(path, config=StoreConfig(flushIntervalCommitLog=1))
-    flusher, threads = store._writing()._flusher, flushers()
+    flusher = store._writing()._flusher
     boxes, flushed = [store], flusher.flush
     in_flusher = threading.Event()
 

@@ -322,3 +322,27 @@ def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFix
     said = "; ".join(record.getMessage() for record in caplog.records)
     assert "messages [0, 10) were deleted before they were delivered" in said
     assert said.count("a delayed message is lost") == 5
+
+
+OTHER = """
+import sys, time
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    store.put(Message("t", b"soon", delay_level=1))
+    store.put(Message("t", b"later", deliver_at=int(time.time() * 1000) + 1500))
+    print(flush=True)
+    time.sleep(600)
+"""
+
+
+def test_one_that_was_open_before_anything_was_delayed(tmp_path: Path) -> None:
+    """Nothing is put here; who delayed the first messages is killed before they are due."""
+    with opened(tmp_path) as store:
+        store.create_topic("t", 1)
+        assert threads() == []
+        with subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            other.kill()
+        until(lambda: set(bodies(store, "t")) == {b"soon", b"later"})
+    assert threads() == []
