@@ -120,6 +120,13 @@ class LocalLog:
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         return self._store.read(wanted, spec)
 
+    def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
+        """All messages of a short published range, in a tenth of the time that a `scan` takes at least; None where
+        that is better asked: it says what is wrong, or there are too many bytes.
+        """
+        found = self._store.get_message("", *wanted.queue, wanted.start, wanted.length).messages
+        return found if len(found) == wanted.length else None
+
     def wait(self, seen: Positions, timeout: float) -> None:
         confirm_offset = self._store.confirm_offset  # before the look, so that no arrival is missed
         now = self.bounds(seen)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from store import InvalidArgument, MessageStore, UnknownGroup
+from store import GroupConflict, InvalidArgument, MessageStore, UnknownGroup
 from store.any_group import MemberInfo, MessageModel, Subscriptions
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry
+from store.broker.figures import served_members
 from store.broker.group_files import GroupFiles
 from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
@@ -63,6 +64,13 @@ class LocalGroup:
                 f"instance={instance!r}: give up to 100 letters, digits, '%', '|', '_', '-', '#', '.'"
             )
         id_, files = f"{socket.gethostname()}@{instance}", self._files
+
+        if model is MessageModel.CLUSTERING and (clients := served_members(self.path, self.name)):
+            raise GroupConflict(
+                f"{self.path}: group {self.name}: {clients} clients consume in it through a server (pyspark-mq serve), "
+                "and know nothing of members beside it: each message would be read there and here. End those first, "
+                "or join a group of another name"
+            )
 
         def join() -> LocalMember:
             resets, _ = files.resets.read()

@@ -35,6 +35,7 @@ SENT, SEND_FAILED = "sent", "send failed"  # from `send` to being seen, of the f
 DELIVERED = "delivered"  # from being stored to being in a consumer's memory
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
 HELD = "held"  # requests of a consumer that wait for messages, now
+MEMBERS = "members"  # clients of a server that consume in a group, now
 _SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
 BUCKETS = {SENT: _SHORT, SEND_FAILED: _SHORT, DELIVERED: _SHORT, PROCESSED: _LONG, PROCESS_FAILED: _LONG}
 
@@ -106,7 +107,7 @@ class Figures(Opened):
             set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
 
     def of(self, name: str, topic: str, group: str = "") -> Figure:
-        """The one of these labels. name: of BUCKETS, or HELD."""
+        """The one of these labels. name: of BUCKETS, HELD, or MEMBERS."""
         labels = name, topic, group
         if (found := self._figures.get(labels)) is not None:
             return found
@@ -167,6 +168,11 @@ def told(root: Path) -> Iterator[Told]:
             for row in np.frombuffer(whole, FIGURE):
                 name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
                 yield Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist()))
+
+
+def served_members(root: Path, group: str) -> int:
+    """How many clients of servers consume in a group now."""
+    return sum(each.counts[0] for each in told(root) if (each.name, each.group) == (MEMBERS, group))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -44,6 +46,9 @@ COLUMNS = (
     "preparedTransactionOffset",
 )
 
+_ATTRIBUTES = {name: re.sub("[A-Z]+", lambda found: f"_{found[0].lower()}", name) for name in COLUMNS}
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # of the years 1 to 9999
+
 _Value = TypeVar("_Value", covariant=True)
 
 
@@ -63,6 +68,11 @@ class Columns:
     def tried(self) -> Columns:
         """The same messages, given out once more."""
         return Columns(self._queue, self._batch, self.tries + 1)
+
+    @property
+    def stored_at(self) -> Int64s:
+        """The store timestamps that there are, ms since the epoch."""
+        return numbers(self._batch["storeTimestamp"].drop_null().view(pa.int64())) // 1000
 
     @cached_property
     def body_bounds(self) -> Int64s:
@@ -160,9 +170,42 @@ class Columns:
         return [None if at is None else at // 1000 for at in self._batch[name].view(pa.int64()).to_pylist()]
 
 
-def milliseconds(times: pa.Array) -> Int64s:
-    """Of a column of timestamps those that there are, ms since the epoch."""
-    return numbers(times.drop_null().view(pa.int64())) // 1000
+class FewColumns(Columns):
+    """The same of messages that were read one by one, which takes less time for a few."""
+
+    def __init__(self, queue: Queue, messages: Sequence[StoredMessage], tries: int = 0) -> None:
+        self._queue = queue
+        self._messages = messages
+        self.tries = tries
+        self.queue_offset = [message.queue_offset for message in messages]
+
+    def tried(self) -> FewColumns:
+        return FewColumns(self._queue, self._messages, self.tries + 1)
+
+    @property
+    def stored_at(self) -> Int64s:
+        return np.array([message.store_timestamp for message in self._messages])
+
+    @cached_property
+    def body_bounds(self) -> Int64s:
+        return np.cumsum([0, *(len(message.body) for message in self._messages)])
+
+    @cached_property
+    def msg_id(self) -> list[str]:
+        return [message.msg_id for message in self._messages]
+
+    @cached_property
+    def properties(self) -> list[dict[str, str]]:
+        return [message.properties for message in self._messages]
+
+    def _list(self, name: str) -> list[Any]:
+        return list(map(attrgetter(_ATTRIBUTES[name]), self._messages))
+
+    def _property(self, name: str) -> list[str | None]:
+        return [message.properties.get(name) for message in self._messages]
+
+    def _milliseconds(self, name: str) -> list[int | None]:
+        return [at if _FIRST_MS <= at <= _LAST_MS else None for at in self._list(name)]
 
 
 def _offset_id(host: str, physical_offset: int) -> str:

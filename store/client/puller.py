@@ -6,18 +6,30 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Protocol, runtime_checkable
 
 from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
 from store.broker.figures import Figure
-from store.client.messages import COLUMNS, Columns, milliseconds
+from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.errors import OffsetOutOfRange, UnknownTopic
+from store.format.stored_message import StoredMessage
 
 _IDLE_SECONDS = 60.0
+_FEW = 16
 _logger = logging.getLogger("store")
+
+
+@runtime_checkable
+class ReadsFew(Protocol):
+    """A log that can read a few messages in less time than `scan` takes."""
+
+    def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
+        """All messages of a published range; None where `scan` is to be asked."""
 
 
 class Puller:
@@ -35,6 +47,7 @@ class Puller:
         """max_bytes: of the records that are read at once. delivered, waiting: where it is told how long messages took
         until they were here, and how many requests are held."""
         self._log = log
+        self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
         self._spec = ReadSpec(COLUMNS, message_filter, max_bytes=max_bytes)
         self._queues = queues
@@ -105,13 +118,22 @@ class Puller:
         if not self._filter.columns:  # or else it is not known how many match
             end = min(end, queue.pulled + max(1, queue.room))
         try:
-            for batch in self._log.scan(QueueRange(*queue.queue, queue.pulled, end), self._spec):
-                self._delivered.add_all(int(time.time() * 1000) - milliseconds(batch["storeTimestamp"]))
-                if not self._queues.put(queue, Columns(queue.queue, batch)):
+            for columns in self._read(QueueRange(*queue.queue, queue.pulled, end)):
+                self._delivered.add_all(int(time.time() * 1000) - columns.stored_at)
+                if not self._queues.put(queue, columns):
                     return False
         except (OffsetOutOfRange, UnknownTopic):
             return self._corrected(queue)
         return self._queues.passed(queue, end)
+
+    def _read(self, wanted: QueueRange) -> Iterator[Columns]:
+        if self._few is not None and 0 < wanted.length <= _FEW and not self._filter.columns:
+            messages = self._few(wanted)
+            if messages is not None and sum(len(each.body) for each in messages[1:]) < self._spec.max_bytes:
+                yield FewColumns(wanted.queue, messages)
+                return
+        for batch in self._log.scan(wanted, self._spec):
+            yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue) -> bool:
         """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone."""

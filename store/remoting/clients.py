@@ -81,9 +81,16 @@ def _text(value: object) -> str:
 class Clients:
     """The clients of one server, until their connection is over. Any thread may ask."""
 
-    def __init__(self, joined: Callable[[str], None] = lambda group: None) -> None:
-        """joined: called with each consumer group that a client is new in, before it is told of."""
+    def __init__(
+        self,
+        joined: Callable[[str], None] = lambda group: None,
+        changed: Callable[[str, int], None] = lambda group, count: None,
+    ) -> None:
+        """joined: called with each consumer group that a client is new in, before it is told of. changed: with each
+        that has others now, and how many, without broadcasting ones.
+        """
         self._joined = joined
+        self._changed = changed
         self._lock = threading.Lock()
         self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
         self._producers: dict[str, dict[str, Connection]] = {}
@@ -186,7 +193,9 @@ class Clients:
     def _notify(self, group: str) -> None:
         """Tell a group's consumers that its members are others now, so that they share the queues anew."""
         told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, Group(group).texts(), flag=CommandFlag.ONEWAY)
-        for consumer in self.consumers(group).values():
+        consumers = self.consumers(group).values()
+        self._changed(group, sum(each.said.get("messageModel") != "BROADCASTING" for each in consumers))
+        for consumer in consumers:
             consumer.connection.send_soon(told)
 
 

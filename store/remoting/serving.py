@@ -14,6 +14,7 @@ from store.remoting.connection import Connection
 from store.remoting.group_offsets import PERSIST_SECONDS, ServedOffsets
 from store.remoting.locks import Locks
 from store.remoting.loop import LoopThread
+from store.remoting.neighbours import Neighbours
 from store.remoting.offsets import Offsets
 from store.remoting.progress import Progress
 from store.remoting.pulling import Pulling
@@ -54,7 +55,8 @@ class Serving:
         self._thread = LoopThread("mq-server")
         self._offsets = offsets = ServedOffsets(store)
         retries = Retries(store)
-        clients, locks = Clients(retries.prepare), Locks()
+        self._neighbours = Neighbours(store)
+        clients, locks = Clients(retries.prepare, self._neighbours.changed), Locks()
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
         pulling = Pulling(store, self._hold, clients, offsets, self._thread, max_held=MAX_HELD)
@@ -108,6 +110,7 @@ class Serving:
         self._server.close(self._stop_waiting)
         self._thread.stop()
         self._offsets.persist()
+        self._neighbours.close()
 
     def __enter__(self) -> Serving:
         return self

@@ -10,7 +10,7 @@ import pytest
 
 from store import Message, MessageStore, StoredMessage
 from store.any_log import Queue, QueueRange, ReadSpec
-from store.client.messages import COLUMNS, Columns, Messages
+from store.client.messages import COLUMNS, Columns, FewColumns, Messages
 from store.local import LocalLog
 from store.read.filters import EVERYTHING
 
@@ -32,20 +32,23 @@ def test_a_brokers_messages(name: str) -> None:
             for queue_id in range(queues):
                 stored = store.get_message("g", topic, queue_id, *store.offsets(topic, queue_id)[:1]).messages
                 got = [message for messages in received(store, topic, queue_id) for message in messages]
-                for one, other in zip(got, stored, strict=False):
+                few = Messages(FewColumns(Queue(topic, queue_id), stored), 0, len(stored))
+                for one, other in [*zip(got, stored, strict=False), *zip(few, stored, strict=True)]:
                     assert [getattr(one, field) for field in FIELDS] == [getattr(other, field) for field in FIELDS]
                     assert pickle.loads(pickle.dumps(one)) == one.stored() == other
                     seen += 1
         assert seen
 
 
-@pytest.fixture
-def messages(tmp_path: Path) -> Messages:
+@pytest.fixture(params=["as columns", "one by one"])
+def messages(tmp_path: Path, request: pytest.FixtureRequest) -> Messages:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"x" * n, tags=f"t{n}" if n % 2 else None, queue_id=0) for n in range(5)])
         (all_of_them,) = received(store, "t", 0)
-        return all_of_them
+        found = LocalLog(store).few(QueueRange("t", 0, 0, 5))
+        assert found is not None
+        return all_of_them if request.param == "as columns" else Messages(FewColumns(Queue("t", 0), found), 0, 5)
 
 
 def test_it_is_a_sequence(messages: Messages) -> None:
@@ -78,6 +81,32 @@ def test_a_message_that_comes_again_has_its_first_topic(tmp_path: Path) -> None:
     retried = batch.set_column(index, field, pa.array([[("RETRY_TOPIC", "first")]], field.type))
     assert Messages(Columns(Queue("%RETRY%g", 0), retried), 0, 1)[0].topic == "first"
     assert Messages(Columns(Queue("t", 0), retried), 0, 1)[0].topic == "t"
+    few = [of_topic[0].stored()._replace(properties={"RETRY_TOPIC": "first"})]
+    assert Messages(FewColumns(Queue("%RETRY%g", 0), few), 0, 1)[0].topic == "first"
+    assert Messages(FewColumns(Queue("t", 0), few), 0, 1)[0].topic == "t"
+
+
+@pytest.mark.parametrize("at", [0, -62_135_596_800_000, 253_402_300_799_999, -62_135_596_800_001, 253_402_300_800_000])
+def test_what_is_no_time(tmp_path: Path, at: int) -> None:
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x", born_timestamp=at))
+        ((of_scan,),) = received(store, "t", 0)
+        found = LocalLog(store).few(QueueRange("t", 0, 0, 1))
+        assert found is not None
+        (few,) = Messages(FewColumns(Queue("t", 0), found), 0, 1)
+    assert few.born_timestamp == of_scan.born_timestamp
+    assert (few.born_timestamp is None) == (abs(at) in (62_135_596_800_001, 253_402_300_800_000))
+
+
+def test_a_few_are_all_or_none(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x" * 100_000) for _ in range(5)])
+        log = LocalLog(store)
+        assert len(log.few(QueueRange("t", 0, 1, 3)) or ()) == 2
+        assert log.few(QueueRange("t", 0, 0, 5)) is None  # more bytes than maxTransferBytesOnMessageInMemory
+        assert log.few(QueueRange("t", 0, 3, 6)) is None
 
 
 def test_given_out_again_it_was_consumed_once_more_in_vain(messages: Messages) -> None:
