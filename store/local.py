@@ -26,6 +26,7 @@ from store.any_log import (
     ReadSpec,
 )
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.format.stored_message import StoredMessage
 from store.local_group import LocalGroup
 
 

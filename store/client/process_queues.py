@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -23,6 +24,39 @@ class Taken(NamedTuple):
     handful: Handful
 
 
+class _Waiters:
+    """Threads that wait for a change, as `threading.Condition` has them, but who came last is woken first: so what a
+    few threads can do a few do, and those that are warm. All verbs are called with the lock.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._waiting: list[threading.Lock] = []
+
+    def wait(self, timeout: float | None) -> None:
+        """Until another thread notifies this one, at most `timeout` seconds."""
+        own = threading.Lock()
+        own.acquire()
+        self._waiting.append(own)
+        self._lock.release()
+        try:
+            own.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        finally:
+            self._lock.acquire()
+            with suppress(ValueError):
+                self._waiting.remove(own)
+
+    def notify(self) -> None:
+        """Wake one."""
+        if self._waiting:
+            self._waiting.pop().release()
+
+    def notify_all(self) -> None:
+        """Wake all."""
+        while self._waiting:
+            self._waiting.pop().release()
+
+
 class ProcessQueues:
     """Any thread may call any verb. Who finds nothing to take waits; queues with messages take turns.
 
@@ -32,7 +66,8 @@ class ProcessQueues:
     def __init__(self, commit: Callable[[Positions], None]) -> None:
         """commit: called with the position of one queue; it must be quick."""
         self._commit = commit
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = _Waiters(self._lock)
         self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all that are here
         self._full: set[ProcessQueue] = set()
         self._turns: deque[ProcessQueue] = deque()
@@ -47,24 +82,24 @@ class ProcessQueues:
 
     def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
         """Let it be consumed. pull: called now, and whenever a full queue has room again; it must be quick."""
-        with self._changed:
+        with self._lock:
             self._pull[queue] = pull
         pull(queue)
 
     def stop(self, queue: ProcessQueue) -> None:
         """Hand out nothing of it any more. What is in hand may still be done."""
-        with self._changed:
+        with self._lock:
             queue.stop()
 
     def remove(self, queue: ProcessQueue) -> None:
         """What is done of it from now on does not count."""
-        with self._changed:
+        with self._lock:
             queue.stop()
             self._pull.pop(queue, None)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
         """`remove` the queues that somebody reset, before anything more of them is committed; what `resets` said."""
-        with self._changed:
+        with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
                 queue.stop()
@@ -73,12 +108,12 @@ class ProcessQueues:
 
     def in_hand(self, queue: ProcessQueue) -> list[Handful]:
         """What is handed out of it."""
-        with self._changed:
+        with self._lock:
             return queue.in_hand
 
     def lease(self, until: float) -> None:
         """They are this consumer's until then, `time.monotonic()` seconds: nothing is handed out after it."""
-        with self._changed:
+        with self._lock:
             self._until = until
             self._changed.notify_all()
             self._tell()
@@ -90,7 +125,7 @@ class ProcessQueues:
 
     def close(self) -> None:
         """Whoever takes is given nothing, from now on."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
             self._tell()
@@ -99,7 +134,7 @@ class ProcessQueues:
 
     def put(self, queue: ProcessQueue, columns: Columns) -> bool:
         """The next messages of a queue; whether to pull on now. If not, `pull` is called when there is room."""
-        with self._changed:
+        with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
             queue.put(columns)
@@ -110,7 +145,7 @@ class ProcessQueues:
 
     def passed(self, queue: ProcessQueue, end: int) -> bool:
         """There are no more messages that match before queue offset `end`; whether to pull on now."""
-        with self._changed:
+        with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
             before = queue.position
@@ -123,7 +158,7 @@ class ProcessQueues:
     def take(self, most: int, timeout: float = math.inf) -> Taken | None:
         """Up to `most` messages of one queue, as soon as there are some; None after `timeout` seconds, or `close`."""
         deadline = time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             while not self._is_closed:
                 now = time.monotonic()
                 taken = self._take(most, now)
@@ -135,7 +170,7 @@ class ProcessQueues:
 
     def take_or_tell(self, most: int, tell: Callable[[], None]) -> Taken | None:
         """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again."""
-        with self._changed:
+        with self._lock:
             taken = None if self._is_closed else self._take(most, time.monotonic())
             if taken is None and not self._is_closed:
                 self._told.append(tell)
@@ -144,7 +179,7 @@ class ProcessQueues:
     def done(self, taken: Taken, count: int | None = None) -> None:
         """All of it is done; or its first `count` messages are, and the others stay in hand."""
         queue = taken.queue
-        with self._changed:
+        with self._lock:
             before = queue.position
             queue.done(taken.handful, count)
             if queue not in self._pull:
@@ -160,7 +195,7 @@ class ProcessQueues:
     def give_back(self, taken: Taken, seconds: float) -> None:
         """It was not done, and comes again, not before some seconds are over."""
         queue = taken.queue
-        with self._changed:
+        with self._lock:
             queue.give_back(taken.handful, time.monotonic() + seconds)
             self._line_up(queue)
 
