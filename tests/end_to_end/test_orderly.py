@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from tests.filled import Filled
 from tests.waiting import until
 
 Q0 = Queue("orders", 0)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "groups.md"
 
 
 class Sink:
@@ -71,3 +75,18 @@ def test_one_waits_and_one_takes_over(spark: SparkSession, filled: Filled, tmp_p
         {0: [*range(43, 53)]},
     )
     until(lambda: group.members() == [])
+
+
+def test_what_the_page_shows(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    names = {"spark": spark}
+    exec(block.replace("/data/mq", str(filled.path)), names)
+    sink = Sink()
+    writer = names["stream"].writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path))
+    running = writer.start()
+    try:
+        until(lambda: LocalGroup(filled.path, "ledger").members() != [])
+        filled.put("orders", 0, 3)
+        until(lambda: sink.messages >= 3)
+    finally:
+        running.stop()

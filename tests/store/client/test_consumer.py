@@ -1,4 +1,4 @@
-"""Consumers of real stores, in this process and in others; what they get, what comes again, and what is committed."""
+"""Consumers of real stores: what they get, by a listener or by iterating, and what is committed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,71 +22,24 @@ from store import (
     MessageModel,
     MessageStore,
     ReceivedMessage,
-    ReconsumeLater,
-    StoreConfig,
     StoreError,
     Subscription,
     UnknownTopic,
 )
-from store.any_log import Queue
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
+from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.waiting import until
-
-QUEUES = 4
-FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-TOPIC = [Queue("t", queue_id) for queue_id in range(QUEUES)]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """Topic t, 4 queues."""
-    with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=1 << 16)) as it:
-        it.create_topic("t", QUEUES)
+    with opened(tmp_path) as it:
         yield it
 
 
-def put(store: MessageStore, numbers: Sequence[int], **more: Any) -> None:
-    """Bodies are the numbers, round the queues; tag odd or even."""
-    store.put_many([Message("t", str(n), queue_id=n % QUEUES, tags=("even", "odd")[n % 2], **more) for n in numbers])
-
-
-def config(**settings: Any) -> ConsumerConfig:
-    return ConsumerConfig(**{"consume_from_where": FIRST, **settings})
-
-
-class Seen:
-    """A listener, and what it was called with."""
-
-    def __init__(self, react: Callable[[ReceivedMessage], None] = lambda message: None) -> None:
-        self.lock = threading.Lock()
-        self.messages: list[ReceivedMessage] = []
-        self.calls: list[int] = []
-        self.react = react
-
-    def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
-        with self.lock:
-            self.messages += messages
-            self.calls.append(len(messages))
-        for message in messages:
-            self.react(message)
-
-    @property
-    def numbers(self) -> list[int]:
-        with self.lock:
-            return [int(message.body) for message in self.messages]
-
-    def of_queue(self, queue_id: int) -> list[int]:
-        with self.lock:
-            return [int(message.body) for message in self.messages if message.queue_id == queue_id]
-
-
-def committed(store: MessageStore, group: str = "g") -> dict[Queue, int]:
-    return LocalGroup(store.path, group).committed(TOPIC)
-
-
-# --- a listener ----------------------------------------------------------------------------------------------
+# --- a listener -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -199,129 +152,7 @@ def test_broadcasting_each_gets_everything(store: MessageStore) -> None:
     assert sorted(one.numbers) == sorted(two.numbers) == [*range(20)]
 
 
-# --- failing -------------------------------------------------------------------------------------------------
-
-
-def first_time(failed: set[bytes], how: Callable[[], Any]) -> Callable[[Sequence[ReceivedMessage]], Any]:
-    def listener(messages: Sequence[ReceivedMessage]) -> Any:
-        if any(message.body == b"5" and not message.reconsume_times for message in messages):
-            failed.add(b"5")
-            return how()
-        return None
-
-    return listener
-
-
-def raising() -> None:
-    raise ValueError("no such order")
-
-
-def later() -> None:
-    raise ReconsumeLater(delay_level=1)
-
-
-def test_what_failed_comes_again_with_its_own_topic(store: MessageStore) -> None:
-    put(store, range(8), keys="k")
-    seen = Seen(lambda message: later() if message.body == b"5" and not message.reconsume_times else None)
-    with Consumer(store.path, "g", "t", seen, config=config()):
-        until(lambda: len(seen.numbers) == 9)
-    assert Counter(seen.numbers) == Counter([*range(8), 5])
-    message = seen.messages[-1]
-    assert (message.body, message.topic, message.tags, message.keys) == (b"5", "t", "odd", ("k",))
-    assert message.reconsume_times == 1
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        (raising, "ValueError: no such order"),
-        (lambda: 7, "the listener returned 7"),
-        (lambda: object, "returned <class"),
-    ],
-)
-def test_a_listener_that_fails_is_named_once_with_the_message(
-    store: MessageStore, caplog: pytest.LogCaptureFixture, how: Callable[[], Any], said: str
-) -> None:
-    put(store, range(8))
-    failed: set[bytes] = set()
-    with Consumer(store.path, "g", "t", first_time(failed, how), config=config()):
-        until(lambda: "%RETRY%g" in store.topics() or store.topics().get("SCHEDULE_TOPIC_XXXX") is not None)
-    (record,) = [record for record in caplog.records if record.name == "store"]
-    (message,) = store.get_message("g", "t", 1, 1, 1).messages
-    assert message.body == b"5"
-    assert message.msg_id in record.getMessage()
-    assert said in record.getMessage()
-
-
-def dead_letters(store: MessageStore) -> list[bytes]:
-    if "%DLQ%g" not in store.topics():
-        return []
-    return [message.body for message in store.get_message("x", "%DLQ%g", 0, 0).messages]
-
-
-@pytest.mark.parametrize("orderly", [False, True])
-def test_after_so_many_tries_it_is_a_dead_letter(store: MessageStore, orderly: bool) -> None:
-    put(store, range(8))
-    seen = Seen(lambda message: raising() if message.body == b"5" else None)
-    none = config(max_reconsume_times=0)
-    with Consumer(store.path, "g", "t", seen, orderly=orderly, config=none):
-        until(lambda: dead_letters(store) == [b"5"])
-        until(lambda: len(seen.numbers) == 8)
-    assert sorted(seen.numbers) == [*range(8)]
-    assert committed(store) == dict.fromkeys(TOPIC, 2)
-
-
-def test_orderly_it_is_tried_again_in_place(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
-    put(store, range(16))
-    seen = Seen(lambda message: raising() if message.body == b"5" and message.reconsume_times < 3 else None)
-    soon = config(suspend_current_queue_time=0.01)
-    with Consumer(store.path, "g", "t", seen, orderly=True, config=soon):
-        until(lambda: len(seen.numbers) == 19)
-    assert seen.of_queue(1) == [1, 5, 5, 5, 5, 9, 13]
-    assert [message.reconsume_times for message in seen.messages if message.body == b"5"] == [0, 1, 2, 3]
-    assert len([record for record in caplog.records if record.name == "store"]) == 1
-    assert committed(store) == dict.fromkeys(TOPIC, 4)
-
-
-@pytest.mark.parametrize("orderly", [False, True])
-def test_what_was_done_of_a_batch_does_not_come_again(store: MessageStore, orderly: bool) -> None:
-    put(store, range(0, 40, QUEUES))
-    calls: list[list[int]] = []
-
-    def listener(messages: Sequence[ReceivedMessage]) -> None:
-        calls.append([message.queue_offset for message in messages])
-        if len(calls) == 1 and len(messages) > 1:
-            raise ReconsumeLater(done=4, delay_level=1)
-
-    settings = config(consume_message_batch_max_size=10, suspend_current_queue_time=0.01)
-    with Consumer(store.path, "g", "t", listener, orderly=orderly, config=settings):
-        until(lambda: sum(map(len, calls)) == 16)
-    assert calls[0] == [*range(10)]
-    again = [*range(4, 10)] if orderly else [*range(6)]  # in place, or in the queue of retries
-    assert [offset for call in calls[1:] for offset in call] == again
-
-
-def test_a_listener_that_hangs_is_named(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
-    put(store, [5])
-    go_on = threading.Event()
-
-    def hang_here(messages: Sequence[ReceivedMessage]) -> None:
-        go_on.wait(60)
-
-    with Consumer(store.path, "g", "t", hang_here, config=config(consume_timeout=0.05)):
-        until(
-            lambda: any(
-                "hang_here" in record.getMessage() or "wait" in record.getMessage() for record in caplog.records
-            )
-        )
-        go_on.set()
-    (message,) = store.get_message("g", "t", 1, 0, 1).messages
-    (record,) = [record for record in caplog.records if record.name == "store"]
-    assert message.msg_id in record.getMessage()
-    assert "t/1" in record.getMessage()
-
-
-# --- iterating -----------------------------------------------------------------------------------------------
+# --- iterating --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -428,69 +259,7 @@ def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> No
     assert sorted(asyncio.run(consume())) == [*range(5)]
 
 
-# --- sharing -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("orderly", [False, True])
-def test_members_share_the_queues_and_each_message_is_consumed_once(store: MessageStore, orderly: bool) -> None:
-    first, second = Seen(), Seen()
-    with Consumer(store.path, "g", "t", first, orderly=orderly, config=config()) as one:
-        put(store, range(100))
-        until(lambda: one.assigned == TOPIC)
-        with Consumer(store.path, "g", "t", second, orderly=orderly, config=config()) as two:
-            until(lambda: len(one.assigned) == len(two.assigned) == 2)
-            assert sorted(one.assigned + two.assigned) == TOPIC
-            put(store, range(100, 200))
-            until(lambda: len(first.numbers) + len(second.numbers) >= 200)
-            assert second.numbers
-        until(lambda: one.assigned == TOPIC)
-        put(store, range(200, 300))
-        until(lambda: len(first.numbers) + len(second.numbers) >= 300)
-    assert sorted(first.numbers + second.numbers) == [*range(300)]
-
-
-def test_an_orderly_queue_is_not_given_away_while_a_call_is_under_way(store: MessageStore) -> None:
-    put(store, range(8))
-    hold, running = threading.Event(), Counter[int]()
-
-    def slow(message: ReceivedMessage) -> None:
-        running[message.queue_id] += 1
-        assert running[message.queue_id] == 1
-        hold.wait(60)
-        running[message.queue_id] -= 1
-
-    seen = Seen(slow)
-    with Consumer(store.path, "g", "t", seen, orderly=True, config=config()) as one:
-        until(lambda: len(seen.numbers) == 4)
-        with Consumer(store.path, "g", "t", seen, orderly=True, config=config()) as two:
-            until(lambda: len(one.assigned) == 2)
-            assert two.assigned == []
-            hold.set()
-            until(lambda: len(two.assigned) == 2)
-            until(lambda: len(seen.numbers) == 8)
-    assert sorted(seen.numbers) == [*range(8)]
-
-
-def test_a_topic_that_grows(store: MessageStore) -> None:
-    with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
-        until(lambda: consumer.assigned == TOPIC)
-        store.create_topic("t", QUEUES + 1)
-        store.put(Message("t", b"99", queue_id=QUEUES))
-        until(lambda: seen.numbers == [99])
-
-
-@pytest.mark.parametrize("orderly", [False, True])
-def test_a_reset_while_the_group_consumes(store: MessageStore, orderly: bool) -> None:
-    put(store, range(40))
-    with Consumer(store.path, "g", "t", seen := Seen(), orderly=orderly, config=config()):
-        until(lambda: len(seen.numbers) == 40)
-        LocalGroup(store.path, "g").reset({TOPIC[1]: 7})
-        until(lambda: len(seen.numbers) == 43)
-    assert sorted(seen.numbers[40:]) == [29, 33, 37]
-    assert committed(store) == dict.fromkeys(TOPIC, 10)
-
-
-# --- what is wrong -------------------------------------------------------------------------------------------
+# --- what is wrong ----------------------------------------------------------------------------------------------
 
 
 def test_members_that_subscribe_otherwise(store: MessageStore) -> None:

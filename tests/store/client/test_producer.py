@@ -1,9 +1,7 @@
-"""A producer over real stores: what it answers, what it refuses, how it waits, and how it ends."""
+"""A producer over real stores: what it answers, what it refuses, and how it ends."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import os
 import pickle
 import subprocess
@@ -11,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
@@ -22,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from store import (
-    BufferFull,
     InvalidArgument,
     InvalidTopic,
     Message,
@@ -36,26 +33,19 @@ from store import (
     StoreConfig,
     StoreForked,
     StoreFull,
-    StoreLocked,
     StoreNotOpen,
     UnknownQueue,
     UnknownTopic,
 )
+from tests.store.client.producers import QUEUES, ROOT, SMALL, bodies, nobody_appends, opened, rows
 from tests.store.format.test_message import messages
 from tests.store.format.test_message_lists import odd_messages
 from tests.waiting import PATIENCE, until
 
-ROOT = Path(__file__).parents[3]
-SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=20_000, maxMessageSize=4096)
-QUEUES = 3
-COLUMNS = ("queueOffset", "body", "tags", "keys", "properties")
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    with MessageStore.open(tmp_path / "store", config=SMALL) as it:
-        it.create_topic("t", QUEUES)
-        it.create_topic("u", 1)
+    with opened(tmp_path) as it:
         yield it
 
 
@@ -65,49 +55,7 @@ def producer(store: MessageStore) -> Iterator[Producer]:
         yield it
 
 
-def rows(store: MessageStore, topic: str) -> list[list[dict[str, Any]]]:
-    """What each queue has."""
-    return [
-        [
-            row
-            for batch in store.scan(topic, queue, 0, store.max_offset(topic, queue), COLUMNS)
-            for row in batch.to_pylist()
-        ]
-        for queue in range(store.topics()[topic])
-    ]
-
-
-def bodies(store: MessageStore, topic: str = "t") -> list[bytes]:
-    """In the order of the log, as far as queues tell."""
-    return [row["body"] for queue in rows(store, topic) for row in queue]
-
-
-@contextmanager
-def nobody_appends(store: MessageStore) -> Iterator[None]:
-    """Somebody else has the turn to append, until the end of the block."""
-    has_it, let_go = threading.Event(), threading.Event()
-
-    def keep() -> bool:
-        has_it.set()
-        return let_go.wait(PATIENCE)
-
-    def append() -> None:
-        with MessageStore.open(store.path, config=SMALL) as other:
-            one = other.begin()
-            one.add_messages([Message("u", b"never there")])
-            assert one.publish(unless=keep) is None
-
-    thread = threading.Thread(target=append)
-    thread.start()
-    try:
-        assert has_it.wait(PATIENCE)
-        yield
-    finally:
-        let_go.set()
-        thread.join()
-
-
-# --- what it answers -----------------------------------------------------------------------------------
+# --- what it answers ---------------------------------------------------------------------------------------
 
 
 def test_a_future_says_where_the_message_is(store: MessageStore, producer: Producer) -> None:
@@ -274,54 +222,7 @@ def test_what_came_meanwhile_is_seen_at_once(store: MessageStore) -> None:
     assert len(set(seen)) <= 3
 
 
-# --- futures -------------------------------------------------------------------------------------------
-
-
-def test_its_future_is_one(producer: Producer) -> None:
-    sent = [producer.send("t", str(number)) for number in range(10)]
-    done, left = concurrent.futures.wait(sent, PATIENCE)
-    assert done == set(sent)
-    assert not left
-    later = [producer.send("t", str(number)) for number in range(10)]
-    producer.flush()
-    assert {future.result().queue_offset for future in concurrent.futures.as_completed(later, PATIENCE)}
-    assert all(future.done() and not future.cancel() and not future.cancelled() for future in sent)
-    called: list[object] = []
-    sent[0].add_done_callback(called.append)
-    assert called == [sent[0]]
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        sent[0].nonsense  # noqa: B018
-
-
-def test_a_message_that_was_handed_over_cannot_be_called_back(store: MessageStore) -> None:
-    with Producer(store, linger=60) as producer:
-        future = producer.send("t", "it goes")
-        assert not future.cancel()
-        assert future.running()
-        with pytest.raises(concurrent.futures.TimeoutError):
-            future.result(0.01)
-    assert future.result().queue_offset == 0
-
-
-def test_futures_are_awaited(producer: Producer) -> None:
-    async def send() -> list[int]:
-        results = await asyncio.gather(*(asyncio.wrap_future(producer.send("u", str(n))) for n in range(100)))
-        return [result.queue_offset for result in results]
-
-    assert asyncio.run(send()) == list(range(100))
-
-
-def test_one_future_in_several_threads(store: MessageStore) -> None:
-    with Producer(store, linger=60) as producer:
-        future = producer.send("u", "one")
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            waiting = [pool.submit(future.result, PATIENCE) for _ in range(8)]
-            until(lambda: future.is_watched)
-            producer.flush()
-            assert {each.result(PATIENCE).queue_offset for each in waiting} == {0}
-
-
-# --- errors --------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------
 
 
 def test_the_bad_one_of_many_fails_alone(store: MessageStore, producer: Producer) -> None:
@@ -432,80 +333,7 @@ def test_a_path_without_a_store(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-# --- waiting -------------------------------------------------------------------------------------------
-
-
-def test_a_full_buffer(store: MessageStore) -> None:
-    with Producer(store, buffer_bytes=10_000, timeout=0.05) as producer:
-        with nobody_appends(store):
-            sent = [producer.send("u", bytes(1000))]
-            until(lambda: not producer._buffer._lots)
-            sent += [producer.send("u", bytes(1000)) for _ in range(10)]
-            with pytest.raises(BufferFull, match="this message was not taken"):
-                producer.send("u", bytes(1000))
-        producer.flush()
-        sent.append(producer.send("u", b"again"))
-    assert [future.result().queue_offset for future in sent] == list(range(len(sent)))
-    assert store.max_offset("u", 0) == len(sent)
-
-
-def test_who_waits_for_room_gets_it(store: MessageStore) -> None:
-    with Producer(store, buffer_bytes=1000, timeout=PATIENCE) as producer:
-        with nobody_appends(store):
-            for _ in range(20):
-                producer.send("u", b"")
-            waiting = threading.Thread(target=lambda: [producer.send("u", b"") for _ in range(100)])
-            waiting.start()
-        waiting.join()
-    assert store.max_offset("u", 0) == 120
-
-
-def test_a_message_waits_for_others_until_they_are_a_batch(store: MessageStore) -> None:
-    with Producer(store, linger=PATIENCE, batch_bytes=5000) as producer:
-        first = producer.send("u", bytes(1000))
-        time.sleep(0.02)
-        assert not first.done()
-        for _ in range(5):
-            producer.send("u", bytes(1000))
-        assert first.result(PATIENCE / 2).queue_offset == 0
-
-
-def test_a_message_waits_no_longer_than_it_may(store: MessageStore) -> None:
-    with Producer(store, linger=0.05) as producer:
-        begin = time.monotonic()
-        producer.send("u", b"").result(PATIENCE / 2)
-        assert time.monotonic() - begin >= 0.05
-
-
-def test_flush_does_not_wait_for_others(store: MessageStore) -> None:
-    with Producer(store, linger=PATIENCE) as producer:
-        for number in range(3):
-            producer.send("u", b"")
-            producer.flush()
-            assert store.max_offset("u", 0) == number + 1
-
-
-def test_flush_of_nothing(producer: Producer) -> None:
-    producer.flush()
-
-
-def test_callbacks_cannot_wait_for_themselves(store: MessageStore) -> None:
-    told: list[BaseException] = []
-
-    def call(verb: Any) -> None:
-        try:
-            verb()
-        except (BufferFull, StoreLocked) as error:
-            told.append(error)
-
-    with Producer(store, linger=PATIENCE) as producer:
-        producer.send("u", b"").add_done_callback(lambda _: call(producer.flush))
-        producer.send("u", b"").add_done_callback(lambda _: call(producer.close))
-        producer.flush()
-    assert [type(error) for error in told] == [BufferFull, StoreLocked]
-
-
-# --- the end -------------------------------------------------------------------------------------------
+# --- the end -----------------------------------------------------------------------------------------------
 
 
 def test_close_appends_what_is_left(store: MessageStore) -> None:

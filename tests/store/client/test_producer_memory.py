@@ -27,7 +27,7 @@ from store import (
 )
 from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
-from tests.store.client.test_producer import SMALL, bodies, nobody_appends
+from tests.store.client.producers import SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
 
 

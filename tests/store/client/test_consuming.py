@@ -1,0 +1,145 @@
+"""What becomes of messages with which a listener fails, or hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    Consumer,
+    MessageStore,
+    ReceivedMessage,
+    ReconsumeLater,
+)
+from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
+from tests.waiting import until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with opened(tmp_path) as it:
+        yield it
+
+
+def first_time(failed: set[bytes], how: Callable[[], Any]) -> Callable[[Sequence[ReceivedMessage]], Any]:
+    def listener(messages: Sequence[ReceivedMessage]) -> Any:
+        if any(message.body == b"5" and not message.reconsume_times for message in messages):
+            failed.add(b"5")
+            return how()
+        return None
+
+    return listener
+
+
+def raising() -> None:
+    raise ValueError("no such order")
+
+
+def later() -> None:
+    raise ReconsumeLater(delay_level=1)
+
+
+def test_what_failed_comes_again_with_its_own_topic(store: MessageStore) -> None:
+    put(store, range(8), keys="k")
+    seen = Seen(lambda message: later() if message.body == b"5" and not message.reconsume_times else None)
+    with Consumer(store.path, "g", "t", seen, config=config()):
+        until(lambda: len(seen.numbers) == 9)
+    assert Counter(seen.numbers) == Counter([*range(8), 5])
+    message = seen.messages[-1]
+    assert (message.body, message.topic, message.tags, message.keys) == (b"5", "t", "odd", ("k",))
+    assert message.reconsume_times == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (raising, "ValueError: no such order"),
+        (lambda: 7, "the listener returned 7"),
+        (lambda: object, "returned <class"),
+    ],
+)
+def test_a_listener_that_fails_is_named_once_with_the_message(
+    store: MessageStore, caplog: pytest.LogCaptureFixture, how: Callable[[], Any], said: str
+) -> None:
+    put(store, range(8))
+    failed: set[bytes] = set()
+    with Consumer(store.path, "g", "t", first_time(failed, how), config=config()):
+        until(lambda: "%RETRY%g" in store.topics() or store.topics().get("SCHEDULE_TOPIC_XXXX") is not None)
+    (record,) = [record for record in caplog.records if record.name == "store"]
+    (message,) = store.get_message("g", "t", 1, 1, 1).messages
+    assert message.body == b"5"
+    assert message.msg_id in record.getMessage()
+    assert said in record.getMessage()
+
+
+def dead_letters(store: MessageStore) -> list[bytes]:
+    if "%DLQ%g" not in store.topics():
+        return []
+    return [message.body for message in store.get_message("x", "%DLQ%g", 0, 0).messages]
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_after_so_many_tries_it_is_a_dead_letter(store: MessageStore, orderly: bool) -> None:
+    put(store, range(8))
+    seen = Seen(lambda message: raising() if message.body == b"5" else None)
+    none = config(max_reconsume_times=0)
+    with Consumer(store.path, "g", "t", seen, orderly=orderly, config=none):
+        until(lambda: dead_letters(store) == [b"5"])
+        until(lambda: len(seen.numbers) == 8)
+    assert sorted(seen.numbers) == [*range(8)]
+    assert committed(store) == dict.fromkeys(TOPIC, 2)
+
+
+def test_orderly_it_is_tried_again_in_place(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    put(store, range(16))
+    seen = Seen(lambda message: raising() if message.body == b"5" and message.reconsume_times < 3 else None)
+    soon = config(suspend_current_queue_time=0.01)
+    with Consumer(store.path, "g", "t", seen, orderly=True, config=soon):
+        until(lambda: len(seen.numbers) == 19)
+    assert seen.of_queue(1) == [1, 5, 5, 5, 5, 9, 13]
+    assert [message.reconsume_times for message in seen.messages if message.body == b"5"] == [0, 1, 2, 3]
+    assert len([record for record in caplog.records if record.name == "store"]) == 1
+    assert committed(store) == dict.fromkeys(TOPIC, 4)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_what_was_done_of_a_batch_does_not_come_again(store: MessageStore, orderly: bool) -> None:
+    put(store, range(0, 40, QUEUES))
+    calls: list[list[int]] = []
+
+    def listener(messages: Sequence[ReceivedMessage]) -> None:
+        calls.append([message.queue_offset for message in messages])
+        if len(calls) == 1 and len(messages) > 1:
+            raise ReconsumeLater(done=4, delay_level=1)
+
+    settings = config(consume_message_batch_max_size=10, suspend_current_queue_time=0.01)
+    with Consumer(store.path, "g", "t", listener, orderly=orderly, config=settings):
+        until(lambda: sum(map(len, calls)) == 16)
+    assert calls[0] == [*range(10)]
+    again = [*range(4, 10)] if orderly else [*range(6)]  # in place, or in the queue of retries
+    assert [offset for call in calls[1:] for offset in call] == again
+
+
+def test_a_listener_that_hangs_is_named(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    put(store, [5])
+    go_on = threading.Event()
+
+    def hang_here(messages: Sequence[ReceivedMessage]) -> None:
+        go_on.wait(60)
+
+    with Consumer(store.path, "g", "t", hang_here, config=config(consume_timeout=0.05)):
+        until(
+            lambda: any(
+                "hang_here" in record.getMessage() or "wait" in record.getMessage() for record in caplog.records
+            )
+        )
+        go_on.set()
+    (message,) = store.get_message("g", "t", 1, 0, 1).messages
+    (record,) = [record for record in caplog.records if record.name == "store"]
+    assert message.msg_id in record.getMessage()
+    assert "t/1" in record.getMessage()

@@ -1,0 +1,102 @@
+"""What a producer's buffer takes, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    BufferFull,
+    MessageStore,
+    Producer,
+    StoreLocked,
+)
+from tests.store.client.producers import nobody_appends, opened
+from tests.waiting import PATIENCE, until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with opened(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+def producer(store: MessageStore) -> Iterator[Producer]:
+    with Producer(store.path) as it:
+        yield it
+
+
+def test_a_full_buffer(store: MessageStore) -> None:
+    with Producer(store, buffer_bytes=10_000, timeout=0.05) as producer:
+        with nobody_appends(store):
+            sent = [producer.send("u", bytes(1000))]
+            until(lambda: not producer._buffer._lots)
+            sent += [producer.send("u", bytes(1000)) for _ in range(10)]
+            with pytest.raises(BufferFull, match="this message was not taken"):
+                producer.send("u", bytes(1000))
+        producer.flush()
+        sent.append(producer.send("u", b"again"))
+    assert [future.result().queue_offset for future in sent] == list(range(len(sent)))
+    assert store.max_offset("u", 0) == len(sent)
+
+
+def test_who_waits_for_room_gets_it(store: MessageStore) -> None:
+    with Producer(store, buffer_bytes=1000, timeout=PATIENCE) as producer:
+        with nobody_appends(store):
+            for _ in range(20):
+                producer.send("u", b"")
+            waiting = threading.Thread(target=lambda: [producer.send("u", b"") for _ in range(100)])
+            waiting.start()
+        waiting.join()
+    assert store.max_offset("u", 0) == 120
+
+
+def test_a_message_waits_for_others_until_they_are_a_batch(store: MessageStore) -> None:
+    with Producer(store, linger=PATIENCE, batch_bytes=5000) as producer:
+        first = producer.send("u", bytes(1000))
+        time.sleep(0.02)
+        assert not first.done()
+        for _ in range(5):
+            producer.send("u", bytes(1000))
+        assert first.result(PATIENCE / 2).queue_offset == 0
+
+
+def test_a_message_waits_no_longer_than_it_may(store: MessageStore) -> None:
+    with Producer(store, linger=0.05) as producer:
+        begin = time.monotonic()
+        producer.send("u", b"").result(PATIENCE / 2)
+        assert time.monotonic() - begin >= 0.05
+
+
+def test_flush_does_not_wait_for_others(store: MessageStore) -> None:
+    with Producer(store, linger=PATIENCE) as producer:
+        for number in range(3):
+            producer.send("u", b"")
+            producer.flush()
+            assert store.max_offset("u", 0) == number + 1
+
+
+def test_flush_of_nothing(producer: Producer) -> None:
+    producer.flush()
+
+
+def test_callbacks_cannot_wait_for_themselves(store: MessageStore) -> None:
+    told: list[BaseException] = []
+
+    def call(verb: Any) -> None:
+        try:
+            verb()
+        except (BufferFull, StoreLocked) as error:
+            told.append(error)
+
+    with Producer(store, linger=PATIENCE) as producer:
+        producer.send("u", b"").add_done_callback(lambda _: call(producer.flush))
+        producer.send("u", b"").add_done_callback(lambda _: call(producer.close))
+        producer.flush()
+    assert [type(error) for error in told] == [BufferFull, StoreLocked]

@@ -1,0 +1,73 @@
+"""The futures of a producer are futures, of whoever looks at them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import (
+    MessageStore,
+    Producer,
+)
+from tests.store.client.producers import opened
+from tests.waiting import PATIENCE, until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with opened(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+def producer(store: MessageStore) -> Iterator[Producer]:
+    with Producer(store.path) as it:
+        yield it
+
+
+def test_its_future_is_one(producer: Producer) -> None:
+    sent = [producer.send("t", str(number)) for number in range(10)]
+    done, left = concurrent.futures.wait(sent, PATIENCE)
+    assert done == set(sent)
+    assert not left
+    later = [producer.send("t", str(number)) for number in range(10)]
+    producer.flush()
+    assert {future.result().queue_offset for future in concurrent.futures.as_completed(later, PATIENCE)}
+    assert all(future.done() and not future.cancel() and not future.cancelled() for future in sent)
+    called: list[object] = []
+    sent[0].add_done_callback(called.append)
+    assert called == [sent[0]]
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        sent[0].nonsense  # noqa: B018
+
+
+def test_a_message_that_was_handed_over_cannot_be_called_back(store: MessageStore) -> None:
+    with Producer(store, linger=60) as producer:
+        future = producer.send("t", "it goes")
+        assert not future.cancel()
+        assert future.running()
+        with pytest.raises(concurrent.futures.TimeoutError):
+            future.result(0.01)
+    assert future.result().queue_offset == 0
+
+
+def test_futures_are_awaited(producer: Producer) -> None:
+    async def send() -> list[int]:
+        results = await asyncio.gather(*(asyncio.wrap_future(producer.send("u", str(n))) for n in range(100)))
+        return [result.queue_offset for result in results]
+
+    assert asyncio.run(send()) == list(range(100))
+
+
+def test_one_future_in_several_threads(store: MessageStore) -> None:
+    with Producer(store, linger=60) as producer:
+        future = producer.send("u", "one")
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(future.result, PATIENCE) for _ in range(8)]
+            until(lambda: future.is_watched)
+            producer.flush()
+            assert {each.result(PATIENCE).queue_offset for each in waiting} == {0}
