@@ -22,8 +22,8 @@ from typing import NamedTuple
 from weakref import finalize
 
 import numpy as np
+import numpy.typing as npt
 
-from store.any_log import Int64s
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.opened import Opened, opening
 from store.format.layout import CLIENTS_DIR, FIGURE, field_offset
@@ -39,6 +39,7 @@ MEMBERS = "members"  # clients of a server that consume in a group, now
 _SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
 BUCKETS = {SENT: _SHORT, SEND_FAILED: _SHORT, DELIVERED: _SHORT, PROCESSED: _LONG, PROCESS_FAILED: _LONG}
 
+Floats = npt.NDArray[np.float64]
 _COUNTS: int = FIGURE["counts"].shape[0]
 _NUMBERS = struct.Struct(f">d{_COUNTS}q")  # the end of a `FIGURE`, from `sum` on
 _NUMBERS_AT = FIGURE.itemsize - _NUMBERS.size
@@ -66,11 +67,13 @@ class Figure:
             self._counts[bucket] += 1
             self._sum += milliseconds
 
-    def add_all(self, milliseconds: Int64s) -> None:
-        """Many were. Shape (n,)."""
-        buckets = np.bincount(np.searchsorted(self._bounds, milliseconds), minlength=_COUNTS).tolist()
+    def add_all(self, milliseconds: Floats) -> None:
+        """Many were. Shape (n,), n >= 1."""
+        first, last = (bisect_left(self._bounds, each) for each in (milliseconds.min(), milliseconds.max()))
+        found = np.searchsorted(self._bounds, milliseconds) if first < last else np.array([first])
+        buckets = np.bincount(found, minlength=_COUNTS) * (len(milliseconds) // len(found))
         with self._turn:
-            self._counts = [count + more for count, more in zip(self._counts, buckets, strict=True)]
+            self._counts = [count + more for count, more in zip(self._counts, buckets.tolist(), strict=True)]
             self._sum += float(milliseconds.sum())
 
     def set(self, count: int) -> None:

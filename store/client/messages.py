@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import Int64s, Queue
+from store.broker.figures import Floats
 from store.cached import cached_property
 from store.format import compute as pc
 from store.format.arrays import numbers
@@ -70,9 +71,10 @@ class Columns:
         return Columns(self._queue, self._batch, self.tries + 1)
 
     @property
-    def stored_at(self) -> Int64s:
-        """The store timestamps that there are, ms since the epoch."""
-        return numbers(self._batch["storeTimestamp"].drop_null().view(pa.int64())) // 1000
+    def stored_at(self) -> Floats:
+        """Their store timestamps, ms since the epoch; of one that is no time anything."""
+        times: Floats = numbers(self._batch["storeTimestamp"].view(pa.int64()).fill_null(0)) / 1000
+        return times
 
     @cached_property
     def body_bounds(self) -> Int64s:
@@ -183,8 +185,8 @@ class FewColumns(Columns):
         return FewColumns(self._queue, self._messages, self.tries + 1)
 
     @property
-    def stored_at(self) -> Int64s:
-        return np.array([message.store_timestamp for message in self._messages])
+    def stored_at(self) -> Floats:
+        return np.array([message.store_timestamp for message in self._messages], np.float64)
 
     @cached_property
     def body_bounds(self) -> Int64s:

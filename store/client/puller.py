@@ -11,6 +11,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
 from store.broker.figures import Figure
 from store.client.messages import COLUMNS, Columns, FewColumns
@@ -119,7 +121,7 @@ class Puller:
             end = min(end, queue.pulled + max(1, queue.room))
         try:
             for columns in self._read(QueueRange(*queue.queue, queue.pulled, end)):
-                self._delivered.add_all(int(time.time() * 1000) - columns.stored_at)
+                self._delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
                 if not self._queues.put(queue, columns):
                     return False
         except (OffsetOutOfRange, UnknownTopic):

@@ -20,7 +20,7 @@ def test_what_is_told(tmp_path: Path) -> None:
     one, other = Figures(tmp_path, "one"), Figures(tmp_path, "other")
     for milliseconds in (0.3, 1.0, 1.1, 500.0, 501.0):
         one.of(SENT, "orders").add(milliseconds)
-    other.of(DELIVERED, "orders", "readers").add_all(np.array([0, 1, 2, 20, 21, 10_000]))
+    other.of(DELIVERED, "orders", "readers").add_all(np.array([0.0, 1, 2, 20, 21, 10_000]))
     other.of(HELD, "orders", "readers").set(7)
     assert list(told(tmp_path)) == []
     for each in (one, other):
@@ -46,9 +46,11 @@ def test_a_bound_belongs_to_its_bucket_however_it_is_counted(tmp_path: Path) -> 
     figures = Figures(tmp_path, "one")
     for bound in BUCKETS[SENT]:
         figures.of(SENT, "one by one").add(bound)
-    figures.of(SENT, "together").add_all(np.array(BUCKETS[SENT]))
+    figures.of(SENT, "together").add_all(np.array(BUCKETS[SENT], float))
+    for bound in BUCKETS[SENT]:
+        figures.of(SENT, "all in one").add_all(np.full(3, float(bound)))
     figures.write()
-    assert {each.counts for each in told(tmp_path)} == {(1,) * 7 + (0,)}
+    assert [each.counts for each in told(tmp_path)] == [(n,) * 7 + (0,) for n in (1, 1, 3)]
 
 
 def test_who_is_killed_tells_nothing_and_is_forgotten(tmp_path: Path) -> None:
