@@ -8,9 +8,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from store import GroupConflict, InvalidArgument, MessageStore, UnknownGroup
 from store.any_group import MemberInfo, MessageModel, Subscriptions
@@ -90,6 +90,24 @@ class LocalGroup:
 
     def create(self) -> None:
         self._files.in_turn(lambda: self._files.offsets.create(self.name))
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Set what is named of RocketMQ's SubscriptionGroupConfig; the group is made if it is new."""
+        self._files.in_turn(lambda: self._files.offsets.configure(self.name, settings))
+
+    def delete(self, *, with_offsets: bool) -> None:
+        """Take its settings away, and how far it has read; it is new when somebody joins again.
+
+        Raises `UnknownGroup`, `GroupConflict` while it has members.
+        """
+        self.must_exist()
+
+        def delete() -> None:
+            if members := self._files.roster.present():
+                raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}; end those first")
+            self._files.offsets.delete(self.name, with_offsets=with_offsets)
+
+        self._files.in_turn(delete)
 
     def must_exist(self) -> None:
         """Raises `UnknownGroup`, which names those with a like name."""

@@ -2,6 +2,7 @@
 
 import ipaddress
 import signal
+import ssl
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -11,47 +12,89 @@ import click
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from store import MessageStore, StoreConfig
+from store.remoting.access import Access
 from store.remoting.addresses import host_and_port
-from store.remoting.serving import BROKER, CLUSTER, LISTEN
+from store.remoting.broker_config import BROKER_SETTINGS, BrokerConfig
+from store.remoting.serving import LISTEN
 from store.remoting.serving import serve as serving_of
 from store.upkeep.directory import Directory
+
+FILE = click.Path(exists=True, dir_okay=False)
 
 
 @click.command()
 @STORE
 @click.option("--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="Where clients come.")
-@click.option("--broker", default=BROKER, show_default=True, help="The broker's name.")
-@click.option("--cluster", default=CLUSTER, show_default=True, help="Its cluster's name.")
+@click.option("--config", type=FILE, help="Settings of store and broker: as RocketMQ's broker.conf.")
+@click.option("--broker", help=f"The broker's name.  [default: brokerName, {BrokerConfig.brokerName}]")
+@click.option("--cluster", help=f"Its cluster's name.  [default: brokerClusterName, {BrokerConfig.brokerClusterName}]")
 @click.option(
     "--create-topics/--no-create-topics",
-    default=True,
-    show_default=True,
-    help="Whether the first message that is sent to a topic makes it.",
+    default=None,
+    help="Whether the first message that is sent to a topic makes it.  [default: autoCreateTopicEnable, true]",
 )
-def serve(store: str, listen: str, broker: str, cluster: str, create_topics: bool) -> None:
+@click.option("--accounts", type=FILE, help="Who may do what: as RocketMQ's plain_acl.yml. Requests are signed then.")
+@click.option("--tls-cert", type=FILE, help="A certificate (PEM) with which clients have to come by TLS.")
+@click.option("--tls-key", type=FILE, help="Its key, if that stands in a file of its own.")
+def serve(
+    store: str,
+    listen: str,
+    config: str | None,
+    broker: str | None,
+    cluster: str | None,
+    create_topics: bool | None,
+    accounts: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+) -> None:
     """Serve STORE to RocketMQ's clients, as name server and broker, until Ctrl-C or SIGTERM.
 
-    There is no access control: whoever reaches the port may send, read and make topics. A directory that is missing or
+    Without --accounts whoever reaches the port may send, read and make topics. A directory that is missing or
     empty becomes a store.
     """
     over = threading.Event()
+    access = None if accounts is None else Access.load(accounts)
+    tls = _tls(tls_cert, tls_key)
+    broker_config = BrokerConfig() if config is None else BrokerConfig.load(config)
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     with (
         interruptible(lambda: f"{store} is served no longer"),
-        MessageStore.open(store, config=_configuration(store, listen)) as opened,
-        serving_of(opened, listen, broker=broker, cluster=cluster, create_topics=create_topics) as serving,
+        MessageStore.open(store, config=_configuration(store, listen, config)) as opened,
+        serving_of(
+            opened,
+            listen,
+            broker=broker or broker_config.brokerName,
+            cluster=cluster or broker_config.brokerClusterName,
+            create_topics=broker_config.autoCreateTopicEnable if create_topics is None else create_topics,
+            checks=broker_config.checks,
+            access=access,
+            tls=tls,
+        ) as serving,
     ):
         click.echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
         over.wait()
 
 
-def _configuration(store: str, listen: str) -> StoreConfig:
-    """The store's own, but that ids of messages name where it listens: admin tools ask there for them."""
+def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
+    """Of the file, or the store's own; but ids of messages name where it listens: admin tools ask there for them."""
     directory = Directory.at(store)
     directory.create()
-    config = directory.configuration(None)
+    config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))
     host, port = host_and_port(listen)
     with suppress(ValueError):  # no IPv4 address: ids have room for those only
         if port and not ipaddress.IPv4Address(host).is_unspecified:
             return replace(config, brokerIP1=host, listenPort=port)
     return config
+
+
+def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    if cert is None:
+        if key is not None:
+            raise click.UsageError("--tls-key goes with --tls-cert")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise click.UsageError(f"--tls-cert {cert}, --tls-key {key}: no certificate and its key: {error}") from error
+    return context

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -106,41 +106,51 @@ class StoreConfig:
         return "".join(f"{name}={_text(getattr(self, name))}\n" for name in listed)
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> StoreConfig:
-        """The settings in a properties file, the defaults for the rest. Raises `ConfigError` (see `read_settings`)."""
-        values = read_settings(path)
+    def load(path: str | os.PathLike[str], others: Collection[str] = ()) -> StoreConfig:
+        """The settings in a properties file, the defaults for the rest. others: keys that somebody else takes from it.
+
+        Raises `ConfigError` (see `read_settings`).
+        """
+        values = read_settings(path, others)
         try:
             return StoreConfig(**values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
 
-def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) -> dict[str, Any]:
     """The settings that a `store.conf`, or a RocketMQ broker's `broker.conf`, names: a Java properties file.
 
-    What only a broker uses is passed over, with one warning. Raises `ConfigError` naming file, line and what is wrong:
-    a value, or a key that is nearly one of these.
+    What only a broker uses is passed over, with one warning, unless it is one of `others`. Raises `ConfigError` naming
+    file, line and what is wrong: a value, or a key that is nearly one of these.
     """
     values: dict[str, Any] = {}
     passed_over: list[str] = []
-    for where, key, text in _entries(Path(path)):
+    for where, key, text in entries(Path(path)):
+        if key in others:
+            continue
         name = _OLD_SPELLINGS.get(key, key)
         if name not in _PARSERS:
             _refuse_misspelt(where, name)
             passed_over.append(name)
             continue
-        parse, kind = _PARSERS[name]
-        try:
-            values[name] = parse(text.strip())
-        except ValueError as error:
-            hint = "; a comment needs a line of its own" if "#" in text else ""
-            raise ConfigError(f"{where}: {key}={text!r} is not {kind}{hint}") from error
+        values[name] = parsed(where, key, text, _PARSERS[name])
     if passed_over:
         warnings.warn(f"{path}: passed over, for they mean nothing here: {', '.join(passed_over)}", stacklevel=3)
     return values
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str, str]]:
+def parsed(where: str, key: str, text: str, kind: type) -> Any:
+    """The value of a setting. Raises `ConfigError`."""
+    parse, name = _KINDS[kind]
+    try:
+        return parse(text.strip())
+    except ValueError as error:
+        hint = "; a comment needs a line of its own" if "#" in text else ""
+        raise ConfigError(f"{where}: {key}={text!r} is not {name}{hint}") from error
+
+
+def entries(path: Path) -> Iterator[tuple[str, str, str]]:
     """Where each entry of a properties file stands, its key and its value."""
     import javaproperties  # brings HTTP, TLS, XML and email along: who opens no store does without
 
@@ -223,4 +233,4 @@ _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     int: (_integer, "a number"),
     str: (str, "text"),
 }
-_PARSERS = {field.name: _KINDS[type(field.default)] for field in fields(StoreConfig)}
+_PARSERS = {field.name: type(field.default) for field in fields(StoreConfig)}

@@ -10,7 +10,7 @@ Everything is read anew in every call, for other processes write the files, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +103,14 @@ class ConsumerOffsets:
 
     def forget(self, topic: str) -> None:
         """Drop the offsets of all groups in a topic that is deleted: in one of the same name they mean others."""
+        self._forget(lambda key: key.partition(GROUP_SEPARATOR)[0] == topic)
+
+    def _forget(self, is_over: Callable[[str], bool]) -> None:
         content = read_json(self._offsets)
         found = table(self._offsets, content, _OFFSETS)
-        of_topic = [key for key in found if key.partition(GROUP_SEPARATOR)[0] == topic]
-        if of_topic:
-            for key in of_topic:
+        over = list(filter(is_over, found))
+        if over:
+            for key in over:
                 del found[key]
             next_version(self._offsets, content)
             write_json(self._offsets, content)
@@ -144,6 +147,24 @@ class ConsumerOffsets:
             groups[group] = _new_group(group)
             next_version(self._groups, content)
             write_json(self._groups, content)
+
+    def configure(self, group: str, settings: Mapping[str, Any]) -> None:
+        """Set some of a group's settings, of a new one beside RocketMQ's defaults. Raises `InvalidGroup`."""
+        self.create(group)
+        content = read_json(self._groups)
+        groups = table(self._groups, content, _GROUPS)
+        groups[group] = {**groups[group], **settings, "groupName": group}
+        next_version(self._groups, content)
+        write_json(self._groups, content)
+
+    def delete(self, group: str, *, with_offsets: bool) -> None:
+        """Drop a group's settings, and its offsets in all topics."""
+        content = read_json(self._groups)
+        if table(self._groups, content, _GROUPS).pop(group, None) is not None:
+            next_version(self._groups, content)
+            write_json(self._groups, content)
+        if with_offsets:
+            self._forget(lambda key: key.partition(GROUP_SEPARATOR)[2] == group)
 
     def delay_offsets(self) -> dict[int, int]:
         """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""

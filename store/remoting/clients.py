@@ -37,6 +37,14 @@ class Consumer:
     version: int
 
 
+class Producer(NamedTuple):
+    """A producer of one group."""
+
+    connection: Connection
+    language: int
+    version: int
+
+
 class Heartbeat(NamedTuple):
     """What a client says of itself: the groups that it produces for, and of each that it consumes for what it reads."""
 
@@ -93,7 +101,7 @@ class Clients:
         self._changed = changed
         self._lock = threading.Lock()
         self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
-        self._producers: dict[str, dict[str, Connection]] = {}
+        self._producers: dict[str, dict[str, Producer]] = {}
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -109,8 +117,8 @@ class Clients:
         with self._lock:
             return dict(sorted(self._consumers.get(group, {}).items()))
 
-    def producers(self, group: str) -> Mapping[str, Connection]:
-        """Client id to connection, sorted."""
+    def producers(self, group: str) -> Mapping[str, Producer]:
+        """Client id to producer, sorted."""
         with self._lock:
             return dict(sorted(self._producers.get(group, {}).items()))
 
@@ -118,6 +126,12 @@ class Clients:
         """Those that have a producer, sorted."""
         with self._lock:
             return sorted(group for group, of_group in self._producers.items() if of_group)
+
+    def groups_of(self, topic: str) -> set[str]:
+        """The groups of which a consumer reads a topic."""
+        with self._lock:
+            found = {group: list(consumers.values()) for group, consumers in self._consumers.items()}
+        return {group for group, consumers in found.items() if any(topic in each.topics for each in consumers)}
 
     def subscription(self, group: str, topic: str, version: int) -> Subscription:
         """What the group's consumers said last that they read of a topic.
@@ -142,7 +156,7 @@ class Clients:
         """The clients of a connection that is over are gone. In the loop's thread."""
         with self._lock:
             for of_group in self._producers.values():
-                _drop(of_group, [id for id, other in of_group.items() if other is connection])
+                _drop(of_group, [id for id, producer in of_group.items() if producer.connection is connection])
             left = [
                 group
                 for group, of_group in self._consumers.items()
@@ -156,7 +170,7 @@ class Clients:
     def _heart_beat(self, request: Request) -> Response:
         command, connection = request
         beat = Heartbeat.of(bytes(command.body))
-        changed = []
+        changed, producer = [], Producer(connection, command.language, command.version)
         for group, said, topics in beat.consumers:
             consumer = Consumer(connection, said, topics, command.language, command.version)
             before = self.consumers(group).get(beat.client_id)
@@ -167,7 +181,7 @@ class Clients:
                 self._consumers.setdefault(group, {})[beat.client_id] = consumer
         with self._lock:
             for group in beat.producers:
-                self._producers.setdefault(group, {})[beat.client_id] = connection
+                self._producers.setdefault(group, {})[beat.client_id] = producer
         for group in changed:
             self._notify(group)
         return Response()

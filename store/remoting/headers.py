@@ -207,6 +207,37 @@ class Group(Header):
     consumer_group: str
 
 
+class ProducerGroup(Header):
+    """GET_PRODUCER_CONNECTION_LIST."""
+
+    producer_group: str
+
+
+class GroupSettings(Header):
+    """GET_SUBSCRIPTIONGROUP_CONFIG."""
+
+    group: str
+
+
+class DeleteGroup(Header):
+    """DELETE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    clean_offset: bool = False
+
+
+class ResetOffset(Header):
+    """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET. timestamp: ms since 1970, -1 the end. is_force: also
+    behind where the group is. queue_id: below 0 all. offset: instead of the time, from 0 on."""
+
+    group: str
+    topic: str
+    timestamp: int
+    is_force: bool
+    queue_id: int = -1
+    offset: int | None = None
+
+
 class ConsumeStats(Header):
     """GET_CONSUME_STATS. topic: only this one."""
 
@@ -233,7 +264,8 @@ class CreateTopic(Header):
 
 
 class Topic(Header):
-    """GET_TOPIC_STATS_INFO, DELETE_TOPIC_IN_BROKER, GET_TOPIC_CONFIG."""
+    """GET_TOPIC_STATS_INFO, DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV, GET_TOPIC_CONFIG,
+    QUERY_TOPIC_CONSUME_BY_WHO."""
 
     topic: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from store import MessageStore, RequestRefused
@@ -9,12 +10,12 @@ from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR
-from store.remoting.clients import Clients
+from store.remoting.clients import Clients, Consumer, Producer
 from store.remoting.codes import Language, RequestCode
 from store.remoting.group_offsets import ServedOffsets
-from store.remoting.headers import ConsumeStats, Group
+from store.remoting.headers import ConsumeStats, Group, ProducerGroup, Topic
 from store.remoting.request import Handler, Request, Response, of_json
-from store.remoting.topics import message_queue, queue_table
+from store.remoting.topics import message_queue, queue_table, table_of_queues
 
 
 class Progress:
@@ -25,12 +26,16 @@ class Progress:
         self._broker = broker
         self._clients = clients
         self._offsets = offsets
+        self._groups = ConsumerOffsets(store.path)
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
         return {
             RequestCode.GET_CONSUME_STATS: self._stats,
+            RequestCode.GET_BROKER_CONSUME_STATS: self._all_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self._readers,
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self._connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self._producers,
         }
 
     def _stats(self, request: Request) -> Response:
@@ -44,11 +49,33 @@ class Progress:
             if header.topic in (None, "", topic)
         )
 
+    def _all_stats(self, request: Request) -> Response:
+        """Of every group and topic."""
+        self._offsets.persist()
+        of_groups, behind = [], 0
+        for group in self._groups.names():
+            tables = []
+            for topic, queues in self._topics(group).items():
+                found = {Queue(topic, id): self._progress(group, Queue(topic, id)) for id in range(queues)}
+                behind += sum(each["brokerOffset"] - max(0, each["consumerOffset"]) for each in found.values())
+                rows = table_of_queues((message_queue(self._broker, *queue), each) for queue, each in found.items())
+                tables.append(f'{{"consumeTps":0.0,"offsetTable":{rows}}}')
+            of_groups.append(f"{{{json.dumps(group)}:[{','.join(tables)}]}}")
+        address = json.dumps(request.connection.here)
+        body = f'{{"brokerAddr":{address},"consumeStatsList":[{",".join(of_groups)}],"totalDiff":{behind}}}'
+        return Response(body=(body.encode(),))
+
+    def _readers(self, request: Request) -> Response:
+        """The groups that read a topic, or have."""
+        topic = Topic.of(request.command.fields).topic
+        had = (key.partition(GROUP_SEPARATOR) for key in self._groups.all_offsets())
+        return of_json({"groupList": sorted({*self._clients.groups_of(topic), *(g for t, _, g in had if t == topic)})})
+
     def _topics(self, group: str) -> dict[str, int]:
         """Those that a group has offsets in, with their number of queues."""
         read = {
             key.partition(GROUP_SEPARATOR)[0]
-            for key in ConsumerOffsets(self._store.path).all_offsets()
+            for key in self._groups.all_offsets()
             if key.partition(GROUP_SEPARATOR)[2] == group
         }
         return {topic: queues for topic, queues in self._store.topics().items() if topic in read}
@@ -59,7 +86,8 @@ class Progress:
         end = self._store.max_offset(*queue)
         last = self._store.fingerprint(*queue, offset - 1) if offset is not None and 0 < offset <= end else None
         time = 0 if last is None else last.store_timestamp
-        return {"brokerOffset": end, "consumerOffset": -1 if offset is None else offset, "lastTimestamp": time}
+        offset = -1 if offset is None else offset
+        return {"brokerOffset": end, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": time}
 
     def _connections(self, request: Request) -> Response:
         group = Group.of(request.command.fields).consumer_group
@@ -67,21 +95,31 @@ class Progress:
         if not consumers:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
         said = next(iter(consumers.values())).said
-        connections = [
-            {
-                "clientAddr": consumer.connection.peer,
-                "clientId": client_id,
-                "language": Language(consumer.language).name,
-                "version": consumer.version,
-            }
-            for client_id, consumer in consumers.items()
-        ]
         return of_json(
             {
-                "connectionSet": connections,
+                "connectionSet": _connection_set(consumers),
                 "consumeFromWhere": said.get("consumeFromWhere"),
                 "consumeType": said.get("consumeType"),
                 "messageModel": said.get("messageModel"),
                 "subscriptionTable": {each["topic"]: each for each in said.get("subscriptionDataSet") or ()},
             }
         )
+
+    def _producers(self, request: Request) -> Response:
+        group = ProducerGroup.of(request.command.fields).producer_group
+        producers = self._clients.producers(group)
+        if not producers:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        return of_json({"connectionSet": _connection_set(producers)})
+
+
+def _connection_set(clients: Mapping[str, Consumer] | Mapping[str, Producer]) -> list[dict[str, object]]:
+    return [
+        {
+            "clientAddr": client.connection.peer,
+            "clientId": client_id,
+            "language": Language(client.language).name,
+            "version": client.version,
+        }
+        for client_id, client in clients.items()
+    ]

@@ -20,6 +20,7 @@ from store import (
     StoreBusy,
     StoreError,
     TransactionEnded,
+    UnknownGroup,
     UnknownQueue,
     UnknownTopic,
 )
@@ -54,6 +55,7 @@ Answer = Response | Future[Response]
 _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
     ((UnknownQueue, InvalidArgument, InvalidGroup, InvalidTopic, InvalidMessageId), ResponseCode.INVALID_PARAMETER),
     ((UnknownTopic,), ResponseCode.TOPIC_NOT_EXIST),
+    ((UnknownGroup,), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
     ((MessageRefused,), ResponseCode.MESSAGE_ILLEGAL),
     ((FilterError,), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ((OffsetOutOfRange,), ResponseCode.QUERY_NOT_FOUND),

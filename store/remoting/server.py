@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from ssl import SSLContext
 from typing import Any
 
 from store.broker.response_codes import ResponseCode
@@ -45,22 +46,27 @@ class Limits:
 @dataclass(frozen=True)
 class Processors:
     """Who answers which request code: `quick` ones in the loop's thread, for which they must not wait for anything;
-    `others` in threads of a pool. lost: told of each connection that is over, in the loop's thread."""
+    `others` in threads of a pool. lost: told of each connection that is over, in the loop's thread. check: raises
+    `RequestRefused` for a request that its sender may not make."""
 
     quick: Mapping[int, Handler]
     others: Mapping[int, Handler]
     lost: Callable[[Connection], None]
+    check: Callable[[Request], None] = lambda request: None
 
 
 class Server(Opened):
     """Listens, in a thread of its own, until `close`. address: "host:port", the port that it got."""
 
-    def __init__(self, thread: LoopThread, processors: Processors, listen: str, limits: Limits) -> None:
+    def __init__(
+        self, thread: LoopThread, processors: Processors, listen: str, limits: Limits, tls: SSLContext | None
+    ) -> None:
         """Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at."""
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
         self._thread = thread
         self._processors = processors
         self._limits = limits
+        self._tls = tls
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "mq-serve")
         self._under_way: dict[Connection, _UnderWay] = {}
         try:
@@ -93,7 +99,13 @@ class Server(Opened):
 
     async def _listen(self, host: str, port: int) -> tuple[asyncio.Server, str]:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self._received, self._lost, self._made), host, port)
+        server = await loop.create_server(
+            lambda: Connection(self._received, self._lost, self._made),
+            host,
+            port,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._limits.stuck_seconds if self._tls else None,
+        )
         self._sweeping = loop.create_task(self._sweep())
         named = server.sockets[0].getsockname()
         return server, f"[{named[0]}]:{named[1]}" if ":" in named[0] else f"{named[0]}:{named[1]}"
@@ -141,6 +153,7 @@ class Server(Opened):
             return
         request = Request(command, connection)
         try:
+            self._processors.check(request)
             if self._is_over:
                 answer: Any = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
             elif (quick := self._processors.quick.get(command.code)) is not None:

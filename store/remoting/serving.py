@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from ssl import SSLContext
 
 from store import MessageStore, StoreError
 from store.broker.hold import PullRequestHoldService
+from store.remoting.access import Access
 from store.remoting.appending import Appending
+from store.remoting.broker_config import BrokerConfig
 from store.remoting.clients import Clients
 from store.remoting.connection import Connection
 from store.remoting.group_offsets import PERSIST_SECONDS, ServedOffsets
+from store.remoting.groups import ServedGroups
 from store.remoting.locks import Locks
 from store.remoting.loop import LoopThread
 from store.remoting.neighbours import Neighbours
@@ -22,11 +26,11 @@ from store.remoting.retries import Retries
 from store.remoting.routes import Routes
 from store.remoting.sending import Sending
 from store.remoting.server import Limits, Processors, Server
+from store.remoting.status import Status
 from store.remoting.topics import ServedTopics
 from store.remoting.transactions import Checks, ServedTransactions
 
 LISTEN = "127.0.0.1:9876"
-BROKER, CLUSTER = "broker-a", "DefaultCluster"  # as RocketMQ's conf/broker.conf has them
 MAX_HELD = 100_000
 LIMITS = Limits()
 CHECKS = Checks()
@@ -49,6 +53,8 @@ class Serving:
         checks: Checks,
         *,
         create_topics: bool,
+        access: Access | None,
+        tls: SSLContext | None,
     ) -> None:
         self._hold = PullRequestHoldService(store)
         self._appending = Appending(store)
@@ -69,6 +75,8 @@ class Serving:
             Offsets(store, offsets),
             ServedTopics(store, broker),
             Progress(store, broker, clients, offsets),
+            ServedGroups(store, broker, clients, offsets),
+            Status(store, broker, cluster),
         )
 
         def lost(connection: Connection) -> None:
@@ -80,9 +88,10 @@ class Serving:
             quick={**sending.quick(), **pulling.quick(), **self._transactions.quick()},
             others={code: handler for each in others for code, handler in each.others().items()},
             lost=lost,
+            check=(lambda request: None) if access is None else access.check,
         )
         try:
-            self._server = Server(self._thread, processors, listen, limits)
+            self._server = Server(self._thread, processors, listen, limits, tls)
         except BaseException:
             self._stop_waiting()
             self._thread.stop()
@@ -137,18 +146,21 @@ def serve(
     store: MessageStore,
     listen: str = LISTEN,
     *,
-    broker: str = BROKER,
-    cluster: str = CLUSTER,
+    broker: str = BrokerConfig.brokerName,
+    cluster: str = BrokerConfig.brokerClusterName,
     create_topics: bool = True,
     limits: Limits = LIMITS,
     checks: Checks = CHECKS,
+    access: Access | None = None,
+    tls: SSLContext | None = None,
 ) -> Serving:
     """Serve a store that is open for writing to RocketMQ's clients, in threads of this process, until `close`.
 
     listen: "host:port"; port 0 is any free one, see `Serving.address`. Clients are told the address at which they
-    came. create_topics: a topic is made by the first message that is sent to it. Others may go on using the store, in
+    came. create_topics: a topic is made by the first message that is sent to it. access: who may do what; without it
+    everybody everything. tls: with which clients have to come (`useTLS`). Others may go on using the store, in
     this process and in others.
 
     Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at.
     """
-    return Serving(store, listen, broker, cluster, limits, checks, create_topics=create_topics)
+    return Serving(store, listen, broker, cluster, limits, checks, create_topics=create_topics, access=access, tls=tls)

@@ -29,6 +29,7 @@ class ServedTopics:
             RequestCode.GET_TOPIC_CONFIG: self._config,
             RequestCode.GET_TOPIC_STATS_INFO: self._stats,
             RequestCode.VIEW_MESSAGE_BY_ID: self._view,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
             RequestCode.QUERY_MESSAGE: self._query,
         }
 
@@ -42,6 +43,14 @@ class ServedTopics:
             )
         self._store.create_topic(header.topic, header.write_queue_nums)
         return Response()
+
+    def _delete(self, request: Request) -> Response:
+        topic, _ = self._known(request)
+        raise RequestRefused(
+            ResponseCode.ILLEGAL_OPERATION,
+            f"topic {topic}: a store cannot lose a topic while it is open for writing; end 'pyspark-mq serve' and run "
+            f"'pyspark-mq topic delete {self._store.path} {topic}'",
+        )
 
     def _config(self, request: Request) -> Response:
         topic, queues = self._known(request)
@@ -95,5 +104,9 @@ def message_queue(broker: str, topic: str, queue_id: int) -> dict[str, object]:
 
 def queue_table(rows: Iterable[tuple[dict[str, object], dict[str, int]]]) -> Response:
     """A table by queues, as fastjson writes and reads one: its keys are objects, which is no JSON."""
-    table = ",".join(f"{json.dumps(queue)}:{json.dumps(values)}" for queue, values in rows)
-    return Response(body=(f'{{"offsetTable":{{{table}}}}}'.encode(),))
+    return Response(body=(f'{{"offsetTable":{table_of_queues(rows)}}}'.encode(),))
+
+
+def table_of_queues(rows: Iterable[tuple[dict[str, object], object]]) -> str:
+    """The table itself."""
+    return f"{{{','.join(f'{json.dumps(queue)}:{json.dumps(values)}' for queue, values in rows)}}}"

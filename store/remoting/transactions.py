@@ -129,7 +129,7 @@ class ServedTransactions:
         transactions.check(lambda message: Outcome.UNKNOWN, immunity, self._checks.most + 1)
         producers = list(self._clients.producers(group).values())
         for half, message in transactions.open(immunity) if producers else ():
-            random.choice(producers).send_soon(self._question(half, message))
+            random.choice(producers).connection.send_soon(self._question(half, message))
 
     def _question(self, half: Half, message: StoredMessage) -> Command:
         header = CheckTransactionState(

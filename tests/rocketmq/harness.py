@@ -202,11 +202,16 @@ class RocketMQ:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     @contextmanager
-    def clients(self, name_server: str) -> Iterator[Clients]:
-        """RocketMQ's own clients, which know that name server; leaving the block halts them, as a kill does."""
+    def clients(
+        self, name_server: str, account: tuple[str, str] | None = None, *, tls: bool = False
+    ) -> Iterator[Clients]:
+        """RocketMQ's own clients, which know that name server; leaving the block halts them, as a kill does.
+
+        account: access key and secret key, with which they sign.
+        """
         with tempfile.TemporaryFile() as words:
             process = subprocess.Popen(
-                self._java("RemoteClient", name_server),
+                self._java("RemoteClient", name_server, *(account or ()), tls=tls),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -257,13 +262,14 @@ class RocketMQ:
     def _command(self, verb: str, directory: Path, spec: Path) -> list[str]:
         return self._java("Main", verb, str(directory), str(spec))
 
-    def _java(self, main: str, *arguments: str) -> list[str]:
+    def _java(self, main: str, *arguments: str, tls: bool = False) -> list[str]:
         classpath = f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath.txt').read_text()}"
         home = f"-Duser.home={self._target / 'home'}"  # where clients would put their logs
         return [
             "java",
             *JVM_OPTIONS,
             home,
+            f"-Dtls.enable={str(tls).lower()}",
             "-cp",
             classpath,
             f"mq.harness.{main}",

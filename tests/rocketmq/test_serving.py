@@ -9,10 +9,12 @@ from typing import NamedTuple
 import pytest
 
 from store import MessageStore, StoreConfig
+from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import UNDECIDED_TOPIC
+from store.format.stored_message import offset_msg_id
 from store.remoting.serving import serve
 from store.remoting.transactions import Checks
-from tests.rocketmq.harness import Clients, HarnessError, Json, RocketMQ
+from tests.rocketmq.harness import Clients, HarnessError, Json, RocketMQ, free_ports
 
 pytestmark = pytest.mark.rocketmq
 
@@ -28,10 +30,11 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000)
+    port = free_ports()["brokerPort"]  # which ids of messages name
+    config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000, listenPort=port)
     with (
         MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
-        serve(store, "127.0.0.1:0", checks=Checks(interval_seconds=0.5, immunity_seconds=1, most=2)) as serving,
+        serve(store, f"127.0.0.1:{port}", checks=Checks(interval_seconds=0.5, immunity_seconds=1, most=2)) as serving,
         rocketmq.clients(serving.address) as clients,
     ):
         yield Served(store, clients)
@@ -338,3 +341,111 @@ def test_the_admin_tool_finds_messages(served: Served, topic: str) -> None:
         assert (found["queueId"], found["queueOffset"], found["msgId"]) == (*at, line["msgId"])
         (found,) = clients.answers("find", topic=topic, id=line["msgId"])
         assert (found["queueId"], found["queueOffset"], found["keys"]) == (*at, key)
+
+
+def mqadmin(clients: Clients, *words: str) -> str:
+    """What a command of mqadmin writes."""
+    clients.ask("mqadmin", words=words)
+    for line in clients:
+        if line["kind"] == "failed":
+            raise HarnessError(f"{words}: {line['why']}")
+        if line["kind"] == "written":
+            return str(line["text"])
+    raise AssertionError
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def test_mqadmin_looks_at_broker_topics_and_clients(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.answers("send", topic=topic, messages=4)
+    clients.ask("subscribe", id="seen", group="seen", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    consumed(clients, 4)
+    address = f"127.0.0.1:{store.config.listenPort}"
+    assert ["DefaultCluster", "broker-a", "0", address] in [row[:4] for row in rows_of(mqadmin(clients, "clusterList"))]
+    status = dict(row[::2] for row in rows_of(mqadmin(clients, "brokerStatus", "-b", address)) if len(row) == 3)
+    assert 0 < int(status["commitLogMaxOffset"]) <= store.confirm_offset
+    settings = rows_of(mqadmin(clients, "getBrokerConfig", "-b", address))
+    assert ["listenPort", "=", str(store.config.listenPort)] in settings
+    assert {(topic,), ("%RETRY%seen",)} <= {tuple(row) for row in rows_of(mqadmin(clients, "topicList"))}
+    assert '"readQueueNums":4' in mqadmin(clients, "topicRoute", "-t", topic)
+    assert len([row for row in rows_of(mqadmin(clients, "topicStatus", "-t", topic)) if row[0] == "broker-a"]) == 4
+    producers = mqadmin(clients, "producerConnection", "-g", "remote-producers", "-t", topic)
+    assert "127.0.0.1:" in producers
+    assert "JAVA" in producers
+    assert "seen" in mqadmin(clients, "consumerConnection", "-g", "seen")
+    until(lambda: committed(store, "seen", topic) == ends(store, topic))
+    assert "Consume Diff Total: 0" in mqadmin(clients, "consumerProgress", "-g", "seen")
+    everybody = [row[:2] for row in rows_of(mqadmin(clients, "consumerProgress"))]
+    assert ["seen", "1"] in everybody
+    of_broker = [row[:4] for row in rows_of(mqadmin(clients, "brokerConsumeStats", "-b", address))]
+    assert [topic, "seen", "broker-a", "0"] in of_broker
+    assert [topic, "seen", "0"] in [row[:3] for row in rows_of(mqadmin(clients, "statsAll", "-t", topic))]
+    left(clients, "seen")
+
+
+def test_mqadmin_changes_groups(served: Served) -> None:
+    store, clients = served
+    address = f"127.0.0.1:{store.config.listenPort}"
+    mqadmin(clients, "updateSubGroup", "-c", "DefaultCluster", "-g", "settled", "-r", "5", "-q", "2")
+    settings = ConsumerOffsets(store.path).settings("settled") or {}
+    assert (settings["retryMaxTimes"], settings["retryQueueNums"], settings["consumeEnable"]) == (5, 2, True)
+    with pytest.raises(HarnessError, match="consumeEnable=false"):
+        mqadmin(clients, "updateSubGroup", "-b", address, "-g", "settled", "-s", "false")
+    assert "success" in mqadmin(clients, "deleteSubGroup", "-b", address, "-g", "settled", "-r", "true")
+    assert ConsumerOffsets(store.path).settings("settled") is None
+
+
+def test_mqadmin_finds_sends_and_reads_messages(rocketmq: RocketMQ, served: Served, topic: str) -> None:
+    store, clients = served
+    assert "SEND_OK" in mqadmin(clients, "sendMessage", "-t", topic, "-p", "by mqadmin", "-k", "own", "-c", "paid")
+    (row,) = rows(store, topic)
+    assert (row["body"], row["keys"], row["tags"]) == (b"by mqadmin", "own", "paid")
+    queue = ["-b", "broker-a", "-i", str(row["queueId"]), "-o", "0"]
+    offset_id = offset_msg_id(*store.config.store_host, store.query(topic, "own")[0].physical_offset)
+    for words in (
+        ["queryMsgById", "-i", offset_id, *(["-t", topic] if rocketmq.line >= "5" else [])],
+        ["queryMsgByUniqueKey", "-t", topic, "-i", row["msgId"]],
+        ["queryMsgByOffset", "-t", topic, *queue],
+    ):
+        assert ["Keys:", "[own]"] in rows_of(mqadmin(clients, *words)), words
+    assert [row["msgId"], str(row["queueId"]), "0"] in [
+        found[:3] for found in rows_of(mqadmin(clients, "queryMsgByKey", "-t", topic, "-k", "own"))
+    ]
+    assert "BODY: by mqadmin" in mqadmin(clients, "consumeMessage", "-t", topic, *queue)
+    assert "BODY: by mqadmin" in mqadmin(clients, "printMsg", "-t", topic)
+
+
+def test_mqadmin_resets_a_group_that_is_away(served: Served, topic: str) -> None:
+    store, clients = served
+    clients.answers("send", topic=topic, messages=8)
+    store.commit_offsets("away", topic, dict.fromkeys(range(4), 2))
+    mqadmin(clients, "updateSubGroup", "-c", "DefaultCluster", "-g", "away")
+    mqadmin(clients, "resetOffsetByTime", "-g", "away", "-t", topic, "-s", "0")
+    assert committed(store, "away", topic) == [0, 0, 0, 0]
+    mqadmin(clients, "skipAccumulatedMessage", "-g", "away", "-t", topic)
+    assert committed(store, "away", topic) == [2, 2, 2, 2]
+
+
+def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
+    """Its members are told, and get the messages again."""
+    clients = served.clients
+    clients.answers("send", topic=topic, messages=8)
+    clients.ask("subscribe", id="reset", group="reset", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    first = {line["keys"] for line in consumed(clients, 8)}
+    clients.ask("mqadmin", words=["resetOffsetByTime", "-g", "reset", "-t", topic, "-s", "0"])
+    again = set()
+    while again != first:
+        line = next(clients)
+        again |= {line["keys"]} if line["kind"] == "consumed" else set()
+    left(clients, "reset")
+
+
+def test_mqadmin_is_told_why_a_topic_is_not_deleted(served: Served, topic: str) -> None:
+    with pytest.raises(HarnessError, match="pyspark-mq topic delete"):
+        mqadmin(served.clients, "deleteTopic", "-c", "DefaultCluster", "-t", topic)

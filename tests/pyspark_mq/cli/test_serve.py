@@ -1,5 +1,6 @@
 """`pyspark-mq serve`, as a process: it serves until it is told to end, and ends in good order."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -9,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from store import MessageStore, StoredMessage
+from store import MessageStore, RequestRefused, StoreConfig, StoredMessage
+from store.broker.response_codes import ResponseCode
+from store.remoting.broker_config import BROKER_SETTINGS, BrokerConfig
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.headers import GetRoute, PullMessage, SendMessageV2, Sent
+from store.remoting.command import Command
+from store.remoting.headers import CreateTopic, GetRoute, PullMessage, SendMessageV2, Sent
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started
+
+ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
@@ -70,3 +76,55 @@ def test_where_it_cannot_listen(path: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"{address}: cannot listen there" in done.stderr
     assert run("serve", path, "--listen", "nowhere").returncode == 1
+
+
+def route(client: Client, address: str, topic: str) -> Command:
+    return client.ask(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute(topic).texts()).result()
+
+
+def test_settings_of_a_file(tmp_path: Path) -> None:
+    """RocketMQ's own keys; what is said on the command line counts instead."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerName=of-the-file\nbrokerClusterName=old\nautoCreateTopicEnable=false\nmaxMessageSize=3\n")
+    with served(tmp_path / "mq", "--config", conf, "--cluster", "new") as (_, address), Client(60) as client:
+        assert route(client, address, "TBW102").code == ResponseCode.TOPIC_NOT_EXIST
+        cluster = client.request(address, RequestCode.GET_BROKER_CLUSTER_INFO).body
+        assert json.loads(bytes(cluster))["clusterAddrTable"] == {"new": ["of-the-file"]}
+        client.request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, NEW.texts())
+        with pytest.raises(RequestRefused, match=r"3 bytes|maxMessageSize"):
+            send(client, address)
+
+
+NEW = CreateTopic("orders", "TBW102", 4, 4, 6, "SINGLE_TAG")
+
+
+@pytest.mark.parametrize("line", ["transactionCheckMax=0", "autoCreateTopicEnable=maybe", "brokerNam\xe9=a"])
+def test_settings_that_cannot_be(tmp_path: Path, line: str) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_bytes(line.encode("latin-1") + b"\n")
+    done = run("serve", tmp_path / "mq", "--config", conf)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert str(conf) in done.stderr
+
+
+def test_the_conf_that_comes_along_has_the_defaults() -> None:
+    path = ROOT / "conf" / "broker.conf"
+    assert BrokerConfig.load(path) == BrokerConfig()
+    assert StoreConfig.load(path, BROKER_SETTINGS) == StoreConfig()
+
+
+def test_with_accounts_who_does_not_sign_is_refused(tmp_path: Path) -> None:
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.write_text("accounts: [{accessKey: a, secretKey: b}]")
+    with served(tmp_path / "mq", "--accounts", accounts) as (_, address), Client(60) as client:
+        assert route(client, address, "orders").code == ResponseCode.NO_PERMISSION
+    accounts.write_text("nothing")
+    done = run("serve", tmp_path / "mq", "--accounts", accounts)
+    assert (done.returncode, "no accounts as in" in done.stderr) == (1, True)
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    cert = tmp_path / "cert.pem"
+    cert.write_text("nothing")
+    assert "no certificate" in run("serve", tmp_path / "mq", "--tls-cert", cert).stderr
+    assert "goes with --tls-cert" in run("serve", tmp_path / "mq", "--tls-key", cert).stderr

@@ -19,12 +19,15 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.commons.cli.Options;
 import org.apache.commons.cli.PosixParser;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -39,6 +42,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.srvutil.ServerUtil;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
@@ -47,29 +51,31 @@ import org.apache.rocketmq.tools.command.SubCommand;
 /** RocketMQ's own clients against any name server: asked by lines of standard input, halted when that closes. */
 public final class RemoteClient {
     private final String namesrv;
+    private final RPCHook hook;
     private final Map<String, DefaultMQPushConsumer> consumers = new HashMap<>();
     private DefaultMQProducer producer;
     private TransactionMQProducer transactions;
     private DefaultMQAdminExt admin;
     private int number;
 
-    private RemoteClient(String namesrv) {
+    private RemoteClient(String namesrv, String key, String secret) {
         this.namesrv = namesrv;
+        this.hook = key == null ? null : new AclClientRPCHook(new SessionCredentials(key, secret));
         System.setProperty("rocketmq.client.rebalance.waitInterval", "500");  // instead of 20 s
         System.setProperty("rocketmq.client.rebalance.lockInterval", "500");
     }
 
-    /** Usage: 127.0.0.1:9876 */
+    /** Usage: 127.0.0.1:9876 [accessKey secretKey] */
     public static void main(String[] args) throws Exception {
         System.setOut(System.err);
-        RemoteClient client = new RemoteClient(args[0]);
+        RemoteClient client = new RemoteClient(args[0], args.length > 1 ? args[1] : null, args.length > 1 ? args[2] : null);
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             try {
                 client.answer(Main.GSON.fromJson(line, JsonObject.class));
             } catch (Exception e) {
                 e.printStackTrace();
-                say("failed", "why", e.toString(), "code", e instanceof MQBrokerException broker ? broker.getResponseCode() : -1);
+                say("failed", "why", e.getCause() == null ? e.toString() : e + ": " + e.getCause(), "code", e instanceof MQBrokerException broker ? broker.getResponseCode() : -1);
             }
         }
         Runtime.getRuntime().halt(0);
@@ -112,7 +118,7 @@ public final class RemoteClient {
 
     private DefaultMQProducer producer() throws Exception {
         if (producer == null) {
-            producer = new DefaultMQProducer("remote-producers");
+            producer = new DefaultMQProducer("remote-producers", hook);
             producer.setNamesrvAddr(namesrv);
             producer.setSendMsgTimeout(30_000);
             producer.setRetryTimesWhenSendFailed(0);
@@ -123,7 +129,7 @@ public final class RemoteClient {
 
     private DefaultMQAdminExt admin() throws Exception {
         if (admin == null) {
-            admin = new DefaultMQAdminExt("remote-admin");
+            admin = new DefaultMQAdminExt(hook);
             admin.setNamesrvAddr(namesrv);
             admin.start();
         }
@@ -207,7 +213,7 @@ public final class RemoteClient {
     /** messages, as in send; outcome: COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW; checked: what it says when it is asked. */
     private void transaction(JsonObject asked) throws Exception {
         if (transactions == null) {
-            transactions = new TransactionMQProducer("remote-transactions");
+            transactions = new TransactionMQProducer("remote-transactions", hook);
             transactions.setNamesrvAddr(namesrv);
             transactions.setSendMsgTimeout(30_000);
             transactions.setTransactionListener(new TransactionListener() {
@@ -245,7 +251,7 @@ public final class RemoteClient {
         try {
             SubCommand command = subCommand(words.remove(0));
             Options options = command.buildCommandlineOptions(ServerUtil.buildCommandlineOptions(new Options()));
-            command.execute(new PosixParser().parse(options, words.toArray(new String[0])), options, null);
+            command.execute(new PosixParser().parse(options, words.toArray(new String[0])), options, hook);
         } finally {
             System.setOut(before);
         }
@@ -310,7 +316,8 @@ public final class RemoteClient {
     /** id, group, topic, expression or sql, orderly, latest; failures: how often each message fails at first. */
     private void subscribe(JsonObject asked) throws Exception {
         String id = text(asked, "id", "one");
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(asked.get("group").getAsString());
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(asked.get("group").getAsString(), hook,
+            new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(namesrv);
         consumer.setInstanceName(id);
         consumer.setConsumeFromWhere(asked.has("latest") ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

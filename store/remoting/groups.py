@@ -1,0 +1,108 @@
+"""Settings of groups, and resets, as admin tools ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from store import MessageStore, RequestRefused
+from store.any_log import Positions, Queue
+from store.broker.response_codes import ResponseCode
+from store.files.consumer_offsets import ConsumerOffsets
+from store.local_group import LocalGroup
+from store.remoting.clients import Clients
+from store.remoting.codes import CommandFlag, RequestCode
+from store.remoting.command import Command, parse_object
+from store.remoting.group_offsets import ServedOffsets
+from store.remoting.headers import DeleteGroup, GroupSettings, ResetOffset
+from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.topics import message_queue, table_of_queues
+
+_TO_THE_END = -1
+_NUMBERS = ("retryMaxTimes", "retryQueueNums")  # which count here
+
+
+class ServedGroups:
+    """What groups are, not who is in them."""
+
+    def __init__(self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets) -> None:
+        self._store = store
+        self._broker = broker
+        self._clients = clients
+        self._offsets = offsets
+        self._files = ConsumerOffsets(store.path)
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers for threads of the pool."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._configure,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self._settings,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._all_settings,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self._delete,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
+        }
+
+    def _configure(self, request: Request) -> Response:
+        settings = parse_object(bytes(request.command.body))
+        if settings.get("consumeEnable") is False:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, "consumeEnable=false: here a group that is there may consume; delete it"
+            )
+        if any(type(settings.get(name, 0)) is not int for name in _NUMBERS):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{', '.join(_NUMBERS)} are numbers")
+        self._group(str(settings.get("groupName") or "")).configure(settings)
+        return Response()
+
+    def _group(self, name: str) -> LocalGroup:
+        return LocalGroup(self._store.path, name)
+
+    def _settings(self, request: Request) -> Response:
+        group = GroupSettings.of(request.command.fields).group
+        settings = self._files.settings(group)
+        if settings is None:
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
+        return of_json(settings)
+
+    def _all_settings(self, request: Request) -> Response:
+        version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+        return of_json({"dataVersion": version, "subscriptionGroupTable": self._files.all_settings()})
+
+    def _delete(self, request: Request) -> Response:
+        header = DeleteGroup.of(request.command.fields)
+        self._offsets.persist()
+        self._group(header.group_name).delete(with_offsets=header.clean_offset)
+        return Response()
+
+    def _reset(self, request: Request) -> Response:
+        """Set offsets, and tell the group's consumers, who would go on where they are."""
+        header = ResetOffset.of(request.command.fields)
+        queues = self._store.topics().get(header.topic, 0)
+        if not queues:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
+            )
+        asked = range(queues) if header.queue_id < 0 else [header.queue_id]
+        positions = {queue: self._begin(header, queue) for queue in (Queue(header.topic, id) for id in asked)}
+        self._offsets.persist()
+        self._group(header.group).reset(positions)
+        body = self._table(positions)
+        told = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header.texts(), body, flag=CommandFlag.ONEWAY)
+        for consumer in self._clients.consumers(header.group).values():
+            consumer.connection.send_soon(told)
+        return Response(body=(body,))
+
+    def _begin(self, header: ResetOffset, queue: Queue) -> int:
+        """Where the group is to read on; without `force` not behind where it is."""
+        if header.offset is not None and header.offset >= 0:
+            return header.offset
+        if header.timestamp == _TO_THE_END:
+            found = self._store.max_offset(*queue)
+        else:
+            found = self._store.offset_by_time(*queue, header.timestamp)
+        current = self._offsets.committed(header.group, queue)
+        return found if header.is_force or current is None else min(found, current)
+
+    def _table(self, positions: Positions) -> bytes:
+        rows = ((message_queue(self._broker, *queue), offset) for queue, offset in positions.items())
+        return f'{{"offsetTable":{table_of_queues(rows)}}}'.encode()

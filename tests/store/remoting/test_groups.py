@@ -1,0 +1,84 @@
+"""Settings of groups and resets over the wire."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from store import Message, MessageStore
+from store.broker.response_codes import ResponseCode
+from store.files.consumer_offsets import ConsumerOffsets
+from store.remoting.codes import RequestCode
+from store.remoting.headers import CommitOffset, DeleteGroup, ResetOffset
+from tests.store.remoting.broker import Broker
+
+CONFIGURE, DELETE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP
+
+
+def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> None:
+    for settings in ({"retryMaxTimes": 3}, {"retryQueueNums": 2}):
+        assert broker.ask(CONFIGURE, None, json.dumps({"groupName": "g", **settings}).encode()).code == 0
+    found = ConsumerOffsets(store.path).settings("g") or {}
+    assert (found["retryMaxTimes"], found["retryQueueNums"], found["groupName"]) == (3, 2, "g")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"groupName": "a/b"}, "only letters"),
+        ({}, "only letters"),
+        ({"groupName": "g", "retryMaxTimes": "many"}, "numbers"),
+        ({"groupName": "g", "retryQueueNums": None}, "numbers"),
+        ({"groupName": "g", "consumeEnable": False}, "consumeEnable"),
+    ],
+)
+def test_settings_that_cannot_be(broker: Broker, store: MessageStore, settings: dict[str, object], why: str) -> None:
+    answer = broker.ask(CONFIGURE, None, json.dumps(settings).encode())
+    assert (answer.code, why in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
+    assert ConsumerOffsets(store.path).all_settings() == {}
+
+
+@pytest.mark.parametrize("with_offsets", [False, True])
+def test_a_group_that_is_deleted(broker: Broker, store: MessageStore, *, with_offsets: bool) -> None:
+    broker.ask(CONFIGURE, None, b'{"groupName":"g"}')
+    store.commit_offsets("other", "orders", {0: 1})
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 0, 1))
+    assert broker.ask(DELETE, DeleteGroup("g", with_offsets)).code == ResponseCode.SUCCESS
+    assert ConsumerOffsets(store.path).settings("g") is None
+    assert store.consumer_offset("g", "orders", 0) == (None if with_offsets else 1)
+    assert store.consumer_offset("other", "orders", 0) == 1
+    assert broker.ask(DELETE, DeleteGroup("nobody")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def reset(broker: Broker, **fields: object) -> dict[int, int]:
+    """Queue id to the offset that the group is to read next."""
+    usual = {"group": "g", "topic": "orders", "timestamp": 0, "is_force": True}
+    answer = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset(**{**usual, **fields}))  # type: ignore[arg-type]
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    pieces = bytes(answer.body).decode().removeprefix('{"offsetTable":{').removesuffix("}}").split(',{"brokerName"')
+    return {int(piece.split('"queueId": ')[1].split(",")[0]): int(piece.rpartition(":")[2]) for piece in pieces}
+
+
+def test_resets(broker: Broker, store: MessageStore) -> None:
+    for queue in (0, 1):
+        store.put_many([Message("orders", b"", queue_id=queue)] * 5)
+        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", queue, 3))
+    assert reset(broker, timestamp=-1, is_force=False) == {0: 3, 1: 3}
+    assert reset(broker, timestamp=-1) == {0: 5, 1: 5}
+    assert reset(broker, queue_id=1, offset=2) == {1: 2}
+    assert [store.consumer_offset("g", "orders", queue) for queue in (0, 1)] == [5, 2]
+    assert reset(broker) == {0: 0, 1: 0}
+
+
+def test_what_cannot_be_reset(broker: Broker) -> None:
+    for fields, code in (
+        ({"topic": "others"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"group": "nobody"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"group": "a/b"}, ResponseCode.INVALID_PARAMETER),
+    ):
+        header = ResetOffset(**{"group": "g", "topic": "orders", "timestamp": 0, "is_force": True, **fields})  # type: ignore[arg-type]
+        assert broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header).code == code
+    broker.ask(CONFIGURE, None, b'{"groupName":"g"}')
+    header = ResetOffset("g", "orders", 0, True, queue_id=7)
+    assert broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header).code == ResponseCode.INVALID_PARAMETER
