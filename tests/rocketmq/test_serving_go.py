@@ -1,0 +1,68 @@
+"""RocketMQ's client for Go, unchanged, against a store that is served."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore
+from store.remoting.access import Access
+from store.remoting.serving import serve
+from tests.rocketmq.harness import COMMAND_SECONDS, HERE, Json
+from tests.rocketmq.test_serving import until
+
+pytestmark = pytest.mark.rocketmq
+
+SOURCE = HERE / "go"
+UNREACHABLE = ("dial tcp", "lookup ", "proxyconnect", "module lookup disabled", "i/o timeout")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """Built on first use, and again when its source changed."""
+    if shutil.which("go") is None:
+        pytest.skip("needs go")
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.iterdir()))).hexdigest()
+    built = HERE / "target" / "go" / digest
+    if not built.exists():
+        done = subprocess.run(
+            ["go", "build", "-o", built, "."], cwd=SOURCE, capture_output=True, text=True, check=False
+        )
+        if done.returncode and any(word in done.stderr for word in UNREACHABLE):
+            pytest.skip(f"needs Go's module proxy: {done.stderr[-200:]}")
+        assert done.returncode == 0, done.stderr
+    return built
+
+
+def run(program: Path, *arguments: str) -> tuple[list[Json], list[Json]]:
+    """What it sent, and what it consumed."""
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    return [line for line in said if line["kind"] == "sent"], [line for line in said if line["kind"] == "consumed"]
+
+
+@pytest.mark.parametrize("account", [(), ("gopher", "secret")])
+def test_it_sends_and_consumes(program: Path, tmp_path: Path, account: tuple[str, ...]) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(
+        "accounts:\n  - {accessKey: gopher, secretKey: secret, defaultGroupPerm: SUB, topicPerms: [orders=PUB|SUB]}"
+    )
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("orders", 3)
+        with serve(store, "127.0.0.1:0", access=Access.load(path) if account else None) as serving:
+            sent, came = run(program, serving.address, "orders", "gophers", "20", *account)
+            ends = [store.max_offset("orders", queue) for queue in range(3)]
+            until(lambda: [store.consumer_offset("gophers", "orders", queue) for queue in range(3)] == ends)
+        assert {line["msgId"] for line in sent} == {line["msgId"] for line in came}
+        assert len(sent) == len(came) == 20
+        assert {(line["body"], line["keys"], line["tags"]) for line in came} == {
+            (f"message {n}", f"key-{n}", "go") for n in range(20)
+        }
+        places = {(line["msgId"], line["queueId"], line["queueOffset"]) for line in sent}
+        assert places == {(line["msgId"], line["queueId"], line["queueOffset"]) for line in came}
