@@ -12,8 +12,8 @@ import numpy.typing as npt
 from store.errors import StoreClosed
 from store.format.copies import Copies, Places
 from store.format.message import Message
-from store.format.records import Records
-from store.publish.appender import Condition
+from store.format.record import set_field
+from store.publish.appender import Condition, Piece
 from store.publish.putting import Putting
 from store.publish.results import AppendResult
 from store.system_errors import explained_verbs
@@ -32,7 +32,7 @@ class Append:
         self.path = path
         self._putting = putting
         self._writer = writer
-        self._parts: list[Iterable[Records]] | None = []
+        self._parts: list[Iterable[Piece]] | None = []
 
     def add(self, topic: str, table: Any) -> None:
         """Add a table of messages, as `MessageStore.append_table` takes it, behind what was added before.
@@ -97,7 +97,7 @@ class Append:
         """Forget what was added. Does nothing the second time, nor after `publish`."""
         self._parts = None
 
-    def _open_parts(self) -> list[Iterable[Records]]:
+    def _open_parts(self) -> list[Iterable[Piece]]:
         self._writer.must_be_open()
         if self._parts is None:
             raise StoreClosed(
@@ -106,7 +106,7 @@ class Append:
         return self._parts
 
 
-def _saying(fields: Mapping[str, npt.ArrayLike] | None, records: Records) -> Records:
+def _saying(fields: Mapping[str, npt.ArrayLike] | None, records: Piece) -> Piece:
     for name, values in (fields or {}).items():
-        records.headers[name] = values
+        set_field(records, name, values)
     return records

@@ -135,15 +135,19 @@ class MessageStore(StoreReader):
 
         Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`, `StoreFull`, `FlushFailed`.
         """
-        return self.put_many([message])[0]
+        return self._put([message])[0]
 
     def put_many(self, messages: Iterable[Message]) -> list[PutResult]:
         """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
+        return self._put(messages)
+
+    def _put(self, messages: Iterable[Message]) -> list[PutResult]:
         writer, putting, messages = self._writing(), self._putting, Putting.listed(messages)
         if not messages:
             return []
-        placed = writer.append([putting.of_messages(messages)])
-        return putting.results(messages, placed)  # also where the store was closed meanwhile
+        records = putting.of_messages(messages)
+        went = writer.append_few(records) if isinstance(records, list) else writer.append([records]).each()
+        return putting.results(messages, went)  # also where the store was closed meanwhile
 
     def append_table(self, topic: str, table: Any) -> AppendResult:
         """Append a table of messages to one topic, vectorised: a pyarrow Table or RecordBatch, a pandas frame, or

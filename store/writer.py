@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -15,18 +15,18 @@ from store.errors import StoreBusy, StoreLocked
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
-from store.format.records import Records
+from store.format.record import Record
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.log.unflushed import Ranges, Unflushed
-from store.publish.appender import Appender, Condition
+from store.publish.appender import Appender, Condition, Piece
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
-from store.publish.results import AppendResult
+from store.publish.results import AppendResult, Where
 from store.publish.watch import Watch
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
@@ -121,19 +121,25 @@ class Writer:
         return self._lock.exclusively(work)
 
     @overload
-    def append(self, pieces: Iterable[Records], *, flush: bool = ...) -> AppendResult: ...
+    def append(self, pieces: Iterable[Piece], *, flush: bool = ...) -> AppendResult: ...
 
     @overload
     def append(
-        self, pieces: Iterable[Records], *, flush: bool = ..., unless: Condition | None
+        self, pieces: Iterable[Piece], *, flush: bool = ..., unless: Condition | None
     ) -> AppendResult | None: ...
 
     def append(
-        self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
+        self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
         """`Appender.append`; what is not flushed here the device gets soon. Raises `StoreFull` where little is left."""
         how = self._flusher, self._appender, self._directory.root, self._config
         return _append(*how, pieces, flush=flush, unless=unless)
+
+    def append_few(self, records: Sequence[Record]) -> list[Where]:
+        """`Appender.append_few`, as `append`."""
+        self._flusher.start()
+        refuse_when_full(self._directory.root, self._config)
+        return self._appender.append_few(records)
 
     def delay(self) -> None:
         """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
@@ -217,7 +223,7 @@ def _append(
     appender: Appender,
     root: Path,
     config: StoreConfig,
-    pieces: Iterable[Records],
+    pieces: Iterable[Piece],
     *,
     flush: bool = False,
     unless: Condition | None = None,
@@ -226,7 +232,7 @@ def _append(
     return appender.append(_while_there_is_space(root, config, pieces), flush=flush, unless=unless)
 
 
-def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Records]) -> Iterator[Records]:
+def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piece]) -> Iterator[Piece]:
     for records in pieces:
         refuse_when_full(root, config)
         yield records

@@ -199,10 +199,9 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
     return int(fields[name][1])
 
 
-def header_struct(header: np.dtype[np.void]) -> struct.Struct:
-    """The same bytes as a struct: of a single record it is several times faster."""
-    names = header.names or ()
-    codes = (_STRUCT_CODES.get(header[name].str, f"{header[name].itemsize}s") for name in names)
+def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
+    """The same bytes as a struct: of a single value it is many times faster."""
+    codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 
 
@@ -355,7 +354,7 @@ FIGURE: Final = np.dtype(
 # --- relations ------------------------------------------------------------------------------------------
 
 assert RECORD_HEADER.itemsize == 88
-assert all(header_struct(header).size == header.itemsize for row in RECORD_HEADERS for header in row)
+assert all(struct_of(header).size == header.itemsize for row in RECORD_HEADERS for header in row)
 assert RECORD_HEADERS[1][1].itemsize == RECORD_HEADER.itemsize + 2 * IPV6_EXTRA
 assert MIN_RECORD_BYTES == 91
 assert all(

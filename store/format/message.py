@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import numpy as np
-
 from store.errors import MessageRefused, PutStatus
 from store.format.crc import body_crc
 from store.format.entering import keys_of, tag_of
@@ -29,10 +27,12 @@ from store.format.layout import (
     PROPERTY_TAGS,
     RECORD_HEADER,
     TOPIC_LENGTH_BYTES,
-    header_struct,
 )
 from store.format.properties import encode_properties
-from store.format.records import Encoding, Records
+from store.format.record import Record
+from store.format.records import Encoding
+
+_ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,82 +82,41 @@ class Message:
 
 
 def encode_messages(
-    messages: Sequence[Message],
-    queue_ids: Sequence[int],
-    encoding: Encoding,
-    now: int,
-) -> Records:
-    """Records of a list of messages, in order; `queue_ids` are already chosen, `now` is ms.
+    messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
+) -> list[Record]:
+    """A record of each message, in order; `queue_ids` are already chosen, `now` is ms.
 
     Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
     values of other kinds than their fields.
     """
-    destinations: dict[tuple[str, int], int] = {}
-    headers, rests, queues, codes, hashes, rows = [], [], [], [], [], []
-    for row, (message, queue_id) in enumerate(zip(messages, queue_ids, strict=True)):
-        properties = message.all_properties()
-        header, rest = _encode(message, properties, queue_id, encoding, now)
-        headers.append(header)
-        rests.append(rest)
-        queues.append(destinations.setdefault((message.topic, queue_id), len(destinations)))
-        codes.append(java_hash_code(tag := tag_of(properties)))
-        if encoding.with_keys:
-            own = [key_hash(message.topic, key) for key in keys_of(properties)]
-            own += [key_hash(message.topic, INDEX_TAG_PREFIX + tag)] if tag and encoding.with_tags else []
-            hashes += own
-            rows += [row] * len(own)
-    return Records(
-        headers=np.frombuffer(bytearray().join(headers), RECORD_HEADER),
-        rests=rests,
-        sizes=np.array([RECORD_HEADER.itemsize + len(rest) for rest in rests], np.int64),
-        queues=np.array(queues, np.int32),
-        destinations=list(destinations),
-        tags_codes=np.array(codes, np.int64),
-        key_hashes=np.array(hashes, np.int32),
-        key_rows=np.array(rows, np.int64),
-        with_crc=encoding.with_crc,
-    )
+    return [_encode(message, queue_id, encoding, now) for message, queue_id in zip(messages, queue_ids, strict=True)]
 
 
-_HEADER = header_struct(RECORD_HEADER)
-
-
-def _encode(
-    message: Message,
-    all_properties: Mapping[str, str],
-    queue_id: int,
-    encoding: Encoding,
-    now: int,
-) -> tuple[bytes, bytes]:
-    """A record's header, and what follows it."""
-    body, topic = _bytes(message.body), message.topic.encode()
+def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> Record:
+    properties, body, topic = message.all_properties(), _bytes(message.body), message.topic.encode()
     check_body_size(len(body), encoding.max_message_size)
-    properties = encode_properties(all_properties, bytes(PROPERTY_CRC_BYTES) if encoding.with_crc else b"")
+    encoded = encode_properties(properties, _ROOM_FOR_CRC if encoding.with_crc else b"")
     magic = topic_magic(message.topic)
     born = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
     check_fits("born_timestamp", born, 64)
-    check_tag(tag_of(all_properties))
-    header = _HEADER.pack(
-        _HEADER.size + len(body) + TOPIC_LENGTH_BYTES[magic] + len(topic) + PROPERTIES_LENGTH_BYTES + len(properties),
-        magic,
-        body_crc(body),
-        queue_id,
-        message.flag,
-        0,
-        0,
-        0,
-        born,
-        encoding.store_host[0],
-        0,
-        0,
-        *encoding.store_host,
-        0,
-        0,
-        len(body),
-    )
+    check_tag(tag := tag_of(properties))
     topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
-    return header, b"".join((body, topic_length, topic, len(properties).to_bytes(2, "big"), properties))
+    rest = b"".join((body, topic_length, topic, len(encoded).to_bytes(PROPERTIES_LENGTH_BYTES, "big"), encoded))
+    size = RECORD_HEADER.itemsize + len(rest)
+    host = encoding.store_host
+    # fmt: off
+    header = [
+        size, magic, body_crc(body), queue_id, message.flag, 0, 0, 0,
+        born, host[0], 0, 0, *host, 0, 0, len(body),
+    ]
+    # fmt: on
+    hashes = []
+    if encoding.with_keys:
+        hashes = [key_hash(message.topic, key) for key in keys_of(properties)]
+        if tag and encoding.with_tags:
+            hashes.append(key_hash(message.topic, INDEX_TAG_PREFIX + tag))
+    return Record(header, rest, size, (message.topic, queue_id), java_hash_code(tag), hashes, encoding.with_crc)
 
 
 def illegal(reason: str) -> MessageRefused:

@@ -14,6 +14,7 @@ from store.format.arrays import arrow, blobs, texts
 from store.format.layout import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
 from store.format.message import Message, encode_messages
 from store.format.message_columns import MessageColumns
+from store.format.record import Record
 from store.format.records import Encoding, Records
 from store.format.tables import encode_columns
 
@@ -25,8 +26,10 @@ class NotColumns(Exception):
     """A message is wrong, or has what columns do not say."""
 
 
-def encode_list(messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int) -> Records:
-    """What `encode_messages` makes of the same arguments, sooner."""
+def encode_list(
+    messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
+) -> Records | list[Record]:
+    """What `encode_messages` makes of the same arguments, but many as columns."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import pyarrow as pa
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.crc import crc_digits, crcs_between, property_crc
-from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME, RECORD_HEADER
+from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, PROPERTY_CRC_DIGITS, PROPERTY_CRC_NAME
 from store.format.strings import Bytes
 
 
@@ -36,8 +35,8 @@ class Records:
     """n records, complete but for what only the append can know.
 
     headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
-    rests: what follows each header: a list of n, or a tuple of the parts of all, in which an array has a value for
-    every record (length n), and bytes are the same in all.
+    rests: the parts of what follows each header: an array has a value for every record (length n), bytes are the same
+    in all.
     sizes: int64, shape (n,), bytes of each record.
     queues: int32, shape (n,), index into `destinations`.
     destinations: the (topic, queue id) pairs that occur.
@@ -49,7 +48,7 @@ class Records:
     """
 
     headers: npt.NDArray[np.void]
-    rests: list[bytes] | tuple[pa.BinaryArray | bytes, ...]
+    rests: tuple[pa.BinaryArray | bytes, ...]
     sizes: npt.NDArray[np.int64]
     queues: npt.NDArray[np.int32]
     destinations: list[tuple[str, int]]
@@ -61,37 +60,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.headers)
-
-    @property
-    def can_join(self) -> bool:
-        """Whether `concatenate` takes them: those made one by one, for they are few."""
-        return isinstance(self.rests, list)
-
-    @staticmethod
-    def concatenate(parts: list[Records]) -> Records:
-        """Records of several makers, made in one way, one after the other; all of them `can_join`."""
-        if len(parts) == 1:
-            return parts[0]
-        numbers: dict[tuple[str, int], int] = {}
-        queues, rests, key_rows, first = [], [], [], 0
-        for part in parts:
-            assert isinstance(part.rests, list)
-            own = [numbers.setdefault(name, len(numbers)) for name in part.destinations]
-            queues += [own[queue] for queue in part.queues.tolist()]
-            rests += part.rests
-            key_rows.append(part.key_rows + first)
-            first += len(part)
-        return Records(
-            headers=np.concatenate([part.headers for part in parts], dtype=RECORD_HEADER),  # not the machine's order
-            rests=rests,
-            sizes=np.concatenate([part.sizes for part in parts]),
-            queues=np.array(queues, np.int32),
-            destinations=list(numbers),
-            tags_codes=np.concatenate([part.tags_codes for part in parts]),
-            key_hashes=np.concatenate([part.key_hashes for part in parts]),
-            key_rows=np.concatenate(key_rows),
-            with_crc=parts[0].with_crc,
-        )
 
     def stamp(
         self,
@@ -107,12 +75,6 @@ class Records:
     def encoded(self, first: int, last: int) -> memoryview:
         """Records [first, last) as they stand in the log, back to back; one at least, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
-        if isinstance(self.rests, list):  # as Python made them, often only one: Arrow would take several times as long
-            pairs = zip(map(bytes, headers), self.rests[first:last], strict=True)
-            if self.with_crc:
-                before = [(header + rest)[:-PROPERTY_CRC_BYTES] for header, rest in pairs]
-                pairs = zip(before, map(property_crc, before), strict=True)
-            return memoryview(b"".join(chain.from_iterable(pairs)))
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
         data = np.frombuffer(joined.buffers()[2], np.uint8)[: int(self.sizes[first:last].sum())]

@@ -33,7 +33,7 @@ from store.format.layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_V6,
     TOPIC_LENGTH_BYTES,
-    header_struct,
+    struct_of,
 )
 from store.format.properties import decode_properties
 
@@ -69,7 +69,7 @@ class StoredMessage(NamedTuple):
         return tuple(key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
 
 
-_HEADERS = tuple(tuple(map(header_struct, row)) for row in RECORD_HEADERS)
+_HEADERS = tuple(tuple(map(struct_of, row)) for row in RECORD_HEADERS)
 _HEADER = _HEADERS[False][False]
 _SYS_FLAG = (RECORD_HEADER.names or ()).index("sys_flag")
 _HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6

@@ -10,18 +10,13 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from store.errors import ReadOnlyStore, StoreFull
 from store.files.atomic import make_folder, open_file, sync_directory
 from store.files.config import StoreConfig
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
-from store.index.index_file import IndexFile, file_bytes
-
-Ints = npt.NDArray[np.int64]
+from store.index.index_file import IndexFile, KeyColumn, file_bytes
 
 _OPEN_FILES = 8
 _MS = 1000
@@ -88,8 +83,8 @@ class Index:
         headers = (self.file(name).header() for name in reversed(self.names()))
         return next((header["end_offset"] for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1), -1)
 
-    def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> None:
-        """File keys (see `key_hashes`), in the order of the log; all of shape (m,), timestamps in ms.
+    def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> None:
+        """File keys (see `key_hashes`), in the order of the log; all of length m, timestamps in ms.
 
         As in RocketMQ, records before `end_offset` are skipped. Raises `StoreFull`, `ReadOnlyStore`.
         """

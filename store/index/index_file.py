@@ -8,8 +8,9 @@ that no header counts or entries that no slot names yet, and `IndexFile.truncate
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,11 @@ import numpy.typing as npt
 from store.cached import cached_property
 from store.errors import ConfigError
 from store.files.segment_file import SegmentFile
-from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT
+from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT, struct_of
 from store.index.index_slots import IndexSlots
 
 Ints = npt.NDArray[np.int64]
+KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
@@ -29,13 +31,7 @@ _ROW_BITS = 32
 _MAX_INT = (1 << 31) - 1
 _MS = 1000
 
-
-def _struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """The same layout for one value: numpy takes twenty times as long for that."""
-    return struct.Struct(">" + "".join({">i4": "i", ">i8": "q"}[dtype[name].str] for name in dtype.names or ()))
-
-
-_HEADER, _ENTRY, _SLOT = _struct_of(INDEX_HEADER), _struct_of(INDEX_ENTRY), struct.Struct(">i")
+_HEADER, _ENTRY, _SLOT = struct_of(INDEX_HEADER), struct_of(INDEX_ENTRY), struct.Struct(">i")
 assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_ENTRY.itemsize, INDEX_SLOT.itemsize)
 
 
@@ -73,19 +69,20 @@ class IndexFile:
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self._capacity)
         return header
 
-    def append(self, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints) -> int:
-        """File keys in order, as many as fit; returns how many are done. Arguments of shape (m,); timestamps in ms.
+    def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
+        """File keys in order, as many as fit; returns how many are done. Arguments of length m; timestamps in ms.
 
         As in RocketMQ, records before the newest one that has a key here are done already.
         """
         header = self.header()
-        first = int(np.searchsorted(physical_offsets, header["end_offset"]))
+        is_first = physical_offsets[0] >= header["end_offset"]  # as a rule
+        first = 0 if is_first else int(np.searchsorted(physical_offsets, header["end_offset"]))
         end = min(len(hashes), first + self._capacity - header["next_entry"])
         columns = hashes[first:end], physical_offsets[first:end], timestamps[first:end]
         if end - first > _FEW_KEYS:
-            self._append_all(header, *columns)
+            self._append_all(header, *map(np.asarray, columns))
         else:
-            for row in zip(*(column.tolist() for column in columns), strict=True):
+            for row in zip(*(map(int, column) for column in columns), strict=True):
                 self._append_one(header, *row)
         return end
 

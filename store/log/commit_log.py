@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import numpy.typing as npt
 from store.errors import MessageRefused, PutStatus
 from store.files.segments import Segments
 from store.format.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK, RECORD_HEADER
+
+Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offsets, and what is to be written there
 
 _WRITE_BYTES = 32 << 20  # at once: Arrow joins less than 2 GiB
 _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # without it no record is one
@@ -44,6 +46,10 @@ class CommitLog:
         """Log offset of the first byte still there; 0 for an empty log."""
         return self.segments.first()
 
+    def has_room(self, begin: int, size: int) -> bool:
+        """Whether the segment of log offset `begin` takes records of `size` bytes there, and a blank behind them."""
+        return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
+
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
         """Lay records of `sizes` bytes out from log offset `begin`. Pure.
 
@@ -52,7 +58,7 @@ class CommitLog:
         """
         size = self.segments.size
         ends = np.cumsum(sizes)
-        if len(sizes) and (total := int(ends[-1])) <= size - begin % size - END_FILE_MIN_BLANK_BYTES:  # as a rule
+        if len(sizes) and self.has_room(begin, total := int(ends[-1])):  # as a rule
             return Placement(begin + ends - sizes, begin + total, [(0, len(sizes))], [])
         if len(sizes) and int(sizes.max()) + END_FILE_MIN_BLANK_BYTES > size:
             raise MessageRefused(
@@ -78,23 +84,34 @@ class CommitLog:
             first = last
         return Placement(physical_offsets, at, runs, blanks)
 
-    def write(self, placement: Placement, encoded: Callable[[int, int], memoryview], *, hidden: bool = False) -> None:
-        """Write records where `placement` says, some at a time. Raises `StoreFull`.
+    def stretches(
+        self, placement: Placement, encoded: Callable[[int, int], memoryview]
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """What is written of records that go where `placement` says, some at a time, with the blanks.
 
-        encoded: the bytes of records [first, last), back to back. hidden: leave the head of the first one out, so that
-        for whoever walks the log, in RocketMQ too, it ends there until `show`.
+        encoded: the bytes of records [first, last), back to back.
         """
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
-            self.segments.write(at, blank.tobytes())
+            yield at, blank.tobytes()
         offsets = placement.physical_offsets
-        left_out = _HEAD_BYTES if hidden else 0
         for first, last in placement.runs:
             while first < last:
                 end = int(np.searchsorted(offsets[:last], offsets[first] + _WRITE_BYTES))
-                self.segments.write(int(offsets[first]) + left_out, encoded(first, end)[left_out:])
-                first, left_out = end, 0
+                yield int(offsets[first]), encoded(first, end)
+                first = end
+
+    def write(self, stretches: Stretches, *, hidden: int | None = None) -> None:
+        """Write what `stretches` say where they say it. Raises `StoreFull`.
+
+        hidden: leave the head of the record at this log offset out, so that for whoever walks the log, in RocketMQ too,
+        it ends there until `show`.
+        """
+        for at, data in stretches:
+            if at == hidden:
+                at, data = at + _HEAD_BYTES, memoryview(data)[_HEAD_BYTES:]
+            self.segments.write(at, data)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
         """Write the head of the record at log offset `offset`, `size` bytes long, that was hidden."""

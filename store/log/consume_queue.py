@@ -171,18 +171,21 @@ class ConsumeQueue:
             at = stop
         return found
 
-    def write(self, start: int, entries: Entries) -> None:
-        """Write entries from queue offset `start` on, creating files as needed. Raises `StoreFull`, `FlushFailed`.
+    def write(self, start: int, entries: Entries | bytes) -> None:
+        """Write entries, or their bytes, from queue offset `start` on, creating files as needed.
+
+        Raises `StoreFull`, `FlushFailed`.
 
         A file is begun when the one before is on the device: after a crash RocketMQ looks at the last three only.
         """
-        while len(entries):
+        data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
+        while len(data):
             position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
             if start and index == 0 and not self._segments.exists(position):
                 self.flush(start - 1, start)
-            count = min(len(entries), self.entries_per_file - index)
-            self._segments.write(position, entries[:count].tobytes())
-            entries, start = entries[count:], start + count
+            room = (self.entries_per_file - index) * CQ_ENTRY.itemsize
+            self._segments.write(position, data[:room])
+            data, start = data[room:], start + self.entries_per_file - index
 
     def begin_at(self, start: int, min_physical_offset: int) -> None:
         """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.

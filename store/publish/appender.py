@@ -13,57 +13,37 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from store.format.layout import CQ_ENTRY
+from store.format.record import Record, as_columns
 from store.format.records import Records
 from store.index.index import Index
-from store.log.commit_log import CommitLog, Placement
-from store.log.consume_queue import Entries
-from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.commit_log import CommitLog, Stretches
+from store.log.consume_queues import ConsumeQueues
 from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
+from store.publish.placing import NextOffsets, Placed, Result, place_few, place_many
 from store.publish.published_end import PublishedEnd
-from store.publish.results import AppendResult
+from store.publish.results import AppendResult, Where
 from store.publish.together import Together, Waiting
 
 _FAR_MS = 3_600_000  # more than clocks are set back as a rule
 Condition = Callable[[], bool]
+Piece = Records | list[Record]  # many, or a few
+_Piece = TypeVar("_Piece")
 
 
-class _Written(NamedTuple):
-    """What of a piece is still needed when its records are in the log, and goes where they are known.
-
-    head: log offset and bytes of the first record. entries: of each queue, with the queue offset of the first.
-    key_offsets: the log offsets (bytes) of the records that `key_hashes` are of.
-    """
-
-    result: AppendResult
-    head: tuple[int, int]
-    entries: dict[QueueName, tuple[int, Entries]]
-    key_hashes: npt.NDArray[np.int32]
-    key_offsets: npt.NDArray[np.int64]
-
-
-class _Appended(NamedTuple):
+class _Appended(NamedTuple, Generic[Result]):
     """[begin, end) of the log, which is all there, with its queue entries and keys, and not published yet."""
 
     begin: int
     end: int
     ranges: Ranges
-    next_offsets: dict[QueueName, int]
-    result: AppendResult
-
-
-class NextOffsets(NamedTuple):
-    """The next queue offset of some queues, exact as long as the confirm offset is this one."""
-
-    confirm_offset: int
-    of: dict[QueueName, int]
+    next_offsets: NextOffsets
+    results: list[Result]
 
 
 class Appender:
@@ -87,18 +67,18 @@ class Appender:
         self._queues = queues
         self._unflushed = unflushed
         self._sync_flush = sync_flush
-        self._next_offsets = NextOffsets(-1, {})
+        self._next_offsets: NextOffsets | None = None
         self._together = Together(lock)
 
     def append(
-        self, pieces: Iterable[Records], *, flush: bool = False, unless: Condition | None = None
+        self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
         """Append the records of all pieces, one after the other, under one publication; without any, do nothing.
 
-        The first two pieces are made before the lock is taken, so that short ones keep nobody waiting. One of few
-        messages is published together with those of other threads that wait. flush: they are on the device when this
-        returns, all or none, as with `sync_flush`. unless: asked under the lock, before anything is written; where it
-        is true nothing is, and the answer is None.
+        The first two pieces are made before the lock is taken, so that short ones keep nobody waiting. One of a few
+        messages is appended as `append_few` does it. flush: they are on the device when this returns, all or none, as
+        with `sync_flush`. unless: asked under the lock, before anything is written; where it is true nothing is, and
+        the answer is None.
 
         Raises `StoreFull`, `MessageRefused`, `FlushFailed`, and what making a piece raises; nothing is visible then.
         """
@@ -107,8 +87,8 @@ class Appender:
         if not begun:
             return AppendResult.concatenate([])
         several = len(begun) > 1
-        if begun[0].can_join and not (several or flush or unless):
-            return self._together.append(begun[0], self._append_together)
+        if isinstance(begun[0], list) and not (several or flush or unless):
+            return AppendResult.of(self.append_few(begun[0]))
 
         def append() -> AppendResult | None:
             with self._published_end.noting_failure():  # under the lock: nobody goes on behind it
@@ -117,11 +97,19 @@ class Appender:
                     return None
                 flushed = flush or self._sync_flush
                 hidden = several or (flushed and len(begun[0]) > 1)
-                appended = self._write(chain(begun, following), flush=flushed, hidden=hidden)
+                columns = map(as_columns, chain(begun, following))
+                appended = self._write(place_many, columns, flush=flushed, hidden=hidden)
                 self._publish(appended)
-                return appended.result
+                return AppendResult.concatenate(appended.results)
 
         return self._lock.exclusively(append)
+
+    def append_few(self, records: Sequence[Record]) -> list[Where]:
+        """Append a few records, one at least, published together with those of other threads that wait.
+
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`; nothing is visible then.
+        """
+        return self._together.append(records, self._append_together)
 
     def _append_together(self, waiting: list[Waiting]) -> None:
         """Append what several threads wait for, and give them their results. Call under the lock. Raises as `append`.
@@ -131,9 +119,9 @@ class Appender:
         """
         with self._published_end.noting_failure():
             self.repair()
-            records = Records.concatenate([each.records for each in waiting])
+            records = list(chain.from_iterable(each.records for each in waiting))
             flush = self._sync_flush
-            appended = self._write((records,), flush=flush, hidden=flush and len(records) > 1)
+            appended = self._write(place_few, (records,), flush=flush, hidden=flush and len(records) > 1)
             try:
                 try:
                     self._publish(appended)
@@ -142,29 +130,35 @@ class Appender:
             finally:
                 self._tell(waiting, appended)
 
-    def _tell(self, waiting: list[Waiting], appended: _Appended) -> None:
+    def _tell(self, waiting: list[Waiting], appended: _Appended[list[Where]]) -> None:
         if self._published_end.confirm_offset == appended.end:
             first = 0
             for each in waiting:
                 last = first + len(each.records)
-                each.result = appended.result[first:last]
+                each.result = appended.results[0][first:last]
                 first = last
 
-    def _write(self, pieces: Iterable[Records], *, flush: bool, hidden: bool) -> _Appended:
+    def _write(
+        self,
+        place: Callable[[CommitLog, _Piece, int, NextOffsets, int], tuple[Placed[Result], Stretches]],
+        pieces: Iterable[_Piece],
+        *,
+        flush: bool,
+        hidden: bool,
+    ) -> _Appended[Result]:
         begin = end = self._published_end.confirm_offset
         next_offsets = self._take_next_offsets(begin)
         last = self._published_end.store_timestamp
         store_timestamp = _store_time(last)
         if store_timestamp < last:
             self._published_end.order_from(begin)
-        written: list[_Written] = []
+        written: list[Placed[Result]] = []
         for records in pieces:
-            placement = self._log.place(end, records.sizes)
-            written.append(self._given_offsets(records, placement, next_offsets, begin, store_timestamp))
-            records.stamp(written[-1].result.queue_offsets, placement.physical_offsets, store_timestamp)
-            self._published_end.announce(placement.end, store_timestamp)
-            self._log.write(placement, records.encoded, hidden=hidden and end == begin)
-            end = placement.end
+            placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
+            self._published_end.announce(placed.end, store_timestamp)
+            self._log.write(stretches, hidden=placed.head[0] if hidden and end == begin else None)
+            written.append(placed)
+            end = placed.end
         if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
             self._log.segments.flush(self._published_end.flushed_offset, end)
@@ -173,50 +167,21 @@ class Appender:
         if flush:
             self._published_end.check_device()  # the system tells each failure to one of those who flush, or to some
         ranges: Ranges = {}
-        for piece in written:
-            for name, (start, entries) in piece.entries.items():
+        for placed in written:
+            for name, (start, entries) in placed.entries.items():
                 self._queues.of(*name).write(start, entries)
-                ranges[name] = ranges.get(name, (start,))[0], start + len(entries)
-            key_offsets = piece.key_offsets
-            self._index.append(piece.key_hashes, key_offsets, np.full(len(key_offsets), store_timestamp))
-        return _Appended(
-            begin, end, ranges, next_offsets, AppendResult.concatenate([piece.result for piece in written])
-        )
+                ranges[name] = ranges.get(name, (start,))[0], start + len(entries) // CQ_ENTRY.itemsize
+            self._index.append(*placed.keys)
+        return _Appended(begin, end, ranges, next_offsets, [placed.result for placed in written])
 
-    def _publish(self, appended: _Appended) -> None:
+    def _publish(self, appended: _Appended[Result]) -> None:
         begin, end = appended.begin, appended.end
         if not self._index.is_enabled:
             self._published_end.file_from(end)
         self._published_end.publish(end)
         self._unflushed.note(begin, end, appended.ranges)
-        self._next_offsets = NextOffsets(end, appended.next_offsets)
-
-    def _given_offsets(
-        self,
-        records: Records,
-        placement: Placement,
-        next_offsets: dict[QueueName, int],
-        confirm_offset: int,
-        store_timestamp: int,
-    ) -> _Written:
-        """A piece that goes behind `next_offsets`, which move on."""
-        physical_offsets = placement.physical_offsets
-        queue_offsets = np.empty(len(records), np.int64)
-        entries, all_entries = {}, records.entries(physical_offsets, store_timestamp)
-        for name, rows in _by_queue(records):
-            if name not in next_offsets:
-                next_offsets[name] = self._queues.of(*name).max_offset(confirm_offset)
-            queue_offsets[rows] = np.arange(next_offsets[name], next_offsets[name] + len(rows))
-            entries[name] = next_offsets[name], all_entries[rows]
-            next_offsets[name] += len(rows)
-        ids = np.array([queue_id for _, queue_id in records.destinations], np.int32)
-        return _Written(
-            AppendResult(ids[records.queues], queue_offsets, physical_offsets),
-            (int(physical_offsets[0]), int(records.sizes[0])),
-            entries,
-            records.key_hashes,
-            physical_offsets[records.key_rows],
-        )
+        appended.next_offsets.confirm_offset = end
+        self._next_offsets = appended.next_offsets
 
     def repair(self) -> None:
         """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock.
@@ -242,10 +207,10 @@ class Appender:
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 
-    def _take_next_offsets(self, confirm: int) -> dict[QueueName, int]:
-        """The next_offsets that are known, if nobody else appended; forgotten here until this append is through."""
-        known, self._next_offsets = self._next_offsets, NextOffsets(-1, {})
-        return known.of if known.confirm_offset == confirm else {}
+    def _take_next_offsets(self, confirm: int) -> NextOffsets:
+        """Those that are known, if nobody else appended; forgotten here until this append is through."""
+        known, self._next_offsets = self._next_offsets, None
+        return known if known is not None and known.confirm_offset == confirm else NextOffsets(self._queues, confirm)
 
 
 def _store_time(last: int) -> int:
@@ -264,16 +229,3 @@ def _store_time(last: int) -> int:
         stacklevel=2,
     )
     return now
-
-
-def _by_queue(records: Records) -> list[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
-    """Each destination with the rows that go there, ascending."""
-    if len(records.destinations) == 1:
-        return [(records.destinations[0], np.arange(len(records)))]
-    queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # small ones are sorted faster
-    order = np.argsort(queues, kind="stable")
-    bounds = np.searchsorted(queues[order], np.arange(len(records.destinations) + 1))
-    return [
-        (destination, order[bounds[index] : bounds[index + 1]])
-        for index, destination in enumerate(records.destinations)
-    ]

@@ -23,11 +23,12 @@ from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, pairs, split
 from store.format.message_lists import encode_list
+from store.format.record import Record, as_columns
 from store.format.records import Encoding, Records
 from store.format.stored_message import offset_msg_ids
 from store.format.strings import lengths
 from store.format.tables import encode_columns
-from store.publish.results import AppendResult
+from store.publish.results import Where
 
 ROWS_A_TURN = 16  # more are read no faster
 
@@ -85,23 +86,24 @@ class Putting:
                 raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
         return listed
 
-    def of_messages(self, messages: Sequence[Message]) -> Records:
-        """Records of messages of any topics.
+    def of_messages(self, messages: Sequence[Message]) -> Records | list[Record]:
+        """Records of messages of any topics: of many as columns.
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
         now = _now()
         records = encode_list(messages, self._choose_for_each(messages), self._encoding, now)
         waits = Waits.of_messages(messages, now)
-        return records if waits is None else self._waiting(records, waits)
+        return records if waits is None else self._waiting(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
         """The queues that messages go to. Raises as `of_messages` for what is refused at the door."""
         return self._choose_for_each(messages)
 
-    def of_own(self, messages: Sequence[Message]) -> Records:
+    def of_own(self, messages: Sequence[Message]) -> Records | list[Record]:
         """Records of a broker's own messages, past the door: any topic and properties; each names its queue."""
-        return encode_list(messages, [message.queue_id or 0 for message in messages], self._encoding, _now())
+        queue_ids = [message.queue_id or 0 for message in messages]
+        return encode_list(messages, queue_ids, self._encoding, _now())
 
     def of_table(self, topic: str, table: object) -> Iterator[Records]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
@@ -141,17 +143,14 @@ class Putting:
             self._delaying()
         return copies.records(places, self._encoding)
 
-    def results(self, messages: Sequence[Message], placed: AppendResult) -> list[PutResult]:
+    def results(self, messages: Sequence[Message], went: Sequence[Where]) -> list[PutResult]:
         """What to answer for messages that were appended."""
-        queue_ids, queue_offsets = placed.queue_ids.tolist(), placed.queue_offsets.tolist()
-        physical_offsets = placed.physical_offsets.tolist()
         # As readers will see them: a producer's own, else the place in the log.
-        ids = offset_msg_ids(*self._encoding.store_host, physical_offsets)
+        ids = offset_msg_ids(*self._encoding.store_host, [each.physical_offset for each in went])
         for row, message in enumerate(messages):
             if message.properties:
                 ids[row] = message.properties.get(PROPERTY_UNIQ_KEY) or ids[row]
-        status = [PutStatus.PUT_OK] * len(ids)
-        return list(map(PutResult._make, zip(status, queue_ids, queue_offsets, physical_offsets, ids, strict=True)))
+        return [PutResult(PutStatus.PUT_OK, *each, msg_id) for each, msg_id in zip(went, ids, strict=True)]
 
     def _choose_for_each(self, messages: Sequence[Message]) -> list[int]:
         queues = {topic: self._queues(topic) for topic in {_text("topic", message.topic) for message in messages}}

@@ -6,21 +6,21 @@ put it, as if it had been alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from store.errors import MessageRefused, StoreBusy
-from store.format.records import Records
+from store.format.record import Record
 from store.publish.locks import StoreLock
-from store.publish.results import AppendResult
+from store.publish.results import Where
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
     """What one thread appends. result: set when, and only when, readers see it."""
 
-    records: Records
-    result: AppendResult | None = None
+    records: Sequence[Record]
+    result: list[Where] | None = None
 
 
 class Together:
@@ -30,7 +30,7 @@ class Together:
         self._lock = lock
         self._waiting: dict[Waiting, None] = {}  # in their order; each step at it is one of the dictionary
 
-    def append(self, records: Records, append: Callable[[list[Waiting]], None]) -> AppendResult:
+    def append(self, records: Sequence[Record], append: Callable[[list[Waiting]], None]) -> list[Where]:
         """Append records, in this thread's turn or in another's. Raises as `StoreLock.exclusively`, and `append`.
 
         append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.
@@ -48,7 +48,7 @@ class Together:
         finally:
             self._withdraw(own)
 
-    def _lead(self, own: Waiting, append: Callable[[list[Waiting]], None]) -> AppendResult:
+    def _lead(self, own: Waiting, append: Callable[[list[Waiting]], None]) -> list[Where]:
         self._withdraw(own)  # if no other thread has, which failed then
         taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
         try:

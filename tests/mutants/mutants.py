@@ -32,9 +32,16 @@ MUTANTS = [
     Mutant(
         "an append of which a part is on the device before the rest",
         "store/publish/appender.py",
-        "hidden=hidden and end == begin",
-        "hidden=False",
+        "hidden=placed.head[0] if hidden and end == begin else None",
+        "hidden=None",
         (SYNCED,),
+    ),
+    Mutant(
+        "offsets given that were right before another writer's append",
+        "store/publish/appender.py",
+        "known is not None and known.confirm_offset == confirm",
+        "known is not None",
+        ("tests/store/publish/test_appender.py::test_two_stores_in_turns_keep_their_offsets_dense",),
     ),
     Mutant(
         "the last bytes of an append not flushed",

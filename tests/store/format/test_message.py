@@ -16,6 +16,7 @@ from store.format.java_hash import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
 from store.format.message import encode_messages, topic_magic
 from store.format.message_columns import MessageColumns, split
+from store.format.record import as_columns
 from store.format.records import Encoding, Records
 from store.format.stored_message import decode_record
 from store.format.tables import encode_columns
@@ -47,7 +48,7 @@ def messages(draw: st.DrawFn) -> Message:
 
 def encode(*rows: Message, max_message_size: int = 1 << 20, with_crc: bool = False) -> Records:
     queue_ids = [row.queue_id or 0 for row in rows]
-    return encode_messages(rows, queue_ids, Encoding(HOST, max_message_size, with_crc=with_crc), NOW)
+    return as_columns(encode_messages(rows, queue_ids, Encoding(HOST, max_message_size, with_crc=with_crc), NOW))
 
 
 def decode(records: Records) -> list[StoredMessage]:
@@ -55,7 +56,7 @@ def decode(records: Records) -> list[StoredMessage]:
 
 
 @settings(deadline=None)
-@given(st.lists(messages(), max_size=4), st.booleans())
+@given(st.lists(messages(), min_size=1, max_size=4), st.booleans())
 def test_what_was_encoded_is_decoded(rows: list[Message], with_crc: bool) -> None:
     records = encode(*rows, with_crc=with_crc)
     for row, stored in zip(rows, decode(records), strict=True):

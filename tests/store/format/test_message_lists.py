@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from store import Message, MessageRefused
 from store.format.message import encode_messages
 from store.format.message_lists import encode_list
+from store.format.record import as_columns
 from store.format.records import Encoding, Records
 from tests.store.format.test_message import KEY, TAG, TEXT, messages
 
@@ -34,7 +35,7 @@ def many(rows: list[Message]) -> list[Message]:
 def outcome(encode: Any, rows: list[Message], encoding: Encoding) -> Any:
     """All that an append sees of the records, or the refusal."""
     try:
-        records: Records = encode(rows, [row.queue_id or 0 for row in rows], encoding, NOW)
+        records = as_columns(encode(rows, [row.queue_id or 0 for row in rows], encoding, NOW))
     except MessageRefused as refusal:
         return str(refusal), refusal.status
     return (
@@ -93,7 +94,7 @@ def test_the_same_refusals(rows: list[Message]) -> None:
 @given(st.lists(st.tuples(TAG, KEY), min_size=1, max_size=3))
 def test_usual_messages_go_through_columns(fields: list[tuple[str, str]]) -> None:
     rows = many([Message("t", b"body", tags=tag, keys=(key,), properties={"n": key}) for tag, key in fields])
-    assert isinstance(encode_list(rows, [0] * len(rows), ENCODING, NOW).rests, tuple)
+    assert isinstance(encode_list(rows, [0] * len(rows), ENCODING, NOW), Records)
 
 
 @pytest.mark.parametrize("row", [0, MANY - 1])

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.format.layout import RECORD_HEADER
-from store.format.message import encode_messages
-from store.format.records import Encoding, Records, gather, gather_rows
+from store.format.records import gather, gather_rows
 from store.format.stored_message import decode_record
 from tests.store.format.test_message import Message, encode, messages
 
@@ -57,21 +54,3 @@ def test_entries_say_where_and_how_long(rows: list[Message]) -> None:
     assert entries["physical_offset"].tolist() == physical.tolist()
     assert entries["size"].tolist() == records.sizes.tolist()
     assert entries["tags_code"].tolist() == records.tags_codes.tolist()
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(messages(), min_size=1, max_size=3), min_size=1, max_size=4), st.booleans())
-def test_records_that_are_put_together(parts: list[list[Message]], with_crc: bool) -> None:
-    encoding = Encoding((bytes([127, 0, 0, 1]), 10911), 1 << 20, with_tags=True, with_crc=with_crc)
-
-    def encode(rows: list[Message]) -> Records:
-        return encode_messages(rows, [row.queue_id or 0 for row in rows], encoding, 5)
-
-    together, at_once = Records.concatenate([encode(rows) for rows in parts]), encode(list(chain.from_iterable(parts)))
-    for records in (together, at_once):
-        records.stamp(np.arange(len(records)), 1000 + np.arange(len(records)), 7)
-    assert together.encoded(0, len(together)) == at_once.encoded(0, len(at_once))
-    assert together.destinations == at_once.destinations
-    for name in ("sizes", "queues", "tags_codes", "key_hashes", "key_rows"):
-        found, expected = getattr(together, name), getattr(at_once, name)
-        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist()), name

@@ -76,7 +76,7 @@ def test_write_fills_segments_and_blanks_their_ends(tmp_path: Path) -> None:
     log = CommitLog(tmp_path, SIZE, writable=True)
     records = [b"\1" * 100, b"\2" * 120, b"\3" * 200]
     placement = log.place(0, np.array([len(record) for record in records]))
-    log.write(placement, lambda first, last: memoryview(b"".join(records[first:last])))
+    log.write(log.stretches(placement, lambda first, last: memoryview(b"".join(records[first:last]))))
     assert log.segments.starts() == [0, SIZE]
     assert log.segments.read(0, 220) == b"\1" * 100 + b"\2" * 120
     blank = np.frombuffer(log.segments.read(220, 8), BLANK)[0]
@@ -103,7 +103,7 @@ def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int
     def written() -> list[bytes]:
         return [log.segments.read(int(at), 120) for at in placement.physical_offsets]
 
-    log.write(placement, lambda first, last: memoryview(b"".join(records[first:last])), hidden=True)
+    log.write(log.stretches(placement, lambda first, last: memoryview(b"".join(records[first:last]))), hidden=first)
     assert written() == [b"\0" * 4 + records[0][4:], *records[1:]]
     log.show(first, 120, flush=True)
     assert written() == records
@@ -123,7 +123,7 @@ def test_the_head_of_a_hidden_record_is_last_on_the_device_and_first_away(tmp_pa
             log.segments.write(0, b"\1" * begin)
         placement = log.place(begin, np.array([120] * 3))
         first, end = int(placement.physical_offsets[0]), placement.end
-        log.write(placement, lambda first, last: memoryview(b"\2" * 120 * (last - first)), hidden=True)
+        log.write(log.stretches(placement, lambda first, last: memoryview(b"\2" * 120 * (last - first))), hidden=first)
         log.segments.flush(begin, end)
         hidden = len(recorder.changes)
         log.show(first, 120, flush=True)

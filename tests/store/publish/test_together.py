@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull
 from store.format.message import encode_messages
-from store.format.records import Encoding, Records
+from store.format.record import Record
+from store.format.records import Encoding
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.locks import StoreLock
 from store.publish.putting import PutResult
-from store.publish.results import AppendResult
+from store.publish.results import Where
 from store.publish.together import Together, Waiting
 from tests.waiting import until
 
@@ -25,17 +25,17 @@ ENCODING = Encoding((bytes([127, 0, 0, 1]), 10911), max_message_size=1000)
 FULL = StoreFull("no space")
 
 
-def records(number: int) -> Records:
+def records(number: int) -> list[Record]:
     return encode_messages([Message("t", str(number).encode())], [number], ENCODING, 0)
 
 
 def number_of(each: Waiting) -> int:
-    return each.records.destinations[0][1]
+    return each.records[0].queue[1]
 
 
 def tell(each: Waiting) -> None:
     number = number_of(each)
-    each.result = AppendResult(np.array([number], np.int32), np.array([number]), np.array([number]))
+    each.result = [Where(number, number, number)]
 
 
 class Log:
@@ -63,12 +63,12 @@ def log(tmp_path: Path) -> Iterator[Log]:
     it.lock.close()
 
 
-def at_once(log: Log, root: Path) -> list[Future[AppendResult]]:
+def at_once(log: Log, root: Path) -> list[Future[list[Where]]]:
     """The outcomes of THREADS threads, which all waited before the first had its turn."""
     other = StoreLock(root)
     with ThreadPoolExecutor(THREADS) as pool:
 
-        def start() -> list[Future[AppendResult]]:
+        def start() -> list[Future[list[Where]]]:
             begun = [pool.submit(log.together.append, records(number), log.append) for number in range(THREADS)]
             until(lambda: len(log.together._waiting) == THREADS)
             return begun
@@ -82,7 +82,7 @@ def test_who_waits_is_taken_along(log: Log, tmp_path: Path) -> None:
     outcomes = at_once(log, tmp_path)
     (turn,) = log.turns
     assert sorted(turn) == [*range(THREADS)]
-    assert [outcome.result().queue_ids.tolist() for outcome in outcomes] == [[number] for number in range(THREADS)]
+    assert [outcome.result() for outcome in outcomes] == [[Where(number, number, number)] for number in range(THREADS)]
     assert not log.together._waiting
 
 
@@ -134,7 +134,7 @@ def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path)
     other = StoreLock(tmp_path)
     with ThreadPoolExecutor(2) as pool:
 
-        def start() -> list[Future[AppendResult]]:
+        def start() -> list[Future[list[Where]]]:
             begun = [pool.submit(log.together.append, records(number), log.append) for number in range(2)]
             until(lambda: len(log.together._waiting) == 2)
             return begun
@@ -145,7 +145,7 @@ def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path)
         with pytest.raises(StoreBusy):  # so the time of the other has passed, too
             log.lock.exclusively(lambda: None)
         go_on.set()
-        assert [outcome.result().queue_ids.tolist() for outcome in begun] == [[0], [1]]
+        assert [outcome.result() for outcome in begun] == [[Where(number, number, number)] for number in range(2)]
     assert [sorted(turn) for turn in log.turns] == [[0, 1]]
     log.lock.close()
     other.close()
