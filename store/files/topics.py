@@ -42,7 +42,7 @@ class Topics:
     def queue_count(self, topic: str) -> int:
         """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
         try:
-            status = self._path.stat()
+            status = os.stat(self._path)
             state = (status.st_ino, status.st_mtime_ns)
         except FileNotFoundError:
             state = None

@@ -66,9 +66,11 @@ class Index:
 
         Raises `FileNotFoundError`, `ConfigError`.
         """
-        if self._opened(name).is_deleted:
+        file = self._opened(name)
+        if file.is_deleted:
             self._opened.cache_clear()
-        return self._opened(name)
+            file = self._opened(name)
+        return file
 
     def names(self, *, empty: bool = False) -> list[str]:
         """File names, oldest first; others than those of times are passed over, as RocketMQ does.

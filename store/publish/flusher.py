@@ -64,11 +64,17 @@ class Flusher:
         self._go_on()
 
     def _go_on(self) -> None:
+        if self._is_running:  # as a rule
+            return
         with self._starting:
-            if self._thread is None or not self._thread.is_alive():
+            if not self._is_running:
                 thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
                 thread.start()
                 self._thread = thread  # not before: who stops it can only wait for one that runs
+
+    @property
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def is_this_thread(self) -> bool:

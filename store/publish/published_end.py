@@ -72,7 +72,8 @@ class PublishedEnd:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         mapped = mmap.mmap(self._fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
-        self._fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
+        fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
+        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # each looked up once, shape (1,)
         magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
         if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
             raise CorruptStore(
@@ -151,8 +152,8 @@ class PublishedEnd:
     def mark_failed(self, begin: int, failure: str) -> None:
         """Record that what lies behind `begin` may not be on the device, and why; the first failure counts."""
         if not self.has_failed:
-            self._fields["failure"] = failure.encode()[: PUBLISHED_END["failure"].itemsize]
-            self._fields["failed_from"] = checked(begin)
+            self._fields["failure"][...] = failure.encode()[: PUBLISHED_END["failure"].itemsize]
+            self._fields["failed_from"][...] = checked(begin)
 
     @property
     def store_timestamp(self) -> int:
@@ -190,8 +191,8 @@ class PublishedEnd:
 
     def announce(self, end: int, store_timestamp: int) -> None:
         """Say how far this append will write, before it writes."""
-        self._fields["store_timestamp"] = checked(store_timestamp)
-        self._fields["announced_end"] = checked(end)
+        self._fields["store_timestamp"][...] = checked(store_timestamp)
+        self._fields["announced_end"][...] = checked(end)
 
     def begin_to_know(self) -> None:
         """From here on it is known since when times ascend and keys are filed; of a file from before that was kept."""
@@ -202,11 +203,11 @@ class PublishedEnd:
 
     def order_from(self, offset: int) -> None:
         """Record that store times may step back at `offset`, before they do."""
-        self._fields["times_from"] = checked(offset)
+        self._fields["times_from"][...] = checked(offset)
 
     def file_from(self, offset: int) -> None:
         """Record that keys before `offset` may not be in the index, before they are not."""
-        self._fields["keys_from"] = checked(offset)
+        self._fields["keys_from"][...] = checked(offset)
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""
@@ -216,7 +217,7 @@ class PublishedEnd:
         """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
-            self._fields["flushed_offset"] = checked(offset)
+            self._fields["flushed_offset"][...] = checked(offset)
 
     def flush(self) -> None:
         """Bring the file itself to the device. Raises `FlushFailed`."""
@@ -229,7 +230,7 @@ class PublishedEnd:
 
     def _number(self, name: str) -> int:
         for _ in range(_LOOKS):
-            found = int(self._fields[name][0])
+            found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
                 return found & _NUMBER_MASK
         raise CorruptStore(

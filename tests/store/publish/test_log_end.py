@@ -140,7 +140,7 @@ def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, mach
         assert store.confirm_offset % SIZE
     if machine_died:
         with closing(PublishedEnd(path, writable=True)) as published:
-            published._fields["boot_id"] = b"another"
+            published._fields["boot_id"][...] = b"another"
         (path / ABORT_FILE).touch()
     content = last.read_bytes()
     if how == "missing":
