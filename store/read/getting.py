@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache, partial
 from itertools import compress
 from typing import NamedTuple
 
@@ -167,13 +166,13 @@ def _one_by_one(
     """The messages of `entries`, the first of which is that of `offset`. Raises as `MessageStore.get_message`."""
     messages: list[StoredMessage] = []
     taken_bytes, left, removed = 0, config.maxDecompressedMessageSize, False
-    segment = lru_cache(maxsize=1)(partial(log.segments.view, length=log.segments.size))  # looked at once a call
+    views: dict[int, Bytes] = {}  # of whole segments, each looked at once a call
     for entry in _candidates(queue, offset, entries, message_filter, max(1, count_limit + 1)):
         too_large = taken_bytes + entry.size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
             return _Found(messages, entry.queue_offset)
         try:
-            message = decode_record(_record(segment, log.segments.size, entry), entry)
+            message = decode_record(_record(log, views, entry), entry)
         except OffsetLost:
             removed = True
             continue
@@ -207,9 +206,14 @@ def _candidates(
             yield Entry(queue.topic, queue.queue_id, offset + first + row, *fields)
 
 
-def _record(segment: Callable[[int], Bytes], size: int, entry: Entry) -> bytes:
-    """The record of an entry. segment: of `size` bytes, by the offset at which it begins. Raises `OffsetLost`."""
+def _record(log: CommitLog, views: dict[int, Bytes], entry: Entry) -> bytes:
+    """The record of an entry. views: of segments, by the offset at which each begins. Raises `OffsetLost`."""
+    size = log.segments.size
     if entry.physical_offset < 0 or not MIN_RECORD_BYTES <= entry.size <= size:
         raise CorruptRecord(f"{entry}: an entry of {entry.size} bytes; {MAKE_ANEW}")
     position = entry.physical_offset % size
-    return segment(entry.physical_offset - position)[position : position + entry.size].tobytes()
+    begin = entry.physical_offset - position
+    view = views.get(begin)
+    if view is None:
+        view = views[begin] = log.segments.view(begin, size)
+    return view[position : position + entry.size].tobytes()
