@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,8 +15,10 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
-from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
-from store import COLUMNS, MessageStore
+from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
+from store import COLUMNS
+from store.any_log import Bounds, QueueRange, ReadSpec
+from store.local import LocalAddress
 
 ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
 STANDARD_OUTPUT = "-"
@@ -61,15 +64,15 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 class Progress:
     """Batches on their way into a file, with a bar. rows: how many went."""
 
-    def __init__(self, reader: pa.RecordBatchReader, total: int | None) -> None:
+    def __init__(self, batches: Batches, total: int | None) -> None:
         self.rows = 0
-        self._reader = reader
+        self._batches = batches
         self._total = total
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         bar = tqdm(total=self._total, unit=" messages", unit_scale=True, desc="exported", delay=0.5, disable=None)
         with bar:
-            for batch in self._reader:
+            for batch in self._batches:
                 yield batch
                 self.rows += batch.num_rows
                 bar.update(batch.num_rows)
@@ -145,24 +148,24 @@ def export(
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
     with (
         interruptible(lambda: f"nothing was written to {target}"),
-        MessageStore.open(store, read_only=True) as opened,
+        LocalAddress(store).open() as log,
     ):
-        queues = queues_of(opened, topic, queue)
-        starts, stops = offsets_at(opened, topic, queues, begin), offsets_at(opened, topic, queues, end)
-        parts = {each: part(*opened.offsets(topic, each), starts[each], stops[each]) for each in queues}
-        reader = opened.to_arrow(topic, names, queues=parts, tags=wanted)
-        total = None if wanted.columns else sum(last - first for first, last in parts.values())
-        batches = Progress(reader, total)
+        bounds = bounds_of(log, topic, queue)
+        starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)
+        parts = [QueueRange(*each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
+        total = None if wanted.columns else sum(each.length for each in parts)
+        spec = ReadSpec(names, wanted)
+        batches = Progress(chain.from_iterable(log.scan(each, spec) for each in parts), total)
         with file(output, target) as out:
-            WRITERS[kind](batches, out, reader.schema)
+            WRITERS[kind](batches, out, pa.schema([(name, COLUMNS[name]) for name in names]))
     if output != STANDARD_OUTPUT:
         click.echo(f"{batches.rows:,} messages of {topic} in {target}")
 
 
-def part(first: int, last: int, start: int, stop: int) -> tuple[int, int]:
-    """Of [start, stop), queue offsets, what [first, last) has."""
-    begin = min(max(start, first), last)
-    return begin, max(min(stop, last), begin)
+def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
+    """Of [start, stop), queue offsets, what a queue has."""
+    begin = min(max(start, has.min_offset), has.max_offset)
+    return begin, max(min(stop, has.max_offset), begin)
 
 
 @contextmanager

@@ -10,13 +10,14 @@ import click
 
 from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC
 from pyspark_mq.cli.arguments import topics as complete_topics
-from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
+from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.lag import Lag, lags
 from store import MessageStore
 from store.any_group import MemberInfo, MessageModel
 from store.any_log import Queue
 from store.files.consumer_offsets import ConsumerOffsets
+from store.local import LocalAddress
 from store.local_group import LocalGroup
 
 
@@ -104,19 +105,19 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
     it = LocalGroup(store, group)
     if not create:
         it.must_exist()
-    with MessageStore.open(store, read_only=True) as opened:
-        queues = queues_of(opened, topic, queue)
+    with LocalAddress(store).open() as log:
+        bounds = bounds_of(log, topic, queue)
+        before = log.committed(group, bounds)
         rows: list[Cells] = [("queue", "from", "to", "lag")]
         moved = {}
-        for each, wanted in offsets_at(opened, topic, queues, target).items():
-            first, end = opened.offsets(topic, each)
+        for each, wanted in offsets_at(log, bounds, target).items():
+            first, end = bounds[each]
             moved[each] = min(max(wanted, first), end)
-            before = opened.consumer_offset(group, topic, each)
-            rows.append((str(each), number(before), number(moved[each]), number(end - moved[each])))
+            rows.append((str(each.queue_id), *map(number, (before.get(each), moved[each], end - moved[each]))))
     readers = it.members()
     if not dry_run:
         it.create()
-        it.reset({Queue(topic, each): offset for each, offset in moved.items()})
+        it.reset(moved)
     who = f"; members that go with it: {len(readers)}" if readers else ""
     click.echo(f"{aligned(rows)}\n\n{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -9,7 +10,8 @@ from typing import Literal
 import click
 from click.shell_completion import CompletionItem
 
-from store import MessageStore
+from store import UnknownQueue, UnknownTopic
+from store.any_log import Boundary, Bounds, Log, Positions, Queue
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGE = re.compile(rf"(\d+)\s*([{''.join(_UNITS)}])")
@@ -55,21 +57,24 @@ def milliseconds(text: str) -> int:
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def offsets_at(store: MessageStore, topic: str, queues: list[int], place: Place) -> dict[int, int]:
-    """The offset that a place means in each of `queues`: an offset counts in every queue.
+def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
+    """What `queue`, or each queue of `topic`, has now. Raises `UnknownTopic`, `UnknownQueue`."""
+    topics = log.topics()
+    # Of an unknown topic queue 0 is asked for, so that the log says what is wrong, if it knows.
+    queues = topics.get(topic, (Queue(topic, 0),)) if queue is None else (Queue(topic, queue),)
+    bounds = log.bounds(queues)
+    if topic not in topics:
+        raise UnknownTopic(f"no topic {topic!r}; there are: {', '.join(topics) or 'none'}")
+    if len(bounds) < len(queues):
+        raise UnknownQueue(f"topic {topic!r} has queues 0 to {len(topics[topic]) - 1}, not {queue}")
+    return bounds
 
-    Raises `UnknownTopic`, `UnknownQueue`.
-    """
+
+def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
+    """The offset that a place means in each queue, of which `bounds_of` gave the bounds: an offset counts in all."""
     if isinstance(place, int):
-        return dict.fromkeys(queues, place)
+        return dict.fromkeys(bounds, place)
+    ends = {queue: each.max_offset for queue, each in bounds.items()}
     if isinstance(place, Moment):
-        return {queue: store.offset_by_time(topic, queue, place.milliseconds) for queue in queues}
-    return {queue: store.offsets(topic, queue)[place == "latest"] for queue in queues}
-
-
-def queues_of(store: MessageStore, topic: str, queue: int | None = None) -> list[int]:
-    """`queue`, or all queues of `topic`. Raises `UnknownTopic`, `UnknownQueue`."""
-    # Of an unknown topic queue 0 is asked for, so that the store says what is wrong.
-    queues = list(range(store.topics().get(topic, 1))) if queue is None else [queue]
-    store.max_offset(topic, queues[0])
-    return queues
+        return {**ends, **log.offsets_by_time(bounds, place.milliseconds, Boundary.LOWER)}
+    return ends if place == "latest" else {queue: each.min_offset for queue, each in bounds.items()}

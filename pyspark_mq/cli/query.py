@@ -8,8 +8,9 @@ import click
 from pyspark_mq.cli.arguments import STORE, TOPIC
 from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
-from pyspark_mq.cli.places import Moment, milliseconds, offsets_at, queues_of
+from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
+from store.local import LocalAddress
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -49,12 +50,14 @@ def query(
     """
     if [key, msg_id, timestamp].count(None) != 2:
         raise click.UsageError("give one of --key, --id and --time")
+    if timestamp is not None:
+        with LocalAddress(store).open() as log:
+            offsets = offsets_at(log, bounds_of(log, topic, queue), Moment(timestamp))
+        for each, offset in offsets.items():
+            line = {"queueId": each.queue_id, "queueOffset": offset}
+            click.echo(json.dumps(line) if as_json else f"queue {each.queue_id}: offset {offset}")
+        return
     with MessageStore.open(store, read_only=True) as opened:
-        if timestamp is not None:
-            for queue_id, offset in at_time(opened, topic, queue, timestamp).items():
-                line = {"queueId": queue_id, "queueOffset": offset}
-                click.echo(json.dumps(line) if as_json else f"queue {queue_id}: offset {offset}")
-            return
         found = by_key(opened, topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
     for row in found:
         click.echo((JSON if as_json else BODIES).line(row))
@@ -78,11 +81,6 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[Row]:
     if message.topic != topic:
         raise UnknownTopic(f"{msg_id}: a message of topic {message.topic!r}, not of {topic!r}")
     return [row(message)]
-
-
-def at_time(store: MessageStore, topic: str, queue: int | None, timestamp: int) -> dict[int, int]:
-    """Queue id to the offset of the first message stored at `timestamp` (ms) or after; its end when all are older."""
-    return offsets_at(store, topic, queues_of(store, topic, queue), Moment(timestamp))
 
 
 def row(message: StoredMessage) -> Row:

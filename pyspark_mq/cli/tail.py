@@ -10,10 +10,10 @@ import click
 
 from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.following import Row, between, follow, newest
+from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
-from pyspark_mq.cli.places import FORMS, Place, offsets_at, place, queues_of, words
-from store import MessageStore
+from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
+from store.local import LocalAddress
 
 
 class Printer:
@@ -99,23 +99,23 @@ def tail(
     if begin is None:
         begin = "latest" if waits and newest_only is None else "earliest"
     printed_as = JSON if as_json else BODIES
-    reading = printed_as.columns, filter_of(tags, sql)
+    spec = rows_of(printed_as.columns, filter_of(tags, sql))
     printer = Printer(sys.stdout.buffer, printed_as, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
-        MessageStore.open(store, read_only=True) as opened,
+        LocalAddress(store).open() as log,
     ):
-        queues = queues_of(opened, topic, queue)
-        starts = offsets_at(opened, topic, queues, begin)
-        ends = offsets_at(opened, topic, queues, "latest")
-        stops = ends if end is None else offsets_at(opened, topic, queues, end)
-        stops = {each: max(min(stops[each], ends[each]), min(starts[each], ends[each])) for each in queues}
+        bounds = bounds_of(log, topic, queue)
+        starts = offsets_at(log, bounds, begin)
+        ends = offsets_at(log, bounds, "latest")
+        stops = ends if end is None else offsets_at(log, bounds, end)
+        stops = {each: max(min(stops[each], last), min(starts[each], last)) for each, last in ends.items()}
         if newest_only is not None:
-            printer.write(newest(opened, topic, starts, stops, newest_only, *reading))
+            printer.write(newest(log, starts, stops, newest_only, spec))
             starts = stops
         elif not waits:
-            printer.write(between(opened, topic, starts, stops, *reading))
-        for arrived in follow(opened, topic, starts, queue, *reading) if waits else ():
+            printer.write(between(log, starts, stops, spec))
+        for arrived in follow(log, topic, starts, queue, spec) if waits else ():
             printer.write(arrived)
             if printer.is_done:
                 break

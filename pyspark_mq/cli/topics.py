@@ -4,9 +4,10 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
-from pyspark_mq.cli.places import queues_of
+from pyspark_mq.cli.places import bounds_of
 from store import MessageStore
 from store.broker.deletion import delete_topic
+from store.local import LocalAddress
 
 
 @click.group()
@@ -44,9 +45,9 @@ def delete(store: str, name: str, dry_run: bool) -> None:
     Nobody may have STORE open for writing; readers may. The log keeps the records until 'clean' takes their segments.
     A topic of the same name begins anew, at offset 0.
     """
-    with MessageStore.open(store, create=False, read_only=True) as opened:
-        bounds = [opened.offsets(name, queue) for queue in queues_of(opened, name)]
+    with LocalAddress(store).open() as log:
+        bounds = bounds_of(log, name).values()
     if not dry_run:
         delete_topic(store, name)
-    messages = sum(end - first for first, end in bounds)
+    messages = sum(each.max_offset - each.min_offset for each in bounds)
     click.echo(f"{'would delete' if dry_run else 'deleted'} {name}: {len(bounds)} queues, {messages:,} messages")

@@ -7,29 +7,43 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.cli.following import Row, between, newest, rows
+from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from store import Message, OffsetLost, OffsetNotYet, TagFilter, message_filter
-from store.any_log import MessageFilter
+from store.any_log import MessageFilter, Queue
+from store.local import LocalAddress
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
 
 COLUMNS = ("queueOffset", "body")
 
 
-def test_from_the_first_message_where_retention_went_past_the_end(tmp_path: Path) -> None:
-    filled = Filled(tmp_path / "mq", {"t": 1})
-    with filled.store as store:
+QUEUE = Queue("t", 0)
+
+
+def test_between_places_that_are_not_there(tmp_path: Path) -> None:
+    filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
+    with filled.store as store, LocalAddress(filled.path).open() as log:
         filled.put("t", 0, 250, size=1000)
         store.clean(forced=True)
         first = store.min_offset("t", 0)
-        assert list(rows(store, "t", 0, None, first - 10, COLUMNS, EVERYTHING)) == []
-        assert [row["queueOffset"] for row in rows(store, "t", 0, None, 250, COLUMNS, EVERYTHING)] == list(
-            range(first, 250)
-        )
+        found = [row["queueOffset"] for row in between(log, {QUEUE: first}, {QUEUE: 250}, spec)]
+        assert found == list(range(first, 250))
         with pytest.raises(OffsetLost):
-            list(rows(store, "t", 0, first - 10, 250, COLUMNS, EVERYTHING))
+            list(between(log, {QUEUE: first - 10}, {QUEUE: 250}, spec))
         with pytest.raises(OffsetNotYet, match="no offset 251 yet, the next one is 250"):
-            list(rows(store, "t", 0, 251, 250, COLUMNS, EVERYTHING))
+            list(between(log, {QUEUE: 251}, {QUEUE: 250}, spec))
+
+
+def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> None:
+    filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
+    with filled.store as store, LocalAddress(filled.path).open() as log:
+        filled.put("t", 0, 250, size=1000)
+        store.clean(forced=True)
+        rounds = follow(log, "t", {QUEUE: 249}, None, spec)
+        assert bodies(next(rounds)) == [filled.rows[249][3]]
+        store.create_topic("t", 2)
+        filled.put("t", 1, 3)
+        assert bodies(next(rounds)) == [row[3] for row in filled.rows[250:]]
 
 
 def bodies(found: Iterable[Row]) -> list[bytes]:
@@ -40,18 +54,20 @@ def bodies(found: Iterable[Row]) -> list[bytes]:
 @pytest.mark.parametrize("accept", [EVERYTHING, TagFilter(("A",)), message_filter("TAGS = 'A'", "SQL92")])
 def test_the_newest_are_the_last_of_all(tmp_path: Path, count: int, accept: MessageFilter) -> None:
     filled = Filled(tmp_path / "mq", {"t": 3})
-    with filled.store as store:
+    with filled.store, LocalAddress(filled.path).open() as log:
         filled.put("t", 0, 1000)
         filled.put("t", 1, 1100)
         filled.put("t", 0, 31)
-        begin, end = {0: 3, 1: 0, 2: 0}, {0: 1030, 1: 1100, 2: 0}
-        everything = bodies(between(store, "t", begin, end, COLUMNS, accept))
-        assert bodies(newest(store, "t", begin, end, count, COLUMNS, accept)) == everything[-count:]
+        spec, queues = rows_of(COLUMNS, accept), [Queue("t", queue_id) for queue_id in range(3)]
+        begin, end = (dict(zip(queues, offsets, strict=True)) for offsets in ((3, 0, 0), (1030, 1100, 0)))
+        everything = bodies(between(log, begin, end, spec))
+        assert bodies(newest(log, begin, end, count, spec)) == everything[-count:]
 
 
 def test_the_newest_of_a_rare_tag_are_looked_for_up_to_the_begin(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
-    with filled.store as store:
+    spec = rows_of(COLUMNS, TagFilter(("rare",)))
+    with filled.store as store, LocalAddress(filled.path).open() as log:
         store.put_many([Message("t", b"rare", tags="rare"), *(Message("t", b"x") for _ in range(5000))])
-        assert bodies(newest(store, "t", {0: 0}, {0: 5001}, 3, COLUMNS, TagFilter(("rare",)))) == [b"rare"]
-        assert bodies(newest(store, "t", {0: 1}, {0: 5001}, 3, COLUMNS, TagFilter(("rare",)))) == []
+        assert bodies(newest(log, {QUEUE: 0}, {QUEUE: 5001}, 3, spec)) == [b"rare"]
+        assert bodies(newest(log, {QUEUE: 1}, {QUEUE: 5001}, 3, spec)) == []
