@@ -137,7 +137,7 @@ class Writer:
 
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """`Appender.append_few`, as `append`."""
-        self._flusher.start()
+        self._flusher.appending()
         refuse_when_full(self._directory.root, self._config)
         return self._appender.append_few(records)
 
