@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pyspark_mq.errors import OptionError
 from store.any_log import LogAddress
+from store.archive.log import ArchiveAddress
+from store.archive.of_store import remembered_url
+from store.archive.place import is_archive
 from store.local import LocalAddress
+from store.through import ThroughAddress
 
 _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
@@ -30,17 +35,24 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
 
 
 def _directory(options: Mapping[str, str]) -> LogAddress:
-    """A store's directory or a `file:` URL."""
-    path = options["path"]
+    """A store's directory or a `file:` URL of one, or an archive, there or behind another URL; a store together with
+    the archive that the option `archive` names, or that it remembers."""
+    path, secrets = options["path"], options.get("storageOptions", "")
     local = re.sub("^file:(//(?=/))?", "", path)
     if (mounted := _OF_DATABRICKS.match(local)) is not None:
         raise OptionError(
             f"path {path!r}: a store is opened as a directory. Where dbfs: is mounted on the driver and all executors, "
             f"that is {'/dbfs/' + local[mounted.end() :]!r}"
         )
+    if "://" in local and not local.startswith("file:"):
+        return ArchiveAddress(path, secrets)
     if "://" in local or local.startswith("//"):
         return LocalAddress(path)  # which says itself that it is none
-    return LocalAddress(os.path.abspath(local) if os.path.isabs(local) else _in_working_folder(local))
+    directory = os.path.abspath(local) if os.path.isabs(local) else _in_working_folder(local)
+    if is_archive(directory):
+        return ArchiveAddress(directory, secrets)
+    url = options.get("archive", remembered_url(Path(directory)))
+    return ThroughAddress(directory, url, secrets) if url else LocalAddress(directory)
 
 
 def _in_working_folder(path: str) -> str:

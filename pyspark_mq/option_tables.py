@@ -24,7 +24,27 @@ class Option(NamedTuple):
 
 
 READ_OPTIONS = (
-    Option("path", None, "/data/mq", "the store's directory; `.load(path)` sets it", "(needed)"),
+    Option(
+        "path",
+        None,
+        "/data/mq",
+        "the store's directory, or an [archive](archive.md): a directory, or a URL such as `s3://bucket/mq`; "
+        "`.load(path)` sets it",
+        "(needed)",
+    ),
+    Option(
+        "archive",
+        None,
+        "/data/archive",
+        "where messages come from that the store has no longer; empty: from nowhere. See [the archive](archive.md)",
+        "where the store was archived to",
+    ),
+    Option(
+        "storageOptions",
+        None,
+        '{"anon": true}',
+        "what fsspec's file system of an archive is to know, as JSON. Credentials are better in the environment",
+    ),
     Option("subscribe", None, "orders,invoices", "topics, separated by commas", "one of these three"),
     Option(
         "subscribePattern",

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from store.any_group import ConsumeFromWhere, MessageModel, Subscription
 from store.any_log import Boundary
 from store.append import Append
+from store.archive.archiving import Archived
 from store.errors import (
+    ArchiveError,
+    ArchiveOfAnother,
+    ArchiveUnavailable,
     BadFrame,
     BufferFull,
     ConfigError,
@@ -25,6 +29,7 @@ from store.errors import (
     InvalidTopic,
     MessageRefused,
     MessageTooLarge,
+    NoArchive,
     NoReply,
     NotAStore,
     OffsetLost,
@@ -76,6 +81,10 @@ __all__ = [
     "DEFAULT_COLUMNS",
     "Append",
     "AppendResult",
+    "ArchiveError",
+    "ArchiveOfAnother",
+    "ArchiveUnavailable",
+    "Archived",
     "BadFrame",
     "Boundary",
     "BufferFull",
@@ -102,6 +111,7 @@ __all__ = [
     "MessageRefused",
     "MessageStore",
     "MessageTooLarge",
+    "NoArchive",
     "NoReply",
     "NotAStore",
     "OffsetLost",

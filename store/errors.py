@@ -15,6 +15,10 @@
     ├── StoreFull                no space left on the device
     ├── FlushFailed              the device did not take what was to be flushed: appends are refused from then on
     ├── StoreUnavailable         the system refuses: no permission, no descriptor left, a read error, ...
+    ├── ArchiveError
+    │   ├── NoArchive            nothing is archived there, or only a part of what was begun
+    │   ├── ArchiveOfAnother     it holds the messages of another store
+    │   └── ArchiveUnavailable   no such bucket, no permission, no answer, a package that is missing
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
@@ -121,6 +125,22 @@ class FlushFailed(StoreError):
 
 class StoreUnavailable(StoreError):
     """The system refuses what the store asks of it; `__cause__` is its own `OSError`."""
+
+
+class ArchiveError(StoreError):
+    """An archive that cannot be read or written."""
+
+
+class NoArchive(ArchiveError):
+    """Nothing is archived there, or archiving was begun and never came as far as to count."""
+
+
+class ArchiveOfAnother(ArchiveError):
+    """The place holds the messages of another store under the same names."""
+
+
+class ArchiveUnavailable(ArchiveError):
+    """Where the archive lies does not answer, or refuses; `__cause__` is what the system said."""
 
 
 class UnknownTopic(StoreError):

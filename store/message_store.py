@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import finalize
 
 from store.append import Append
+from store.archive.archiving import Archived
+from store.archive.of_store import StoreArchive, ends
 from store.errors import ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -189,19 +191,50 @@ class MessageStore(StoreReader):
         """Delete old messages, as RocketMQ's broker does: one step, to be called every now and then.
 
         now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
-        say what would go. config: whose settings count instead of the store's own. Raises `ReadOnlyStore`.
+        say what would go. config: whose settings count instead of the store's own. What is to be archived and is not
+        yet stays. Raises `ReadOnlyStore`, and `ArchiveUnavailable` where the archive cannot be asked.
         """
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
+        archive = StoreArchive.remembered(self.path, self.config)
+        kept_from = archive.kept_from(self.confirm_offset, self._published, self._topics)
         if dry_run:
-            return retention.preview(*retention.decide(self.confirm_offset, now, asked=asked, forced=forced))
+            return retention.preview(*retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced))
         writer = self._writing()
         decision, used = writer.after_repair(
-            lambda: retention.decide(self.confirm_offset, now, asked=asked, forced=forced)
+            lambda: retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced)
         )
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
             writer.flush()
         return retention.clean(decision, used, writer.after_repair)
+
+    # --- archiving -------------------------------------------------------------------------------------
+
+    def archive(
+        self,
+        url: str | None = None,
+        older_than: float = 0.0,
+        topics: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Archived:
+        """Copy messages to an archive, from where it ends on; see docs/archive.md. Also with `read_only`.
+
+        url: a directory, or what fsspec reaches; default: where it archived before. It is remembered in the store's
+        settings, and from then on `clean` keeps what is not archived. older_than: seconds since a message was stored.
+        topics: default: those of the time before, or all but the system's. storage_options: fsspec's; they are not
+        remembered. progress: called with messages that are archived by now, and of how many. Messages that are archived
+        count from some point on while it runs; it may be killed, and called again, at any moment.
+
+        Raises `ArchiveUnavailable`, `ArchiveOfAnother`, `StoreLocked` (another process archives), `UnknownTopic`,
+        `OffsetLost` (retention was faster), `CorruptRecord`.
+        """
+        known = StoreArchive.remembered(self.path, self.config, storage_options)
+        archive = known.changed(url, topics)
+        queues = archive.queues(self._topics)
+        until = ends(self._published, queues, seconds("older_than", older_than), self.offset_by_time)
+        return archive.run(self._log, self._published, until, progress)
 
     # --- closing ---------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
+from store.archive.log import ArchiveLog
+from store.archive.of_store import StoreArchive
 from store.errors import FilterError, OffsetLost, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -187,10 +189,28 @@ class StoreReader(Opened):
         return self.read(QueueRange(topic, queue_id, start, end), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`."""
+        """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`.
+
+        What is older than the store comes from its archive, if it has one. Raises `ArchiveError`, too, then.
+        """
         check_columns(spec.columns)
-        queue = self._published.holding(wanted)
+        try:
+            queue = self._published.holding(wanted)
+        except OffsetLost:
+            archive = StoreArchive.remembered(self.path, self.config)
+            if not archive.url:
+                raise
+            return self._read_archived(archive, wanted, spec)
         return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
+
+    def _read_archived(self, archive: StoreArchive, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        at = min(self.min_offset(*wanted.queue), wanted.end)
+        batches = ArchiveLog(archive.place()).scan(wanted._replace(end=at), spec)
+        return self._then(batches, wanted._replace(start=at), spec)
+
+    def _then(self, batches: Iterator[pa.RecordBatch], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        yield from self.read(wanted, spec)  # of which retention may have taken something meanwhile
 
     def to_arrow(
         self,

@@ -6,6 +6,7 @@ whatever else went wrong, 130 for Ctrl-C, which says what was done.
 
 import click
 
+from pyspark_mq.cli.archive import archive, restore
 from pyspark_mq.cli.commands import Commands
 from pyspark_mq.cli.completion import completion
 from pyspark_mq.cli.demo import demo
@@ -30,5 +31,7 @@ def main() -> None:
     """
 
 
-for command in (demo, topic, send, tail, query, export, groups, stats, top, serve, clean, verify, completion):
+for command in (demo, topic, send, tail, query, export, groups, stats, top, serve):
+    main.add_command(command)
+for command in (archive, restore, clean, verify, completion):
     main.add_command(command)

@@ -47,6 +47,14 @@ def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pl
         raise click.BadParameter(f"{value!r} is none of: {FORMS}") from error
 
 
+def age(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    """Reads an age in seconds, as an option's callback."""
+    found = _AGE.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no age: give 90s, 10m, 2h or 3d")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
 def words(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The words among places, for a shell."""
     return [CompletionItem(word) for word in _ENDS if word.startswith(incomplete)]

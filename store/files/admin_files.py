@@ -34,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
         try:
             text = read_file(candidate, MAX_BYTES).decode("utf-8")
             if text.strip():
-                return _parse(text)
+                return parse_json(text)
         except FileNotFoundError:
             continue
         except (ValueError, RecursionError) as error:
@@ -46,7 +46,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_json(text: str) -> dict[str, Any]:
+    """What fastjson wrote, an object. Raises `ValueError`, `RecursionError`."""
     content = json.loads(_STRING_OR_BARE_KEY.sub(_quoted, text), parse_constant=_no_number)
     if not isinstance(content, dict):
         raise ValueError(f"{type(content).__name__} instead of an object")

@@ -42,7 +42,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
         os.close(fd)
 
 
-def write_file(path: Path, data: bytes, *, backup: Path | None = None) -> None:
+def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:
     """Make `path` or replace it; on the device when this returns. backup: the name that the old content then has."""
     with _complete(path, data) as temporary:
         if backup is not None and path.exists():
@@ -140,7 +140,7 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _complete(path: Path, data: bytes) -> Iterator[Path]:
+def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
     """`data` on the device under another name, which is gone afterwards; then the names of the directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:

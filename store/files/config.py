@@ -27,7 +27,9 @@ class StoreConfig:
     `maxIndexNum` count for a new directory only; an existing one says them itself, but for those of an index that a
     broker wrote. `maxDecompressedMessageSize` is this project's: no body that a producer compressed becomes larger when
     it is read. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
-    with it message ids.
+    with it message ids. `archive` and `archiveTopics` are this project's, too: the URL where the store archives, and
+    which topics, with commas between, "" for all but the system's; what is to be archived and is not yet is not cleaned
+    away. `brokerName` is the store's name there, by default that of its directory.
     """
 
     mappedFileSizeCommitLog: int = 1 << 30
@@ -54,6 +56,9 @@ class StoreConfig:
     maxIndexNum: int = 20_000_000
     brokerIP1: str = "127.0.0.1"
     listenPort: int = 10_911
+    brokerName: str = ""
+    archive: str = ""
+    archiveTopics: str = ""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for a value that cannot work."""
@@ -196,6 +201,8 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+# What archiving leaves behind: where it archived, and under which name.
+REMEMBERED = ("brokerName", "archive", "archiveTopics")
 # The settings that the files of a store are made with: they stay what they are.
 SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
 _OLD_SPELLINGS = {name.replace("mapped", "maped"): name for name in SIZES[:2]}  # RocketMQ's before 4.9

@@ -195,6 +195,10 @@ class Block:
         """What stands behind the bodies, as it is stored, length n."""
         return self._records.properties
 
+    def moved(self, to: int) -> Bytes:
+        """The records back to back, uint8, as they stand in another log from offset `to` on."""
+        return self._records.moved(to)
+
     # --- columns ---------------------------------------------------------------------------------------
 
     @cached_property

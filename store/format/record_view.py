@@ -27,7 +27,7 @@ from store.format.layout import (
     TOPIC_LENGTH_BYTES,
     field_offset,
 )
-from store.format.records import gather, gather_rows
+from store.format.records import gather, gather_rows, write_crcs
 from store.format.strings import Bytes, cut, flat
 
 Ints = npt.NDArray[np.int64]
@@ -160,6 +160,19 @@ class RecordView:
     def properties(self) -> pa.BinaryArray:
         """Encoded properties, length n; all records must be sound, their topics expected or measured."""
         return self.slices(self.properties_starts, self.properties_lengths)
+
+    def moved(self, to: int) -> Bytes:
+        """The records back to back, uint8, as they stand in another log from offset `to` on: with the offset that they
+        have there, and a CRC that fits. All must be sound, their topics expected or measured."""
+        data, bounds = flat(self.slices(self.positions, self.sizes))
+        data = data.copy()
+        starts, ends = bounds[:-1], bounds[1:]
+        offsets = (to + starts).astype(RECORD_HEADER["physical_offset"])
+        places = (starts + field_offset(RECORD_HEADER, "physical_offset"))[:, None] + np.arange(offsets.itemsize)
+        data[places] = offsets.view(np.uint8).reshape(places.shape)
+        if (whole := self.have_property_crc).any():
+            write_crcs(data, starts[whole], ends[whole])
+        return data
 
     def crc_matches(self) -> Mask:
         """Where a record is what its CRC32 says; all must be sound, their topics expected or measured.

@@ -78,7 +78,10 @@ class Records:
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
         data = np.frombuffer(joined.buffers()[2], np.uint8)[: int(self.sizes[first:last].sum())]
-        return (_with_crcs(data, self.sizes[first:last]) if self.with_crc else data).data
+        if self.with_crc:
+            data, ends = data if data.flags.writeable else data.copy(), np.cumsum(self.sizes[first:last])
+            write_crcs(data, ends - self.sizes[first:last], ends)
+        return data.data
 
     def entries(self, physical_offsets: npt.NDArray[np.int64], store_timestamp: int) -> npt.NDArray[np.void]:
         """ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
@@ -91,17 +94,14 @@ class Records:
         return entries
 
 
-def _with_crcs(data: Bytes, sizes: npt.NDArray[np.int64]) -> Bytes:
-    """Records back to back, each with its CRC in the bytes that were kept free for it."""
-    data = data if data.flags.writeable else data.copy()
-    ends = np.cumsum(sizes)
-    crcs = crcs_between(data, ends - sizes, ends - PROPERTY_CRC_BYTES)
+def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+    """Give each of these records, in ascending order, its CRC in the bytes that are kept free for it."""
+    crcs = crcs_between(data, starts, ends - PROPERTY_CRC_BYTES)
     template = np.frombuffer(property_crc(b""), np.uint8)
-    last = np.repeat(template[None], len(sizes), axis=0)
+    last = np.repeat(template[None], len(starts), axis=0)
     digits = len(PROPERTY_CRC_NAME)
     last[:, digits : digits + PROPERTY_CRC_DIGITS] = crc_digits(crcs)
     data[ends[:, None] + np.arange(-PROPERTY_CRC_BYTES, 0)] = last
-    return data
 
 
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:

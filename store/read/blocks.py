@@ -7,13 +7,13 @@ from store.errors import CorruptRecord
 from store.format.columns import Block, LightBlock
 from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.format.strings import Bytes
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+from store.log.consume_queue import MAKE_ANEW
+from store.log.sources import EntryQueue, RecordLog
 
 
 def block_of(
-    log: CommitLog,
-    queue: ConsumeQueue,
+    log: RecordLog,
+    queue: EntryQueue,
     queue_offsets: Int64s,
     physical_offsets: Int64s,
     sizes: Int64s,
@@ -31,7 +31,7 @@ def block_of(
     return kind(*where, with_bodies=with_bodies, with_trailers=with_trailers or kind is LightBlock)
 
 
-def _stretch(log: CommitLog, queue: ConsumeQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:
+def _stretch(log: RecordLog, queue: EntryQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:
     """The log from the first to the last of these records."""
     begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
     ascending = (physical[1:] > physical[:-1]).all()

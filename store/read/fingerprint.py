@@ -15,11 +15,10 @@ from store.format.layout import (
     SYS_BORN_HOST_V6,
     field_offset,
 )
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
+from store.log.sources import EntryQueue, RecordLog
 
 
-def fingerprint(log: CommitLog, queue: ConsumeQueue, offset: int) -> Fingerprint:
+def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     """Of the message at `offset`, which was published, as the files are now.
 
     Raises `OffsetLost` where it is deleted, `CorruptRecord`.
@@ -38,7 +37,7 @@ def fingerprint(log: CommitLog, queue: ConsumeQueue, offset: int) -> Fingerprint
     return Fingerprint(physical, _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp"))
 
 
-def can_have(log: CommitLog, queue: ConsumeQueue, offset: int, was: Fingerprint) -> bool:
+def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
     """Whether the message at `offset` is the one that had the fingerprint `was`; or can have been, where it is deleted.
 
     What is deleted lies before all that the log has: it never goes back.

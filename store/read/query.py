@@ -28,6 +28,7 @@ from store.format.stored_message import StoredMessage, decode_record, must_be_en
 from store.index.index import END_OF_TIME, Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
+from store.log.sources import EntryQueue, RecordLog
 from store.publish.log_end import life_begin
 from store.read.fingerprint import fingerprint
 
@@ -169,7 +170,7 @@ def _has_key(message: StoredMessage, key: str) -> bool:
 
 
 def offset_by_time(
-    log: CommitLog, queue: ConsumeQueue, bounds: Callable[[], tuple[int, int]], timestamp: int, boundary: Boundary
+    log: RecordLog, queue: EntryQueue, bounds: Callable[[], tuple[int, int]], timestamp: int, boundary: Boundary
 ) -> int:
     """Queue offset of the message that a time (ms) means, in the queue's published range, its `bounds` as they are now.
 
@@ -185,7 +186,7 @@ def offset_by_time(
                 raise
 
 
-def _search(log: CommitLog, queue: ConsumeQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary) -> int:
+def _search(log: RecordLog, queue: EntryQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary) -> int:
     low, high = minimum, maximum
     while low < high:  # before low: too old (UPPER: old enough); from high on: the rest
         middle = (low + high) // 2

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import Int64s, MessageFilter, ReadSpec
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue, Entries
+from store.log.consume_queue import Entries
+from store.log.sources import EntryQueue, RecordLog
 from store.read.blocks import block_of
 from store.read.decoding import Decoding
 
@@ -18,12 +18,20 @@ _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # where few pass a filter, bat
 
 
 def scan_queue(
-    log: CommitLog, queue: ConsumeQueue, start: int, end: int, spec: ReadSpec, max_body_bytes: int
+    log: RecordLog,
+    queue: EntryQueue,
+    start: int,
+    end: int,
+    spec: ReadSpec,
+    max_body_bytes: int,
+    *,
+    max_stretch: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Messages [start, end) that match, in order, decoded to the columns of `spec`.
 
     The range must be published. max_body_bytes: unless `spec` says otherwise. A batch does not cross a commit log
-    segment. Raises `CorruptRecord`, `MessageTooLarge`.
+    segment, nor is it made of more than `max_stretch` bytes of the log where that is given: others than a file's are
+    not read for nothing. Raises `CorruptRecord`, `MessageTooLarge`.
     """
     decoding = Decoding(spec, max_body_bytes)
     at_once = _FILTERED_ENTRIES_AT_ONCE if spec.message_filter.columns else _ENTRIES_AT_ONCE
@@ -31,14 +39,15 @@ def scan_queue(
         stop = min(end, start + at_once)
         queue_offsets, entries = _entries(queue, start, stop, spec.message_filter)
         physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
-        for first, last in batch_bounds(physical, sizes, log.segments.size, spec.max_rows, spec.max_bytes):
+        bounds = physical, sizes, log.segments.size, spec.max_rows, spec.max_bytes, max_stretch
+        for first, last in batch_bounds(*bounds):
             rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
             block = block_of(log, queue, *rows, with_bodies=decoding.with_bodies, with_trailers=decoding.with_trailers)
             yield from decoding.batches(block, entries["tags_code"][first:last].astype(np.int64))
         start = stop
 
 
-def _entries(queue: ConsumeQueue, start: int, stop: int, message_filter: MessageFilter) -> tuple[Int64s, Entries]:
+def _entries(queue: EntryQueue, start: int, stop: int, message_filter: MessageFilter) -> tuple[Int64s, Entries]:
     """Those of the entries [start, stop) that may pass the filter, with their queue offsets before them."""
     if not message_filter.columns:
         return np.arange(start, stop), queue.entries(start, stop)
@@ -52,7 +61,7 @@ def _entries(queue: ConsumeQueue, start: int, stop: int, message_filter: Message
 
 
 def batch_bounds(
-    physical: Int64s, sizes: Int64s, segment_size: int, max_rows: int, max_bytes: int
+    physical: Int64s, sizes: Int64s, segment_size: int, max_rows: int, max_bytes: int, max_stretch: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """Cut rows into [first, last) pieces within one segment each, bounded by rows and bytes.
 
@@ -72,5 +81,8 @@ def batch_bounds(
         by_bytes = max(first + 1, int(np.searchsorted(ends, done + max_bytes, side="right")))
         by_segment = int(segments[np.searchsorted(segments, first, side="right")])
         last = min(first + max_rows, by_bytes, by_segment)
+        if max_stretch is not None:
+            near = int(np.searchsorted(physical[first:last], physical[first] + max_stretch))
+            last = min(last, first + max(1, near))
         yield first, last
         first = last

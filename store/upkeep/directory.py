@@ -13,7 +13,7 @@ from typing import Any
 from store.errors import ConfigError, NotAStore
 from store.files.atomic import make_directory, make_folder, read_file, sync_directory, write_file
 from store.files.checkpoint import create_checkpoint, read_checkpoint
-from store.files.config import MAX_BYTES, SIZES, StoreConfig, read_settings
+from store.files.config import MAX_BYTES, REMEMBERED, SIZES, StoreConfig, read_settings
 from store.files.kinds import refuse_kinds
 from store.files.segments import list_files
 from store.files.topics import Topics
@@ -104,7 +104,7 @@ class Directory:
             config = config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
             config = replace(config, tagIndexEnable=config.tagIndexEnable or tags_are_filed(self.root, config))
         # Sizes that it was made with come first, so that a file cut short is noticed.
-        return replace(config, **{name: own[name] for name in (*SIZES, "tagIndexEnable") if name in own})
+        return replace(config, **{name: own[name] for name in (*SIZES, "tagIndexEnable", *REMEMBERED) if name in own})
 
     @property
     def has_configuration(self) -> bool:

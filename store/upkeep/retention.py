@@ -132,17 +132,23 @@ class Retention:
         self._index = index
         self._queues = queues
 
-    def decide(self, confirm_offset: int, now: float | None, *, asked: bool, forced: bool) -> tuple[Decision, int]:
-        """The decision for the files as they are, and how full the device is, in percent."""
+    def decide(
+        self, confirm_offset: int, now: float | None, kept_from: int | None = None, *, asked: bool, forced: bool
+    ) -> tuple[Decision, int]:
+        """The decision for the files as they are, and how full the device is, in percent.
+
+        kept_from: log offset from which on everything stays, for it is to be archived still.
+        """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = Moment(now, time.localtime(now).tm_hour, used, asked, forced)
-        return decide(self._config, moment, list(self._candidates(confirm_offset))), used
+        return decide(self._config, moment, list(self._candidates(confirm_offset, kept_from))), used
 
-    def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
+    def _candidates(self, confirm_offset: int, kept_from: int | None) -> Iterator[LogSegment]:
         """The segment with the last published record stays, even where the next one exists already."""
         segments = self._log.segments
         for start in segments.starts()[:-1]:
-            if start + segments.size < confirm_offset:
+            is_kept = kept_from is not None and start + segments.size > kept_from
+            if start + segments.size < confirm_offset and not is_kept:
                 with suppress(FileNotFoundError):  # somebody else cleans, too
                     yield LogSegment(start, segments.modified(start))
 

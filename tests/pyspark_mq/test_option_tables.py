@@ -67,6 +67,7 @@ def path(tmp_path: Path) -> str:
                 tag = "paid" if number < 2 else "open"
                 store.put(Message("orders", b"order", tags=tag, queue_id=queue_id, properties=of_region))
         store.put_many([Message("invoices", b"invoice")] * 2)
+        store.archive(str(tmp_path / "mq" / "archive"))
     return str(tmp_path / "mq")
 
 

@@ -92,7 +92,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
     ("name", "text", "message"),
     [
         ("maxOffsetPerTrigger", "1", "did you mean maxOffsetsPerTrigger?"),
-        ("bootstrap", "1", "known are path, subscribe"),
+        ("bootstrap", "1", "known are path, archive, storageOptions, subscribe"),
         ("realTimes", "true", "did you mean realTime?"),
         ("realTime", "soon", "realTime takes true or false"),
         ("batchDuration", "0.5s", "from 1 second to 24 days, such as '30 seconds'"),

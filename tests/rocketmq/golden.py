@@ -1,18 +1,21 @@
 """Makes the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
 
 Without names, directories that are there stay and only what RocketMQ sees in each is printed anew. `remoting` alone
-makes the frames of its protocol.
+makes the frames of its protocol, `tiered` a directory of its tiered store.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.rocketmq.harness import RocketMQ
+from store import MessageStore
+from tests.rocketmq.harness import Json, RocketMQ
 from tests.rocketmq.mixes import MIXES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -74,9 +77,40 @@ def frames(line: str = "5.3") -> None:
     (GOLDEN / "remoting" / f"frames-{line}.jsonl").write_text(text)
 
 
+def tiered(line: str = "5.5") -> None:
+    """Write tests/golden/tiered-5.5 anew: what RocketMQ's tiered store makes of the messages of other directories."""
+    archive = GOLDEN / f"tiered-{line}"
+    shutil.rmtree(archive, ignore_errors=True)
+    rocketmq = RocketMQ(line)
+    records = [record for name in ("hosts-5.3", "compressed-5.3") for record in records_of(GOLDEN / name)]
+    rocketmq.tiered("write", archive, archive, records)
+    seen = rocketmq.tiered("read", archive, archive)
+    text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen)
+    (GOLDEN / f"tiered-{line}.jsonl").write_text(text)
+
+
+def records_of(directory: Path) -> Iterator[Json]:
+    """All queued messages of a store, as `RocketMQ.tiered` takes them."""
+    with MessageStore.open(directory, create=False, read_only=True) as store:
+        for topic, count in store.topics().items():
+            for queue_id in range(count):
+                begin, end = store.offsets(topic, queue_id)
+                codes = store.tags_codes(topic, queue_id, begin, end).tolist()
+                positions = store.to_arrow(topic, ["physicalOffset"], queues=[queue_id]).read_all()
+                for at, code, physical in zip(
+                    range(begin, end), codes, positions["physicalOffset"].to_pylist(), strict=True
+                ):
+                    record = base64.b64encode(store.record_at(physical)).decode()
+                    put = {"topic": topic, "queueId": queue_id, "queueOffset": at, "tagsCode": code}
+                    yield {**put, "record": record}
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["remoting"]:
         frames()
+        sys.exit()
+    if sys.argv[1:] == ["tiered"]:
+        tiered()
         sys.exit()
     for name in sys.argv[1:]:
         make(name)

@@ -201,6 +201,28 @@ class RocketMQ:
             raise HarnessError(f"RocketMQ {self.line}, {main}:\n{_tail(done.stderr)}")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
+    def tiered(
+        self,
+        verb: str,
+        archive: Path,
+        root: Path,
+        records: Sequence[Json] = (),
+        *,
+        broker: str = "broker-a",
+        log_bytes: int = 4096,
+        queue_bytes: int = 200,
+    ) -> list[Json]:
+        """RocketMQ's tiered store, from 5.3 on, on files below `archive`, its metadata in `root`; see Tiered.java."""
+        command = self._java("Tiered", verb, str(archive), str(root), "DefaultCluster", broker)
+        lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+        sizes = [str(log_bytes), str(queue_bytes)]
+        done = subprocess.run(
+            [*command, *sizes], input=lines, capture_output=True, timeout=COMMAND_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            raise HarnessError(f"RocketMQ {self.line}, tiered {verb}:\n{_tail(done.stderr)}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     @contextmanager
     def clients(
         self, name_server: str, account: tuple[str, str] | None = None, *, tls: bool = False

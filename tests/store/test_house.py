@@ -12,12 +12,12 @@ import store
 
 ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
-FLOORS = ("format", "files", "index", "log", "publish", "read", "upkeep", "delays", "broker")
+FLOORS = ("format", "files", "index", "log", "publish", "read", "archive", "upkeep", "delays", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
 BESIDE = {"any_group": "format"}  # it speaks of messages
 ROOF = ("writer", "store_reader", "append", "message_store", "__init__")
 # Kinds of logs and of groups, and the wire, made of all that is below.
-ATTIC = ("local", "local_group", "remoting", "cluster")
+ATTIC = ("local", "through", "restoring", "local_group", "remoting", "cluster")
 CLIENT = "client"  # what users hold, made of kinds of logs and of groups; `store` itself offers it by name
 
 

@@ -72,10 +72,11 @@ def test_a_brokers_settings(tmp_path: Path) -> None:
         flushDiskType="SYNC_FLUSH",
         mappedFileSizeCommitLog=8192,
         mappedFileSizeConsumeQueue=300_000,
+        brokerName="broker-a",
     )
     (warning,) = caught
     assert str(warning.message) == (
-        f"{path}: passed over, for they mean nothing here: brokerClusterName, brokerName, brokerId, brokerRole, "
+        f"{path}: passed over, for they mean nothing here: brokerClusterName, brokerId, brokerRole, "
         "namesrvAddr, autoCreateTopicEnable, storePathRootDir, brokerIP2, haListenPort, mappedFileSizeConsumeQueueExt, "
         "maxTransferBytesOnMessageInDisk, messageIndexSafe, flushIntervalConsumeQueue"
     )

@@ -1,0 +1,70 @@
+"""`pyspark-mq archive` and `pyspark-mq restore`: old messages to another file system, and back."""
+
+import time
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.places import age
+from store import Archived, MessageStore
+from store.archive.log import ArchiveAddress
+from store.restoring import restore as restore_store
+
+_WATCH_SECONDS = 60.0
+
+
+@click.command()
+@STORE
+@click.option("--to", "url", help="A directory, or a URL such as s3://bucket/mq (default: where it archived before).")
+@click.option("--older-than", default="0s", callback=age, help="Only what was stored so long ago: 90s, 10m, 1h, 3d.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Only this one; may be repeated (default: all but the system's)."
+)
+@click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")
+def archive(store: str, url: str | None, older_than: float, topics: tuple[str, ...], *, watch: bool) -> None:
+    """Copy old messages of STORE to an archive, from where it ends on.
+
+    The archive is remembered: from then on 'clean' keeps what is not archived yet. It may be interrupted, or killed, at
+    any moment; the next one goes on.
+    """
+    with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
+        _archive(store, url, older_than, topics)
+        while watch:
+            time.sleep(_WATCH_SECONDS)
+            _archive(store, url, older_than, topics)
+
+
+def _archive(store: str, url: str | None, older_than: float, topics: tuple[str, ...]) -> None:
+    with (
+        MessageStore.open(store, create=False, read_only=True) as opened,
+        tqdm(unit="msg", unit_scale=True, desc="archived", delay=0.5, disable=None) as bar,
+    ):
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        done: Archived = opened.archive(url, older_than, topics or None, progress=progress)
+    click.echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes")
+
+
+@click.command()
+@click.argument("archive")
+@click.argument("store", type=click.Path(file_okay=False))
+@click.option("--topic", "topics", multiple=True, help="Only this one; may be repeated (default: all).")
+def restore(archive: str, store: str, topics: tuple[str, ...]) -> None:
+    """Make STORE, a directory that is not there yet, of ARCHIVE: the same topics, queues, offsets and times."""
+    with (
+        interruptible(lambda: f"nothing is in {store}"),
+        tqdm(unit="msg", unit_scale=True, desc="restored", delay=0.5, disable=None) as bar,
+    ):
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        count = restore_store(ArchiveAddress(archive), Path(store), topics, progress=progress)
+    click.echo(f"restored {count:,} messages")

@@ -1,0 +1,1 @@
+"""The archive: old messages in RocketMQ's tiered layout, on any file system."""

@@ -1,0 +1,217 @@
+"""`Catalog`: what an archive has, in RocketMQ's metadata (DefaultMetadataStore). What it does not name is not there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from store.any_log import Queue
+from store.archive.layout import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    GROWING,
+    INDEX_SEGMENTS,
+    NO_OFFSET,
+    NO_TIME,
+    QUEUES,
+    SEALED,
+    SEGMENT_TYPES,
+    SEGMENTS,
+    TOPIC_NUMBER,
+    TOPICS,
+    queue_path,
+)
+from store.errors import CorruptStore
+from store.files.admin_files import number, parse_json, table
+from store.format.layout import CQ_ENTRY
+from store.integers import LONG_MAX
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One object of a file: bytes [base, base + size) of it.
+
+    begin, end: store times of the first and the last message, ms. sealed: nothing is written behind its end, and its
+    times are those of all its messages.
+    """
+
+    base: int
+    size: int
+    begin: int = NO_TIME
+    end: int = NO_TIME
+    sealed: bool = False
+
+    @property
+    def stop(self) -> int:
+        return self.base + self.size
+
+
+Segments = tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class ArchivedQueue:
+    """What is archived of one queue: its log and its entries, each contiguous.
+
+    next_offset: the queue offset that is archived next where there are no entries.
+    """
+
+    log: Segments = ()
+    entries: Segments = ()
+    next_offset: int = 0
+
+    @property
+    def first_entry(self) -> int:
+        """Queue offset of the first entry; its record may be gone."""
+        return self.entries[0].base // CQ_ENTRY.itemsize if self.entries else self.next_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self.entries[-1].stop // CQ_ENTRY.itemsize if self.entries else self.next_offset
+
+    def written(self, log: Segment, entries: Segment) -> ArchivedQueue:
+        """With two more segments, or longer ones in the place of the last."""
+
+        def behind(segments: Segments, added: Segment) -> Segments:
+            return (*(each for each in segments if each.base != added.base), added)
+
+        return replace(self, log=behind(self.log, log), entries=behind(self.entries, entries))
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """What one broker has archived. topics: topic to its number in the archive."""
+
+    broker: str
+    topics: Mapping[str, int] = field(default_factory=dict)
+    queues: Mapping[Queue, ArchivedQueue] = field(default_factory=dict)
+
+    def of_topics(self) -> dict[str, tuple[Queue, ...]]:
+        """Topic to its queues, both in order; those that are missing in between are empty."""
+        counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
+        for queue in self.queues:
+            counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+        return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
+
+    def queue(self, queue: Queue) -> ArchivedQueue | None:
+        """None where there is none; one that is missing between others is empty."""
+        found = self.queues.get(queue)
+        if found is None and queue in self.of_topics().get(queue.topic, ()):
+            return ArchivedQueue()
+        return found
+
+    def having(self, queue: Queue, archived: ArchivedQueue) -> Catalog:
+        """With this queue as it is now."""
+        topics = self.topics
+        if queue.topic not in topics:
+            topics = {**topics, queue.topic: max(topics.values(), default=-1) + 1}
+        return replace(self, topics=topics, queues={**self.queues, queue: archived})
+
+    # --- as JSON ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def parse(where: str, data: bytes) -> Catalog | None:
+        """The metadata of one broker, None where nothing was ever archived. Raises `CorruptStore`."""
+        path = Path(where)
+        try:
+            content = parse_json(data.decode())
+        except (ValueError, RecursionError) as error:
+            raise CorruptStore(f"{where}: no metadata of an archive ({error}); restore it from a copy") from error
+        tables = {kind: table(path, content, name) for kind, name in SEGMENTS.items()}
+        brokers = {name.partition("/")[0] for segments in tables.values() for name in segments}
+        queues: dict[Queue, ArchivedQueue] = {}
+        for topic, numbered in table(path, content, QUEUES).items():
+            for queue_id, said in table(path, {topic: numbered}, topic).items():
+                own = said.get("queue")
+                brokers.add(str(own.get("brokerName") or "") if isinstance(own, dict) else "")
+                queue = Queue(topic, number(path, f"a queue of {topic}", queue_id))
+                queues[queue] = ArchivedQueue(next_offset=max(0, int(said.get("maxOffset", NO_OFFSET))))
+        brokers.discard("")
+        if len(brokers) > 1:
+            raise CorruptStore(f"{where}: of several brokers ({', '.join(sorted(brokers))}), which no broker writes")
+        if not brokers:
+            return None
+        broker = brokers.pop()
+        for queue, known in queues.items():
+            name = queue_path(broker, *queue)
+            log, entries = (_segments(path, tables[kind].get(name, {}), name) for kind in (COMMIT_LOG, CONSUME_QUEUE))
+            queues[queue] = replace(known, log=log, entries=entries)
+        topics = {
+            topic: number(path, f"topicId of {topic}", said.get("topicId"), LONG_MAX)
+            for topic, said in table(path, content, TOPICS).items()
+        }
+        return Catalog(broker, topics, queues)
+
+    def text(self) -> bytes:
+        now = int(time.time() * 1000)
+        topics = {
+            topic: {"topicId": each, "topic": topic, "status": 0, "reserveTime": -1, "updateTimestamp": now}
+            for topic, each in self.topics.items()
+        }
+        queues: dict[str, dict[str, Any]] = {}
+        for queue, archived in self.queues.items():
+            queues.setdefault(queue.topic, {})[str(queue.queue_id)] = {
+                "queue": {"brokerName": self.broker, "queueId": queue.queue_id, "topic": queue.topic},
+                "minOffset": archived.first_entry,
+                "maxOffset": archived.max_offset,
+                "updateTimestamp": now,
+            }
+        content: dict[str, Any] = {
+            TOPIC_NUMBER: max(self.topics.values(), default=-1),
+            TOPICS: topics,
+            QUEUES: queues,
+            INDEX_SEGMENTS: {},
+        }
+        for kind, name in SEGMENTS.items():
+            content[name] = dict(self._named(kind, now))
+        return json.dumps(content, indent="\t", sort_keys=True).encode()
+
+    def _named(self, kind: str, now: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        for queue, archived in self.queues.items():
+            name = queue_path(self.broker, *queue)
+            segments = archived.log if kind == COMMIT_LOG else archived.entries
+            if segments:
+                yield name, {str(each.base): _as_json(name, kind, each, now) for each in segments}
+
+
+def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]:
+    return {
+        "path": path,
+        "type": SEGMENT_TYPES[kind],
+        "baseOffset": segment.base,
+        "status": SEALED if segment.sealed else GROWING,
+        "size": segment.size,
+        "createTimestamp": now,
+        "beginTimestamp": segment.begin,
+        "endTimestamp": segment.end,
+        "sealTimestamp": now if segment.sealed else 0,
+    }
+
+
+def _segments(path: Path, listed: Mapping[str, Any], name: str) -> Segments:
+    """In order, without empty ones, but for one that says where a queue begins."""
+
+    def segment(base: str, said: Mapping[str, Any]) -> Segment:
+        def of(key: str) -> int:
+            return number(path, f"{key} of {name} at {base}", said.get(key), LONG_MAX)
+
+        return Segment(of("baseOffset"), of("size"), of("beginTimestamp"), of("endTimestamp"), of("status") == SEALED)
+
+    found = sorted((segment(base, said) for base, said in listed.items()), key=lambda each: each.base)
+    kept = tuple(each for each in found if each.size) or tuple(found[:1])
+    _must_be_contiguous(path, name, kept)
+    return kept
+
+
+def _must_be_contiguous(path: Path, name: str, segments: Iterable[Segment]) -> None:
+    for one, other in pairwise(segments):
+        if one.stop != other.base:
+            raise CorruptStore(
+                f"{path}: {name}: one segment ends at {one.stop}, the next begins at {other.base}; restore the "
+                "metadata from a copy"
+            )

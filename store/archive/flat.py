@@ -1,0 +1,163 @@
+"""One archived queue, read: its own log and its entries, as `store.read` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+
+from store.any_log import Queue
+from store.archive.catalog import ArchivedQueue, Segments
+from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, segment_path
+from store.archive.objects import Objects, joined
+from store.archive.read_ahead import Read, ReadAhead
+from store.errors import CorruptSegment, OffsetLost
+from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
+from store.format.strings import Bytes
+from store.log.consume_queue import Entries
+
+_PIECE_BYTES = 4 << 20  # of the log, a request
+_AHEAD = 6  # of them under way
+_ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
+_BLOCK_ENTRIES = 1 << 11  # of a few that are looked up one by one, near each other
+_ENDLESS = 1 << 62
+MAX_STRETCH = 4 * _PIECE_BYTES
+
+
+class FlatFile:
+    """A file in segments, each an object."""
+
+    def __init__(self, objects: Objects, folder: str, queue: str, kind: str, segments: Segments) -> None:
+        """folder: the cluster's. queue: its `queue_path`."""
+        self._objects = objects
+        self._segments = segments
+        self._where = f"{objects.url}/{folder}/{queue}/{kind}"
+        self._paths = [f"{folder}/{segment_path(queue, kind, each.base)}" for each in segments]
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Bytes [begin, end). Raises `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`."""
+        parts = []
+        for segment, path in zip(self._segments, self._paths, strict=True):
+            first, last = max(begin, segment.base), min(end, segment.stop)
+            if first < last:
+                parts.append(self._of_segment(path, first - segment.base, last - segment.base))
+        if sum(map(len, parts)) != end - begin:
+            raise OffsetLost(f"{self._where}: bytes {begin} to {end} are not archived any more")
+        return joined(parts)
+
+    def _of_segment(self, path: str, begin: int, end: int) -> bytes:
+        try:
+            data = self._objects.read(path, begin, end)
+        except FileNotFoundError as error:
+            raise OffsetLost(f"{self._objects.url}/{path}: this part of the archive is gone") from error
+        if len(data) != end - begin:
+            raise CorruptSegment(
+                f"{self._objects.url}/{path}: it ends before byte {end}, which the metadata says it has: it was "
+                "changed or cut; restore it from a copy"
+            )
+        return data
+
+
+class FlatLog:
+    """A queue's own log: one segment without an end. A `RecordLog`, and the `Stretches` of it."""
+
+    size = _ENDLESS
+
+    def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
+        """view: instead of the file's bytes, by offset and length."""
+        self._file = file
+        self._begin = begin
+        self._view = view
+
+    @property
+    def segments(self) -> FlatLog:
+        return self
+
+    def min_offset(self) -> int:
+        return self._begin
+
+    def next_segment(self, offset: int) -> int:
+        return _ENDLESS
+
+    def view(self, offset: int, length: int) -> Bytes:
+        if self._view is not None:
+            return self._view(offset, length)
+        return np.frombuffer(self._file.read(offset, offset + length), np.uint8)
+
+    def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
+        return self.view(offset, length).tobytes()
+
+
+class FlatConsumeQueue:
+    """A queue's entries, an `EntryQueue`."""
+
+    def __init__(self, queue: Queue, read: Read, max_offset: int) -> None:
+        self.topic, self.queue_id = queue
+        self._read = read
+        self._max_offset = max_offset
+        self._block: tuple[int, Entries] = (0, np.empty(0, CQ_ENTRY))
+
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
+        return self._one(start) if end - start == 1 else self._many(start, end)
+
+    def _many(self, start: int, end: int) -> Entries:
+        return np.frombuffer(self._read(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize), CQ_ENTRY)
+
+    def _one(self, offset: int) -> Entries:
+        """Its neighbours behind it will be asked for, too: in one request."""
+        begin, block = self._block
+        if not begin <= offset < begin + len(block):
+            begin, block = offset, self._many(offset, min(max(self._max_offset, offset + 1), offset + _BLOCK_ENTRIES))
+            self._block = begin, block
+        return block[offset - begin : offset - begin + 1]
+
+
+class FlatQueue:
+    """All that is archived of one queue."""
+
+    def __init__(self, objects: Objects, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
+        """folder: the cluster's; path: the queue's `queue_path`."""
+        self.queue = queue
+        self.archived = archived
+        self._log_file = FlatFile(objects, folder, path, COMMIT_LOG, archived.log)
+        self._entries_file = FlatFile(objects, folder, path, CONSUME_QUEUE, archived.entries)
+        self._begin = archived.log[0].base if archived.log else 0
+        self._min_offset: int | None = None
+        self.log = FlatLog(self._log_file, self._begin)
+        self.entries = FlatConsumeQueue(queue, self._entries_file.read, archived.max_offset)
+
+    def min_offset(self) -> int:
+        """Queue offset of the first message whose record is there, which that record says: a broker deletes segments of
+        log and entries each in its own time."""
+        if self._min_offset is None:
+            first, there = self.archived.first_entry, self._begin and self.archived.log[0].size
+            if there:
+                at = self._begin + field_offset(RECORD_HEADER, "queue_offset")
+                width = RECORD_HEADER["queue_offset"].itemsize
+                first = max(first, int.from_bytes(self.log.read(at, width), "big"))
+            self._min_offset = min(first, self.archived.max_offset)
+        return self._min_offset
+
+    def offsets(self) -> tuple[int, int]:
+        """Queue offsets of the first message, and behind the last."""
+        return self.min_offset(), self.archived.max_offset
+
+    @contextmanager
+    def ahead(self, start: int, end: int) -> Iterator[tuple[FlatLog, FlatConsumeQueue]]:
+        """To read messages [start, end), one at least, in order; leaving it ends what is under way."""
+        width = CQ_ENTRY.itemsize
+        with ThreadPoolExecutor(_AHEAD + 1) as pool:
+            try:
+                entries = ReadAhead(self._entries_file.read, start * width, end * width, _ENTRIES_PIECE_BYTES, 1, pool)
+                queue = FlatConsumeQueue(
+                    self.queue, lambda begin, stop: entries.view(begin, stop - begin).tobytes(), end
+                )
+                last = self.entries.entries(end - 1, end)[0]
+                stop = int(last["physical_offset"] + last["size"])
+                begin = int(queue.entries(start, start + 1)[0]["physical_offset"])
+                log = ReadAhead(self._log_file.read, begin, stop, _PIECE_BYTES, _AHEAD, pool)
+                yield FlatLog(self._log_file, self._begin, log.view), queue
+            finally:
+                pool.shutdown(cancel_futures=True)

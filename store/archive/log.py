@@ -1,0 +1,227 @@
+"""An archive as a log of any kind, see `any_log`. It is read only, knows no groups, and whoever waits looks again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NoReturn, Self
+
+import numpy as np
+import pyarrow as pa
+
+from store.any_log import (
+    Boundary,
+    Bounds,
+    Fingerprint,
+    Fingerprints,
+    Int64s,
+    MessageFilter,
+    Positions,
+    Queue,
+    QueueRange,
+    ReadSpec,
+)
+from store.archive.catalog import Catalog
+from store.archive.flat import MAX_STRETCH, FlatQueue
+from store.archive.held import PolledHeld
+from store.archive.objects import parsed, without_secrets
+from store.archive.place import Place
+from store.errors import NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
+from store.files.config import StoreConfig
+from store.format.columns import check_columns
+from store.format.layout import CQ_ENTRY
+from store.read.checked import Checked, checked_blocks
+from store.read.fingerprint import fingerprint
+from store.read.query import offset_by_time
+from store.read.scan import scan_queue
+
+POLL_SECONDS = 0.5
+_READ_ONLY = "an archive is only read; 'pyspark-mq restore' makes a store of it"
+_MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
+
+
+@dataclass(frozen=True)
+class ArchiveAddress:
+    """The archive at a URL, or in a directory: fsspec's URLs. options: its storage options, as JSON; they are shown
+    nowhere."""
+
+    url: str
+    options: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    def __repr__(self) -> str:
+        return f"ArchiveAddress({str(self)!r})"
+
+    @property
+    def directory(self) -> None:
+        return None
+
+    def open(self) -> ArchiveLog:
+        """Raises `NoArchive`, `UnsupportedStore`, `ArchiveUnavailable`."""
+        return ArchiveLog(Place.at(self.url, parsed(self.options)))
+
+    def open_writer(self) -> NoReturn:
+        raise ReadOnlyStore(f"{self}: {_READ_ONLY}")
+
+
+class ArchiveLog:
+    """A `Log`. What it says of now is what the metadata says, read anew each time."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._queues: tuple[Catalog | None, dict[Queue, FlatQueue]] = (None, {})
+
+    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        return self._catalog().of_topics()
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        return {it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in self._there(queues)}
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        found = {}
+        for it in self._there(queues):
+            found[it.queue] = offset_by_time(it.log, it.entries, it.offsets, timestamp, boundary)
+        return found
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        """By the times of whole segments, where they are those of all their messages."""
+        found: list[QueueRange] = []
+        catalog = self._catalog()
+        for wanted in ranges:
+            it = self._flat(catalog, wanted.queue)
+            for segment in it.archived.entries if it is not None else ():
+                if segment.sealed and not (segment.begin <= end and begin <= segment.end):
+                    continue
+                first, stop = (each // CQ_ENTRY.itemsize for each in (segment.base, segment.stop))
+                piece = wanted._replace(start=max(wanted.start, first), end=min(wanted.end, stop))
+                if piece.length <= 0:
+                    continue
+                if found and found[-1].queue == piece.queue and found[-1].end == piece.start:
+                    piece = piece._replace(start=found.pop().start)
+                found.append(piece)
+        return found
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        return list(ranges)
+
+    def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
+        return {}
+
+    def commit(self, group: str, positions: Positions) -> None:
+        raise ReadOnlyStore(f"{self._place.url}: {_READ_ONLY}")
+
+    def sizes(self, wanted: QueueRange) -> Int64s:
+        found = np.zeros(wanted.length, np.int64)
+        it = self._flat(self._catalog(), wanted.queue)
+        if it is not None:
+            first = min(max(wanted.start, it.min_offset()), wanted.end)
+            if first < wanted.end:
+                found[first - wanted.start :] = it.entries.entries(first, wanted.end)["size"]
+        return found
+
+    def fingerprints(self, positions: Positions) -> Fingerprints:
+        found = {}
+        for it in self._there(positions):
+            last = positions[it.queue] - 1
+            if it.min_offset() <= last < it.archived.max_offset:
+                found[it.queue] = fingerprint(it.log, it.entries, last)
+        return found
+
+    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        asked = {queue: positions[queue] for queue in last if positions.get(queue, 0) > 0}
+        now = self.fingerprints(asked)
+        return [
+            it.queue
+            for it in self._there(asked)
+            if now.get(it.queue) != last[it.queue] and _is_strange(it, asked[it.queue], last[it.queue])
+        ]
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        check_columns(spec.columns)
+        return _scan(self._holding(wanted), wanted, spec)
+
+    def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[Checked]:
+        """The records of a range, as `checked_blocks` has them. Raises as `scan`."""
+        it = self._holding(wanted)
+        if wanted.length > 0:
+            with it.ahead(wanted.start, wanted.end) as (log, queue):
+                yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
+
+    def wait(self, seen: Positions, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while all(bounds.max_offset == seen[queue] for queue, bounds in self.bounds(seen).items()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, POLL_SECONDS))
+
+    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledHeld:
+        return PolledHeld(self.bounds, begin, deadline, idle, POLL_SECONDS)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _catalog(self) -> Catalog:
+        catalog = self._place.load()
+        if catalog is None:
+            raise NoArchive(f"{self._place.url}: its metadata is gone; restore {self._place.metadata} from a copy")
+        return catalog
+
+    def _flat(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
+        """Kept as long as the catalog stays the same, with what it has learnt."""
+        known, queues = self._queues
+        if known is not catalog:
+            queues = {}
+            self._queues = catalog, queues
+        if (it := queues.get(queue)) is None and (it := self._place.queue(catalog, queue)) is not None:
+            queues[queue] = it
+        return it
+
+    def _there(self, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
+        catalog = self._catalog()
+        for queue in queues:
+            if (it := self._flat(catalog, queue)) is not None:
+                yield it
+
+    def _holding(self, wanted: QueueRange) -> FlatQueue:
+        it = self._flat(self._catalog(), wanted.queue)
+        where = f"{self._place.url}: topic {wanted.topic!r}, queue {wanted.queue_id}"
+        if it is None:
+            raise UnknownTopic(f"{where}: not archived")
+        minimum, maximum = it.min_offset(), it.archived.max_offset
+        if wanted.start < minimum and wanted.length:
+            raise OffsetLost(
+                f"{where}: offsets {wanted.start} to {min(wanted.end, minimum)} are not archived (any more), the "
+                f"oldest is {minimum}"
+            )
+        if wanted.end > maximum:
+            raise OffsetNotYet(f"{where}: asked up to offset {wanted.end}, but it is archived up to {maximum} only")
+        return it
+
+
+def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    if wanted.length <= 0:
+        return
+    with it.ahead(wanted.start, wanted.end) as (log, queue):
+        yield from scan_queue(log, queue, wanted.start, wanted.end, spec, _MAX_BODY_BYTES, max_stretch=MAX_STRETCH)
+
+
+def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
+    """Whether there is another message, or the queue ends before it and yet its log goes on behind it."""
+    if position <= it.min_offset():
+        return False
+    if position <= it.archived.max_offset:
+        return True
+    return bool(it.archived.log) and was.physical_offset < it.archived.log[-1].stop

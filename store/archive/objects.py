@@ -1,0 +1,210 @@
+"""Where an archive lies: a directory, or objects that fsspec reaches. Each is written whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from store.errors import ArchiveUnavailable, ConfigError
+from store.files.atomic import make_folder, sync_directory, write_file
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_SECRET = re.compile(r"(?<=://)[^/@]*@")  # a user, or a key, and its password
+_EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme to our extra; others have packages of their own
+_TRIES = 3
+
+
+class Objects(Protocol):
+    """Paths are relative, with slashes. Every verb raises `ArchiveUnavailable` where the system refuses.
+
+    url: of all of it, for errors.
+    """
+
+    url: str
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        """Bytes [begin, end), fewer where it is shorter. Raises `FileNotFoundError`."""
+
+    def read_all(self, path: str) -> bytes:
+        """Raises `FileNotFoundError`."""
+
+    def size(self, path: str) -> int:
+        """Its bytes. Raises `FileNotFoundError`."""
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Make or replace it, durable when this returns; whoever reads it sees the old content or the new."""
+
+    def delete(self, path: str) -> None:
+        """Also where it is gone already."""
+
+    def names(self, path: str) -> list[str]:
+        """Of what lies below a path, by name; none where there is nothing."""
+
+
+def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
+    """options: fsspec's storage options. Raises `ArchiveUnavailable`."""
+    local = local_path(url)
+    return Directory(Path(local)) if local is not None else Remote(url, options)
+
+
+def local_path(url: str) -> str | None:
+    """The absolute path of a directory or a `file:` URL, None for other URLs."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return os.path.abspath(os.path.expanduser(url.removeprefix("file:")))
+    return os.path.abspath(found["rest"]) if found["scheme"].lower() in ("file", "local") else None
+
+
+def parsed(options: str) -> dict[str, Any]:
+    """Storage options, which are given as JSON. Raises `ConfigError`."""
+    try:
+        found = json.loads(options or "{}")
+    except ValueError as error:
+        raise ConfigError(f"storage options are no JSON ({error.args[0]}); give an object") from None
+    if not isinstance(found, dict):
+        raise ConfigError("storage options are a JSON object, name to value")
+    return found
+
+
+def without_secrets(url: str) -> str:
+    return _SECRET.sub("", url)
+
+
+class Directory:
+    """An archive in a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.url = str(root)
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        with _explained(self._root / path):
+            fd = os.open(self._root / path, os.O_RDONLY)
+            try:
+                return os.pread(fd, end - begin, begin)
+            finally:
+                os.close(fd)
+
+    def read_all(self, path: str) -> bytes:
+        with _explained(self._root / path):
+            return (self._root / path).read_bytes()
+
+    def size(self, path: str) -> int:
+        with _explained(self._root / path):
+            return os.stat(self._root / path).st_size
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        target = self._root / path
+        with _explained(target):
+            if not target.parent.is_dir():
+                self._root.mkdir(parents=True, exist_ok=True)
+                make_folder(target.parent)
+                for folder in target.parents[: len(Path(path).parents)]:
+                    sync_directory(folder)
+            write_file(target, data)
+
+    def delete(self, path: str) -> None:
+        with _explained(self._root / path):
+            (self._root / path).unlink(missing_ok=True)
+
+    def names(self, path: str) -> list[str]:
+        with _explained(self._root / path):
+            try:
+                return sorted(os.listdir(self._root / path))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+
+class Remote:
+    """An archive on what fsspec reaches, where a put replaces an object at once. What takes too long is tried again."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self.url = without_secrets(url).rstrip("/")
+        self._files, self._root = _file_system(url, options)
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        return bytes(self._try(path, lambda: self._files.cat_file(self._at(path), start=begin, end=end)))
+
+    def read_all(self, path: str) -> bytes:
+        return bytes(self._try(path, lambda: self._files.cat_file(self._at(path))))
+
+    def size(self, path: str) -> int:
+        return int(self._try(path, lambda: self._files.info(self._at(path)))["size"])
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        whole = bytes(data)
+        try:
+            self._try(path, lambda: self._files.pipe_file(self._at(path), whole))
+        except FileNotFoundError as error:
+            raise ArchiveUnavailable(f"{self.url}: there is no such place to write to; create the bucket") from error
+
+    def delete(self, path: str) -> None:
+        try:
+            self._try(path, lambda: self._files.rm_file(self._at(path)))
+        except FileNotFoundError:
+            return
+
+    def names(self, path: str) -> list[str]:
+        try:
+            listed = self._try(path, lambda: self._files.ls(self._at(path), detail=False, refresh=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted({name.rstrip("/").rpartition("/")[2] for name in listed} - {""})
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _try(self, path: str, verb: Any) -> Any:
+        where = f"{self.url}/{path}".rstrip("/")
+        with _explained(where):
+            for _ in range(_TRIES - 1):
+                try:
+                    return verb()
+                except (TimeoutError, ConnectionError):
+                    continue
+                except OSError:
+                    raise
+                except Exception as error:  # whatever the library behind this file system raises
+                    raise ArchiveUnavailable(f"{where}: {type(error).__name__}: {error}") from error
+            return verb()
+
+
+def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    import fsspec  # some 40 ms, for those only who need it
+
+    scheme = url.partition("://")[0].lower()
+    shown = without_secrets(url)
+    try:
+        files, root = fsspec.url_to_fs(url, **{"use_listings_cache": False, **options})
+    except ImportError as error:
+        extra = f"pip install 'pyspark-mq[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else f"install it: {error}"
+        raise ArchiveUnavailable(f"{shown}: what reads {scheme}:// is not installed; {extra}") from error
+    except ValueError as error:
+        raise ArchiveUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+    return files, root.rstrip("/")
+
+
+@contextmanager
+def _explained(where: object) -> Iterator[None]:
+    """Let what is missing pass as `FileNotFoundError`; all else that the system says becomes `ArchiveUnavailable`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise ArchiveUnavailable(
+            f"{where}: no permission; give the credentials in the environment, or as storage options"
+        ) from error
+    except (TimeoutError, ConnectionError) as error:
+        raise ArchiveUnavailable(f"{where}: no answer in time, {_TRIES} times; try again") from error
+    except OSError as error:
+        raise ArchiveUnavailable(f"{where}: {error.strerror or type(error).__name__}") from error
+
+
+def joined(parts: Sequence[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,99 @@
+"""`Place`: the archive of one broker, and the one object of it that says what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from store.any_log import Queue
+from store.archive.catalog import Catalog
+from store.archive.flat import FlatQueue
+from store.archive.layout import METADATA, cluster_folder, is_cluster_folder, queue_path
+from store.archive.objects import Objects, objects_at, without_secrets
+from store.errors import NoArchive, UnsupportedStore
+
+_REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
+
+
+class Place:
+    """url: for errors. folder: the cluster's, metadata: the object that says what is there; below the url."""
+
+    def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
+        self.url = url
+        self.objects = objects
+        self.folder = folder
+        self.metadata = metadata
+        self._seen: tuple[bytes, Catalog | None] = (b"", None)
+
+    @staticmethod
+    def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> Place:
+        """Where a broker archives."""
+        folder = cluster_folder(cluster)
+        return Place(without_secrets(url), objects_at(url, options), folder, f"{folder}/{broker}/{METADATA}")
+
+    @staticmethod
+    def at(url: str, options: Mapping[str, Any]) -> Place:
+        """The one archive below a URL, or that of the broker whose folder it names.
+
+        Raises `NoArchive`, `UnsupportedStore` where there are several, `ArchiveUnavailable`.
+        """
+        url = url.rstrip("/")
+        above, _, broker = url.rpartition("/")
+        base, _, cluster = above.rpartition("/")
+        if is_cluster_folder(cluster) and base:
+            return Place(without_secrets(base), objects_at(base, options), cluster, f"{cluster}/{broker}/{METADATA}")
+        objects, shown = objects_at(url, options), without_secrets(url)
+        found = list(_places(shown, objects))
+        if not found:
+            what = "an archive that was begun and never counted" if _clusters(objects) else "no archive"
+            raise NoArchive(f"{shown}: {what}; {_REMEDY}")
+        if len(found) > 1:
+            brokers = ", ".join(f"{shown}/{each.metadata.removesuffix(METADATA)[:-1]}" for each in found)
+            raise UnsupportedStore(f"{shown}: several stores were archived there; name one of {brokers}")
+        return found[0]
+
+    def load(self) -> Catalog | None:
+        """What is archived now, None before the first time. Raises `CorruptStore`, `ArchiveUnavailable`."""
+        try:
+            data = self.objects.read_all(self.metadata)
+        except FileNotFoundError:
+            return None
+        if data != self._seen[0]:
+            self._seen = data, Catalog.parse(f"{self.url}/{self.metadata}", data)
+        return self._seen[1]
+
+    def save(self, catalog: Catalog) -> None:
+        """From now on this is what is archived."""
+        self.objects.write(self.metadata, catalog.text())
+
+    def queue(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
+        """One queue, None where there is none."""
+        archived = catalog.queue(queue)
+        if archived is None:
+            return None
+        return FlatQueue(self.objects, self.folder, queue_path(catalog.broker, *queue), queue, archived)
+
+
+def is_archive(directory: str) -> bool:
+    """Whether a directory holds one, or a part of one."""
+    objects = objects_at(directory, {})
+    above, _, _ = directory.rstrip("/").rpartition("/")
+    inside = is_cluster_folder(above.rpartition("/")[2]) and bool(objects.names(METADATA.partition("/")[0]))
+    return inside or bool(_clusters(objects))
+
+
+def _clusters(objects: Objects) -> list[str]:
+    return [name for name in objects.names("") if is_cluster_folder(name)]
+
+
+def _places(url: str, objects: Objects) -> Iterator[Place]:
+    """A broker of RocketMQ's whose own root it is has its metadata there; ours are beside what they name."""
+    folder, _, name = METADATA.rpartition("/")
+    clusters = _clusters(objects)
+    if len(clusters) == 1 and name in objects.names(folder):
+        yield Place(url, objects, clusters[0], METADATA)
+        return
+    for cluster in clusters:
+        for broker in objects.names(cluster):
+            if name in objects.names(f"{cluster}/{broker}/{folder}"):
+                yield Place(url, objects, cluster, f"{cluster}/{broker}/{METADATA}")

@@ -1,0 +1,94 @@
+"""From an archive back to a store: a new directory with the same topics, queues, offsets and times.
+
+The records are written as a commit log, one queue after the other; the queues are made from it when it is opened, as in
+every recovery.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from store import MessageStore, NotAStore, StoreConfig, UnknownTopic
+from store.any_log import Queue, QueueRange
+from store.archive.log import ArchiveAddress, ArchiveLog
+from store.files.atomic import make_folder, sync_directory
+from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
+from store.log.commit_log import CommitLog
+from store.read.checked import Checked
+
+_BYTES_AT_ONCE = 8 << 20
+UNFINISHED = ".restoring"  # behind the name of the directory until it is whole
+
+Progress = Callable[[int, int], None]  # messages that are there by now, of how many
+
+
+def restore(
+    archive: ArchiveAddress,
+    path: Path,
+    topics: Sequence[str] = (),
+    config: StoreConfig | None = None,
+    progress: Progress = lambda done, total: None,
+) -> int:
+    """Make a store of an archive, or of some of its topics, where nothing is yet; tells how many messages it has.
+
+    Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
+    `NotAStore` where something is there, `UnknownTopic`, and as reading an archive does.
+    """
+    path = path.expanduser().absolute()
+    if path.exists():
+        raise NotAStore(f"{path}: is there; name a directory that is not, or move this one away")
+    unfinished = path.with_name(path.name + UNFINISHED)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with archive.open() as log:
+        there = log.topics()
+        missing = [topic for topic in topics if topic not in there]
+        if missing:
+            raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(there)})")
+        # what light queues have stands in the queues, too, that it was sent to
+        names = [topic for topic in topics or there if not topic.startswith(LIGHT_PREFIX)]
+        chosen = {topic: there[topic] for topic in names}
+        unfinished.mkdir(parents=True)
+        config = config or StoreConfig()
+        count = _write(log, unfinished, [queue for queues in chosen.values() for queue in queues], config, progress)
+    with MessageStore.open(unfinished, config=config) as store:
+        for topic, queues in chosen.items():
+            store.create_topic(topic, len(queues))
+    unfinished.rename(path)
+    sync_directory(path.parent)
+    return count
+
+
+def _write(log: ArchiveLog, root: Path, queues: Sequence[Queue], config: StoreConfig, progress: Progress) -> int:
+    """The commit log of these queues; how many messages it has."""
+    bounds = log.bounds(queues)
+    total, done = sum(it.max_offset - it.min_offset for it in bounds.values()), 0
+    # A queue begins later than at 0 in a log only whose first segments are gone.
+    is_shortened = any(it.min_offset for it in bounds.values())
+    begin = at = config.mappedFileSizeCommitLog if is_shortened else 0
+    make_folder(root / COMMIT_LOG_DIR)
+    written = CommitLog(root, config.mappedFileSizeCommitLog, writable=True)
+    for queue, ends in bounds.items():
+        for checked in log.checked(QueueRange(*queue, *ends), _BYTES_AT_ONCE):
+            at = _append(written, at, checked)
+            done += len(checked.block)
+            progress(done, total)
+    written.segments.flush(begin, at)
+    written.segments.flush_names()
+    return done
+
+
+def _append(written: CommitLog, at: int, checked: Checked) -> int:
+    """Write the records from log offset `at` on; the offset behind them."""
+    placement, ends = written.place(at, checked.sizes), np.cumsum(checked.sizes)
+
+    def encoded(first: int, last: int) -> memoryview:
+        begin = int(ends[first] - checked.sizes[first])  # of these, where all stand back to back
+        moved = checked.block.moved(int(placement.physical_offsets[first]) - begin)
+        return moved[begin : int(ends[last - 1])].data
+
+    written.write(placement, encoded)
+    return placement.end

@@ -1,0 +1,152 @@
+"""A store and its archive as one log: what the store has no longer comes from the archive.
+
+The store says which topics there are and where their queues end; the archive only where they begin. What stands in both
+is read from the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from store import ArchiveOfAnother, MessageStore, OffsetLost
+from store.any_log import Boundary, Bounds, Int64s, Positions, Queue, QueueRange, ReadSpec
+from store.archive.log import ArchiveLog
+from store.archive.objects import parsed
+from store.archive.of_store import StoreArchive
+from store.local import LocalAddress, LocalLog
+
+_LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
+
+
+@dataclass(frozen=True)
+class ThroughAddress(LocalAddress):
+    """The store in directory `path`, and the archive at `url`; "" for the one that the store's settings remember.
+
+    options: fsspec's storage options, as JSON; they are shown nowhere.
+    """
+
+    url: str = ""
+    options: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def open(self) -> ThroughLog:
+        """Raises as `LocalAddress.open` and `ArchiveAddress.open`."""
+        store = MessageStore.open(self.path, create=False, read_only=True)
+        try:
+            archive = StoreArchive.remembered(store.path, store.config, parsed(self.options))
+            log = ArchiveLog(archive.changed(self.url or None, None).place())
+            log.topics()  # or else a slip in the URL would show as messages that are lost
+            return ThroughLog(store, log)
+        except BaseException:
+            store.close()
+            raise
+
+
+class ThroughLog(LocalLog):
+    """A `Log`. Store and archive are this one's from now on."""
+
+    def __init__(self, store: MessageStore, archive: ArchiveLog) -> None:
+        super().__init__(store)
+        self._archive = archive
+        self._archived: dict[Queue, Bounds] = {}
+        self._looked = 0.0
+        self._known: set[Queue] = set()  # to have the same messages in both
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        local = super().bounds(queues)
+        return {queue: bounds._replace(min_offset=self._first(queue, bounds)) for queue, bounds in local.items()}
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        there = self.bounds(queues)
+        if boundary is Boundary.LOWER:
+            return {queue: self._lower(queue, timestamp, bounds) for queue, bounds in there.items()}
+        newer = {queue: self._lower(queue, timestamp + 1, bounds) for queue, bounds in there.items()}
+        return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in there.items()}
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        found: list[QueueRange] = []
+        for wanted in ranges:
+            before, behind = self._split(wanted)
+            found += self._archive.stored_between([before], begin, end) if before.length else []
+            found += super().stored_between([behind], begin, end) if behind.length else []
+        return found
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        found: list[QueueRange] = []
+        for wanted in ranges:
+            before, behind = self._split(wanted)
+            found += [before] if before.length else []
+            found += super().with_keys([behind], keys) if behind.length else []
+        return found
+
+    def sizes(self, wanted: QueueRange) -> Int64s:
+        local = super().sizes(wanted)
+        missing = int(np.argmax(local > 0)) if (local > 0).any() else len(local)
+        if missing:
+            local[:missing] = self._archive.sizes(wanted._replace(end=wanted.start + missing))
+        return local
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        try:
+            return super().scan(wanted, spec)
+        except OffsetLost:
+            before, behind = self._split(wanted)
+            if not before.length:
+                raise
+        return self._through(self._archive.scan(before, spec), behind, spec)
+
+    def _through(
+        self, archived: Iterator[pa.RecordBatch], behind: QueueRange, spec: ReadSpec
+    ) -> Iterator[pa.RecordBatch]:
+        yield from archived
+        yield from self.scan(behind, spec)  # of which retention may have taken something meanwhile
+
+    def _split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
+        """What the store does not have any more, and the rest."""
+        local = super().bounds([wanted.queue]).get(wanted.queue)
+        at = wanted.start if local is None else min(max(wanted.start, local.min_offset), wanted.end)
+        return wanted._replace(end=at), wanted._replace(start=at)
+
+    def _lower(self, queue: Queue, timestamp: int, bounds: Bounds) -> int:
+        found = super().offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, bounds.max_offset)
+        local = super().bounds([queue]).get(queue, bounds)
+        if found > local.min_offset or local.min_offset == bounds.min_offset:
+            return found
+        return min(found, self._archive.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found))
+
+    def _first(self, queue: Queue, local: Bounds) -> int:
+        """Where the queue begins in both: the archive goes as far as the store begins, or it does not count."""
+        archived = self._archived.get(queue)
+        if (
+            archived is None
+            or local.min_offset > archived.max_offset
+            or time.monotonic() > self._looked + _LOOK_SECONDS
+        ):
+            self._archived = self._archive.bounds({queue for each in self._archive.topics().values() for queue in each})
+            self._looked = time.monotonic()
+            archived = self._archived.get(queue)
+        if archived is None or not archived.min_offset < local.min_offset <= archived.max_offset:
+            return local.min_offset
+        if queue not in self._known:
+            self._must_be_same(queue, local.min_offset, archived.max_offset)
+        return archived.min_offset
+
+    def _must_be_same(self, queue: Queue, offset: int, archived: int) -> None:
+        """A message that both have is one and the same."""
+        if offset == archived:
+            return
+        theirs = self._archive.fingerprints({queue: offset + 1}).get(queue)
+        ours = self._store.fingerprint(*queue, offset)
+        if ours is not None and theirs is not None and ours.store_timestamp != theirs.store_timestamp:
+            raise ArchiveOfAnother(
+                f"{self._store.path}: {queue}: another message is archived at offset {offset} than the store has; name "
+                "the archive of this store (option archive)"
+            )
+        self._known.add(queue)

@@ -1,0 +1,56 @@
+"""An archive for `conformance`: a store that archives after each change."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from store import Message, MessageStore, StoreConfig
+from store.any_log import Positions, Queue
+from store.archive.archiving import Archived
+from store.archive.expiry import expire
+from store.archive.log import ArchiveAddress
+from store.archive.of_store import StoreArchive, ends
+
+PIECE_BYTES = 32 << 10
+
+
+class ArchivedStore:
+    def __init__(self, store: MessageStore, url: str, options: Mapping[str, Any]) -> None:
+        self.store = store
+        self.place = StoreArchive(store.path, url, "", (), options)
+        self.address = ArchiveAddress(url, json.dumps(options))
+        self._turn = threading.Lock()
+
+    def create_topic(self, topic: str, queues: int) -> None:
+        self.store.create_topic(topic, queues)
+        self.archive()
+
+    def append(self, messages: list[Message]) -> None:
+        self.store.put_many(messages)
+        self.archive()
+
+    def archive(self) -> Archived:
+        """In small pieces."""
+        store = self.store
+        with self._turn:
+            until = ends(store._published, self.place.queues(store._topics), 0, store.offset_by_time)
+            return self.place.run(store._log, store._published, until, lambda done, total: None, PIECE_BYTES)
+
+    def delete_oldest(self, queue: Queue) -> None:
+        assert expire(self.place.place(), int(time.time() * 1000) + 1)
+
+    def commit(self, group: str, positions: Positions) -> Positions:
+        return {}
+
+
+@contextmanager
+def archived(root: Path, url: str, options: Mapping[str, Any] | None = None) -> Iterator[ArchivedStore]:
+    config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
+    with MessageStore.open(root / "mq", config=config) as store:
+        yield ArchivedStore(store, url, options or {})

@@ -1,0 +1,70 @@
+"""An archive on an S3 server, as a log of any kind; and what goes wrong there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from store import ArchiveUnavailable, NoArchive
+from store.archive.log import ArchiveAddress
+from tests.filled import Filled
+from tests.logs.archives import ArchivedStore, archived
+from tests.logs.conformance import LogTests
+
+pytest.importorskip("s3fs")
+ThreadedMotoServer = pytest.importorskip("moto.server").ThreadedMotoServer
+
+SECRET = "very-secret"
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    """fsspec's, for a server of this process."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {"key": "somebody", "secret": SECRET, "endpoint_url": f"http://{host}:{port}"}
+    server.stop()
+
+
+@pytest.fixture
+def bucket(options: dict[str, Any]) -> str:
+    import s3fs
+
+    name = f"b{uuid4().hex}"
+    s3fs.S3FileSystem(**options).mkdir(name)
+    return name
+
+
+class TestOnS3(LogTests):
+    @pytest.fixture
+    def making(self, tmp_path: Path, bucket: str, options: dict[str, Any]) -> Iterator[ArchivedStore]:
+        with archived(tmp_path, f"s3://{bucket}/mq", options) as it:
+            yield it
+
+
+def test_what_is_not_there(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
+    address = ArchiveAddress(f"s3://{bucket}/mq", json.dumps(options))
+    with pytest.raises(NoArchive, match=f"s3://{bucket}/mq: no archive; archive a store there"):
+        address.open()
+    with pytest.raises(ArchiveUnavailable, match=r"s3://no-such-bucket/mq.*create the bucket"):
+        filled.store.archive("s3://no-such-bucket/mq", storage_options=options)
+
+
+def test_no_server(filled: Filled, options: dict[str, Any]) -> None:
+    nobody = {**options, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 1}}}
+    with pytest.raises(ArchiveUnavailable, match="s3://bucket/mq"):
+        filled.store.archive("s3://bucket/mq", storage_options=nobody)
+
+
+def test_secrets_are_shown_nowhere(options: dict[str, Any]) -> None:
+    address = ArchiveAddress("s3://me:hidden@bucket/mq", json.dumps(options))
+    for text in (str(address), repr(address)):
+        assert SECRET not in text
+        assert "hidden" not in text
+        assert "s3://bucket/mq" in text

@@ -1,0 +1,189 @@
+"""What is archived is what the store has, whoever is killed and whatever is asked again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import (
+    ArchiveOfAnother,
+    CorruptSegment,
+    MessageStore,
+    OffsetLost,
+    StoreConfig,
+    StoreLocked,
+    UnknownTopic,
+)
+from store.any_log import Queue, QueueRange, ReadSpec
+from store.archive.layout import METADATA
+from store.archive.log import ArchiveAddress, ArchiveLog
+from store.archive.of_store import alone
+from store.read.filters import EVERYTHING
+from tests.filled import Filled
+
+ROUNDS = int(os.environ.get("KILLS", "4"))
+COLUMNS = ("topic", "queueId", "queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
+SPEC = ReadSpec(COLUMNS, EVERYTHING)
+
+
+def rows(log: ArchiveLog | MessageStore, queue: Queue, begin: int, end: int) -> list[dict[str, object]]:
+    read = log.read if isinstance(log, MessageStore) else log.scan
+    return [row for batch in read(QueueRange(*queue, begin, end), SPEC) for row in batch.to_pylist()]
+
+
+def same(store: MessageStore, url: Path) -> None:
+    """The archive has all that the store has."""
+    with ArchiveAddress(str(url)).open() as log:
+        assert {topic: len(queues) for topic, queues in log.topics().items()} == store.topics()
+        for queue in [queue for queues in log.topics().values() for queue in queues]:
+            (bounds,) = log.bounds([queue]).values()
+            assert bounds.max_offset == store.max_offset(*queue)
+            first = max(bounds.min_offset, store.min_offset(*queue))
+            assert rows(log, queue, first, bounds.max_offset) == rows(store, queue, first, bounds.max_offset)
+
+
+def test_all_of_a_store_and_only_what_is_new(filled: Filled, tmp_path: Path) -> None:
+    url = tmp_path / "archive"
+    assert filled.store.archive(str(url)).messages == 8
+    same(filled.store, url)
+    assert filled.store.archive() == (0, 0)
+    filled.put("orders", 1, 3)
+    assert filled.store.archive().messages == 3
+    same(filled.store, url)
+
+
+def test_more_topics_and_queues_come_with_the_next_time(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.store.create_topic("orders", 4)
+    filled.store.create_topic("more", 1)
+    filled.put("more", 0, 2)
+    assert filled.store.archive().messages == 2
+    same(filled.store, tmp_path / "archive")
+
+
+def test_some_topics(filled: Filled, tmp_path: Path) -> None:
+    filled.store.create_topic("more", 1)
+    filled.put("more", 0, 2)
+    assert filled.store.archive(str(tmp_path / "archive"), topics=["more"]).messages == 2
+    filled.put("more", 0, 1)
+    filled.put("orders", 0, 1)
+    assert filled.store.archive().messages == 1
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert list(log.topics()) == ["more"]
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        filled.store.archive(topics=["nowhere"])
+
+
+def test_only_what_is_old_enough(filled: Filled, tmp_path: Path) -> None:
+    assert filled.store.archive(str(tmp_path / "archive"), older_than=3600).messages == 0
+    time.sleep(0.3)
+    filled.put("orders", 0, 1)
+    assert filled.store.archive(older_than=0.2).messages == 8
+
+
+def test_records_with_a_checksum_of_all_of_them_get_one_that_fits(tmp_path: Path) -> None:
+    config = StoreConfig(enabledAppendPropCRC=True, mappedFileSizeCommitLog=64 << 10)
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        store.create_topic("orders", 2)
+        store.append_table("orders", pa.table({"body": [f"{n}" * 40 for n in range(1000)]}))
+        store.archive(str(tmp_path / "archive"))
+        same(store, tmp_path / "archive")
+
+
+def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 300, 1000)
+    assert filled.store.clean(forced=True).log == []
+    filled.store.archive()
+    assert filled.store.clean(forced=True).log != []
+    same(filled.store, tmp_path / "archive")
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert len(rows(log, Queue("orders", 0), 0, 303)) == 303
+    (tmp_path / "archive" / METADATA).unlink(missing_ok=True)
+    filled.put("orders", 0, 300, 1000)
+    (tmp_path / "archive").rename(tmp_path / "elsewhere")
+    assert filled.store.clean(forced=True).log == []
+
+
+def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 300, 1000)
+    conf = Path(filled.path, "config", "store.conf")
+    conf.write_text("".join(line for line in conf.read_text().splitlines(True) if not line.startswith("archive")))
+    assert filled.store.clean(forced=True).log
+    with pytest.raises(OffsetLost, match="were deleted before"):
+        filled.store.archive(str(tmp_path / "archive"))
+
+
+def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    other = Filled(tmp_path / "other" / "mq", {"orders": 2})
+    with other.store:
+        other.put("orders", 1, 7)
+        with pytest.raises(ArchiveOfAnother, match="archived up to offset 3, the store ends at 0"):
+            other.store.archive(str(tmp_path / "archive"))
+        other.put("orders", 0, 3)
+        with pytest.raises(ArchiveOfAnother, match="another message"):
+            other.store.archive(str(tmp_path / "archive"))
+
+
+def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
+    with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process archives"):
+        filled.store.archive(str(tmp_path / "archive"))
+
+
+def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 1)
+    for file in tmp_path.glob("archive/*/mq/orders/0/COMMIT_LOG/*"):
+        os.truncate(file, 100)
+    with pytest.raises(CorruptSegment, match="it ends before byte 396"):
+        filled.store.archive()
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log, pytest.raises(CorruptSegment, match="it ends before"):
+        rows(log, Queue("orders", 0), 0, 3)
+
+
+PROGRAM = """
+import sys
+from store import MessageStore
+from store.archive import archiving, of_store
+with MessageStore.open(sys.argv[1], create=False) as store:
+    run = of_store.StoreArchive.run
+    of_store.StoreArchive.run = lambda *given: run(*given, 32 << 10)
+    print("begun", flush=True)
+    while True:
+        store.archive(sys.argv[2])
+        store.clean(forced=True)
+"""
+
+
+def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    """While it archives and cleans; what is written meanwhile comes with the next time."""
+    filled, moments, url = Filled(tmp_path / "mq", {"orders": 2}), random.Random(0), tmp_path / "archive"
+    with filled.store:
+        for _ in range(ROUNDS):
+            command = [sys.executable, "-c", PROGRAM, filled.path, str(url)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                for _ in range(moments.randrange(1, 6)):
+                    filled.put("orders", 0, moments.randrange(100), 1000)
+                    filled.put("orders", 1, moments.randrange(100), 1000)
+                time.sleep(moments.random() * 0.2)
+                process.send_signal(signal.SIGKILL)
+        filled.store.archive(str(url))
+    bodies: dict[tuple[object, object], list[object]] = {}
+    with ArchiveAddress(str(url)).open() as log:
+        for queue, bounds in log.bounds([Queue("orders", 0), Queue("orders", 1)]).items():
+            assert bounds.min_offset == 0
+            bodies[queue] = [row["body"] for row in rows(log, queue, *bounds)]
+    for queue in (Queue("orders", 0), Queue("orders", 1)):
+        assert bodies[queue] == [body for topic, queue_id, _, body in filled.rows if queue_id == queue.queue_id]

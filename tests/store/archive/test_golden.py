@@ -1,0 +1,56 @@
+"""A directory that RocketMQ's tiered store wrote, and what it reads in it itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from store.any_log import Bounds, Queue, QueueRange, ReadSpec
+from store.archive.catalog import Catalog
+from store.archive.layout import METADATA
+from store.archive.log import ArchiveAddress
+from store.read.filters import EVERYTHING
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+ARCHIVE = GOLDEN / "tiered-5.5"
+COLUMNS = ("body", "queueOffset", "physicalOffset", "storeTimestamp", "bodyCRC", "properties", "topic", "queueId")
+
+
+def lines(kind: str) -> list[dict[str, Any]]:
+    every = map(json.loads, (GOLDEN / "tiered-5.5.jsonl").read_text("utf-8").splitlines())
+    return [line for line in every if line["kind"] == kind]
+
+
+def test_its_queues_are_there_with_their_offsets() -> None:
+    with ArchiveAddress(str(ARCHIVE)).open() as log:
+        theirs = {Queue(each["topic"], each["queueId"]): Bounds(each["min"], each["max"]) for each in lines("queue")}
+        assert log.bounds([queue for queues in log.topics().values() for queue in queues]) == theirs
+
+
+def test_its_messages_are_read_as_it_reads_them() -> None:
+    ours = []
+    with ArchiveAddress(str(ARCHIVE)).open() as log:
+        for queue, bounds in log.bounds([queue for queues in log.topics().values() for queue in queues]).items():
+            for batch in log.scan(QueueRange(*queue, *bounds), ReadSpec(COLUMNS, EVERYTHING)):
+                ours += batch.to_pylist()
+    # its reader gives bodies as they are stored, in this case: the mixes of other directories compare them
+    theirs = [
+        (each["topic"], each["queueId"], each["queueOffset"], each["physicalOffset"], each["bodyCRC"])
+        for each in lines("message")
+    ]
+    assert [(r["topic"], r["queueId"], r["queueOffset"], r["physicalOffset"], r["bodyCRC"]) for r in ours] == theirs
+    plain = {(r["topic"], r["queueId"], r["queueOffset"]): r for r in ours if r["topic"] == "hosts"}
+    for each in lines("message"):
+        if each["topic"] == "hosts":
+            row = plain[each["topic"], each["queueId"], each["queueOffset"]]
+            assert row["body"] == base64.b64decode(each["body"])
+            assert dict(row["properties"]).items() >= {}.items()
+            assert {k: v for k, v in row["properties"] if k in each["properties"]} == each["properties"]
+
+
+def test_its_metadata_survives_our_writing() -> None:
+    read = Catalog.parse("its metadata", (ARCHIVE / METADATA).read_bytes())
+    assert read is not None
+    assert Catalog.parse("ours", read.text()) == read

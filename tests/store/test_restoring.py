@@ -1,0 +1,86 @@
+"""A store made of an archive has what the archive has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import MessageStore, NotAStore, StoreConfig, UnknownTopic
+from store.any_log import QueueRange, ReadSpec
+from store.archive.log import ArchiveAddress
+from store.read.filters import EVERYTHING
+from store.restoring import restore
+from store.upkeep.verify import verify
+from tests.filled import Filled
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
+COLUMNS = ("queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def same(store: MessageStore, address: ArchiveAddress) -> int:
+    """Queues, offsets and messages are those of the archive; how many there are."""
+    count = 0
+    with address.open() as log:
+        assert {topic: len(queues) for topic, queues in log.topics().items()} == store.topics()
+        bounds = log.bounds([queue for queues in log.topics().values() for queue in queues])
+        for queue, ends in bounds.items():
+            count += ends.max_offset - ends.min_offset
+            if ends.min_offset < ends.max_offset:
+                assert store.bounds([queue]) == {queue: ends}
+                spec, wanted = ReadSpec(COLUMNS, EVERYTHING), QueueRange(*queue, *ends)
+                read = [
+                    pa.Table.from_batches(it).to_pylist() for it in (log.scan(wanted, spec), store.read(wanted, spec))
+                ]
+                assert read[0] == read[1]
+    return count
+
+
+def test_all_of_an_archive(filled: Filled, tmp_path: Path) -> None:
+    filled.put("orders", 0, 200, 1000)
+    filled.store.create_topic("none", 3)
+    filled.store.archive(str(tmp_path / "archive"))
+    address, seen = ArchiveAddress(str(tmp_path / "archive")), []
+    assert restore(address, tmp_path / "new", config=SMALL, progress=lambda *so_far: seen.append(so_far)) == 208
+    assert seen[-1] == (208, 208)
+    assert not verify(str(tmp_path / "new")).findings
+    with MessageStore.open(tmp_path / "new", create=False) as store:
+        assert same(store, address) == 208
+        assert store.query("orders", "k199")
+        store.append_table("orders", pa.table({"body": ["more"] * 40}))
+        assert store.max_offset("orders", 0) > 203
+
+
+def test_an_archive_that_begins_later(filled: Filled, tmp_path: Path) -> None:
+    filled.put("orders", 0, 200, 1000)
+    assert filled.store.clean(forced=True).log
+    filled.store.archive(str(tmp_path / "archive"))
+    address = ArchiveAddress(str(tmp_path / "archive"))
+    restore(address, tmp_path / "new", config=SMALL)
+    with MessageStore.open(tmp_path / "new", create=False) as store:
+        assert 0 < same(store, address) < 200
+        assert store.min_offset("orders", 0) == filled.store.min_offset("orders", 0)
+
+
+def test_one_that_rocketmq_wrote(tmp_path: Path) -> None:
+    address = ArchiveAddress(str(GOLDEN / "tiered-5.5"))
+    assert restore(address, tmp_path / "new", config=SMALL) == 72
+    with MessageStore.open(tmp_path / "new", create=False) as store:
+        assert same(store, address) == 72
+
+
+def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None:
+    filled.store.create_topic("more", 1)
+    filled.put("more", 0, 2)
+    filled.store.archive(str(tmp_path / "archive"))
+    address = ArchiveAddress(str(tmp_path / "archive"))
+    (tmp_path / "new.restoring").mkdir()  # of one that was killed
+    assert restore(address, tmp_path / "new", ["more"], SMALL) == 2
+    with MessageStore.open(tmp_path / "new", create=False) as store:
+        assert store.topics() == {"more": 1}
+    with pytest.raises(NotAStore, match="is there"):
+        restore(address, tmp_path / "new")
+    with pytest.raises(UnknownTopic, match=r"no topic nowhere \(there are: more, orders\)"):
+        restore(address, tmp_path / "other", ["nowhere"])
