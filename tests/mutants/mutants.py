@@ -116,9 +116,16 @@ MUTANTS = [
     Mutant(
         "retention that keeps one segment too few",
         "store/upkeep/retention.py",
-        "            if start + segments.size < confirm_offset:",
-        "            if start + segments.size <= confirm_offset:",
+        "            if start + segments.size < confirm_offset and not is_kept:",
+        "            if start + segments.size <= confirm_offset and not is_kept:",
         ("tests/store/upkeep/test_retention.py",),
+    ),
+    Mutant(
+        "retention that deletes what is not archived yet",
+        "store/upkeep/retention.py",
+        "            is_kept = kept_from is not None and start + segments.size > kept_from",
+        "            is_kept = kept_from is not None and start > kept_from",
+        ("tests/store/archive/test_archiving.py",),
     ),
     Mutant(
         "no page reservation",
