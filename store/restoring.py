@@ -90,5 +90,5 @@ def _append(written: CommitLog, at: int, checked: Checked) -> int:
         moved = checked.block.moved(int(placement.physical_offsets[first]) - begin)
         return moved[begin : int(ends[last - 1])].data
 
-    written.write(placement, encoded)
+    written.write(written.stretches(placement, encoded))
     return placement.end
