@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
-from benchmarks.bench import QUEUES, TOPIC, filled, messages, show, spark
+from benchmarks.bench import QUEUES, TOPIC, filled, messages, show, side_by_side, spark
 from benchmarks.reading import DEFAULT, SLIM
 from store.any_log import QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
@@ -39,19 +39,27 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 4096)) -> No
     for body_bytes in body_sizes:
         several = max(1000, count * 400 // max(400, body_bytes))
         with filled(several, body_bytes) as path, _served(path) as name_server:
-            rows += [
-                [f"{body_bytes} B", what, *_rates(several, body_bytes, seconds)]
-                for what, seconds in _measures(session, name_server, runs)
-            ]
+            measures = _measures(session, name_server)
+            taken = side_by_side(runs, *measures.values())
+        rows += [
+            [f"{body_bytes} B", what, *_rates(several, body_bytes, seconds)]
+            for what, seconds in zip(measures, taken, strict=True)
+        ]
     show(f"Reading from `serve`, medians of {runs} runs", ["body", "reader", "messages", "bodies"], rows)
     if (reason := unavailable()) is not None:
         print(f"no broker to read from: {reason}")
         return
+    os.environ["_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=4"  # the harness's JVMs live too short to compile well
     with TemporaryDirectory(prefix="mq-bench-") as folder, _broker(Path(folder), count) as (rocketmq, name_server):
-        measures = _measures(session, name_server, runs)
-        java = statistics.median(_lite_pull(rocketmq, name_server, count) for _ in range(runs))
-        rows = [[what, *_rates(count, 100, seconds), f"{java / seconds:.2f}"] for what, seconds in measures]
-        rows.append(["DefaultLitePullConsumer", *_rates(count, 100, java), "1.00"])
+        measures = {
+            **_measures(session, name_server),
+            "DefaultLitePullConsumer": lambda: _lite_pull(rocketmq, name_server, count),
+        }
+        *_, java = taken = side_by_side(runs, *measures.values())
+    rows = [
+        [what, *_rates(count, 100, seconds), f"{java / seconds:.2f}"]
+        for what, seconds in zip(measures, taken, strict=True)
+    ]
     head = ["reader", "messages", "bodies", "of RocketMQ's consumer"]
     show(f"Reading 100 B from a RocketMQ {_LINE} broker, {QUEUES} queues, medians of {runs} runs", head, rows)
 
@@ -60,14 +68,13 @@ def _rates(count: int, body_bytes: int, seconds: float) -> list[str]:
     return [f"{count / seconds:,.0f} /s", f"{count * body_bytes / seconds / 1e6:,.0f} MB/s"]
 
 
-def _measures(session: SparkSession, name_server: str, runs: int) -> list[tuple[str, float]]:
-    """What was measured, and its seconds."""
-    measures: tuple[tuple[str, Callable[[], float]], ...] = (
-        ("Spark, default columns, CRC checked", lambda: _with_spark(session, name_server, DEFAULT, "true")),
-        ("Spark, queueOffset and body, no CRC", lambda: _with_spark(session, name_server, SLIM, "false")),
-        ("one Python process, default columns, CRC checked", lambda: _in_one_process(name_server)),
-    )
-    return [(what, statistics.median([work() for _ in range(runs + 1)][1:])) for what, work in measures]
+def _measures(session: SparkSession, name_server: str) -> dict[str, Callable[[], float]]:
+    """What is measured, to what gives its seconds."""
+    return {
+        "Spark, default columns, CRC checked": lambda: _with_spark(session, name_server, DEFAULT, "true"),
+        "Spark, queueOffset and body, no CRC": lambda: _with_spark(session, name_server, SLIM, "false"),
+        "one Python process, default columns, CRC checked": lambda: _in_one_process(name_server),
+    }
 
 
 def _with_spark(session: SparkSession, name_server: str, schema: str, check_crc: str) -> float:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from store.remoting.command import Bytes
+from store.remoting.access import signature
+from store.remoting.command import Bytes, Command
 
 ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
 
@@ -21,9 +19,6 @@ class Credentials:
     secret_key: str = field(repr=False)
 
     def signed(self, fields: Mapping[str, str], body: Bytes = b"") -> dict[str, str]:
-        """A request's fields with who asks, and the proof: HMAC-SHA1 over all values in the order of their names, and
-        the body."""
+        """A request's fields with who asks, and the proof, see `signature`."""
         all_fields = {**fields, ACCESS_KEY: self.access_key}
-        values = "".join(all_fields[name] for name in sorted(all_fields)).encode("utf-8", "replace")
-        proof = hmac.new(self.secret_key.encode(), values + bytes(body), hashlib.sha1).digest()
-        return {**all_fields, SIGNATURE: base64.b64encode(proof).decode()}
+        return {**all_fields, SIGNATURE: signature(Command(0, all_fields, body), self.secret_key.encode())}

@@ -23,7 +23,7 @@ PULLED = (
     ResponseCode.PULL_RETRY_IMMEDIATELY,
     ResponseCode.PULL_OFFSET_MOVED,
 )
-_UNDER_WAY = 64
+_MOST_UNDER_WAY, _BYTES_UNDER_WAY = 256, 16 << 20
 _FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages that one pull asks for; brokers give 32, if nobody told them otherwise
 _WIDEN_AFTER = 8  # pulls that were answered in full
 _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
@@ -83,6 +83,7 @@ class _Pulls:
         self._asked: dict[int, QueueRange] = {}  # by opaque
         self._answered: dict[int, Records] = {}  # by their start
         self._width, self._full, self._opaque = _FIRST_WIDTH, 0, 0
+        self._largest = 1  # answer, in bytes
 
     def __iter__(self) -> Iterator[Records]:
         pipe, given = Pipe(self._address, REQUEST_SECONDS), self._wanted.start
@@ -102,7 +103,8 @@ class _Pulls:
     def _next_pulls(self) -> list[Command]:
         """As many as may be under way; of what is left over from short answers first."""
         commands = []
-        while (self._unasked and len(self._asked) + len(self._answered) < _UNDER_WAY) or self._is_stuck():
+        most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
+        while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():
             left = self._unasked.pop()
             now = left._replace(end=min(left.end, left.start + self._width))
             if now.end < left.end:
@@ -133,6 +135,7 @@ class _Pulls:
         if answer.code != ResponseCode.SUCCESS:
             raise self._missing(wanted, header)
         end = min(header.next_begin_offset, wanted.end)
+        self._largest = max(self._largest, len(answer.body))
         self._answered[wanted.start] = Records(wanted.start, end, bytes(answer.body))
         if end < wanted.end:
             self._unasked.append(wanted._replace(start=end))
@@ -144,14 +147,15 @@ class _Pulls:
 
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
         """Why a pull of what was there brings nothing."""
-        if header.next_begin_offset > wanted.start:
+        if header.min_offset > wanted.start:
             return OffsetLost(
-                f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.next_begin_offset} are gone, the "
-                f"oldest left is {header.min_offset}"
+                f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} are gone, the oldest left "
+                f"is {header.min_offset}"
             )
-        # A slave that is behind, or a queue that was made anew: whoever asks again sees which.
-        return RequestRefused(
+        return RequestRefused(  # whoever asks again sees which
             ResponseCode.SERVICE_NOT_AVAILABLE,
-            f"{wanted.queue} ends at {header.max_offset}, before {wanted.start}, which was there before",
+            f"no messages of {wanted.queue} from {wanted.start} on, and it is said to go from {header.min_offset} to "
+            f"{header.max_offset}: a slave that is behind, or not to be read (slaveReadEnable=false), or a broker that "
+            "is deleting files",
             f"{self._who}: ",
         )

@@ -14,11 +14,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from store import Message, MessageStore
-from store.remoting.serving import BROKER, Serving, serve
+from store.remoting.broker_config import BrokerConfig
+from store.remoting.serving import Serving, serve
 from tests.end_to_end.test_realtime import Program, Query, program, together
 from tests.end_to_end.test_stream_query import Sink
 from tests.waiting import until
 
+BROKER = BrokerConfig.brokerName
 __all__ = ["program"]
 
 

@@ -12,10 +12,12 @@ from store import MessageStore, StoreConfig, UnsupportedStore
 from store.any_log import BrokerQueueId, Log, LogWriter, Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
-from store.remoting.serving import BROKER, serve
+from store.remoting.broker_config import BrokerConfig
+from store.remoting.serving import serve
 from tests.logs.conformance import A0, WriterTests
 from tests.logs.test_local import Directory
 
+BROKER = BrokerConfig.brokerName
 COLUMNS_OF_PRODUCERS = ("bornTimestamp", "flag", "tags")
 
 

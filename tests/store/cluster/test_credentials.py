@@ -1,13 +1,23 @@
-"""Signatures; what RocketMQ's own code makes of the same fields, tests/rocketmq asks a broker."""
+"""Signatures, and what accounts may do."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
+from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageStore, RequestRefused
+from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
+from store.read.filters import EVERYTHING
+from store.remoting.access import Access
+from store.remoting.serving import serve
 
 WHO = Credentials("rocketmq2", "12345678")
 
@@ -27,3 +37,36 @@ def test_values_are_signed_in_the_order_of_their_names_and_then_the_body() -> No
 def test_the_secret_is_not_shown() -> None:
     address = ClusterAddress(("127.0.0.1:9876",), WHO)
     assert "12345678" not in repr(address) + str(address)
+
+
+ACCOUNTS = """
+accounts:
+  - {accessKey: rocketmq2, secretKey: 12345678, defaultTopicPerm: SUB, defaultGroupPerm: SUB, topicPerms: [copy=PUB]}
+"""
+
+
+def test_a_cluster_with_accounts(tmp_path: Path) -> None:
+    """Which serve, too, signs for as RocketMQ's own clients do."""
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    access = Access.load(tmp_path / "plain_acl.yml")
+    with MessageStore.open(tmp_path / "mq") as store, serve(store, "127.0.0.1:0", access=access) as serving:
+        for topic in ("orders", "copy"):
+            store.create_topic(topic, 1)
+        store.put_many([Message("orders", b"x")] * 100)
+        queue = Queue("orders", BrokerQueueId("broker-a", 0))
+        address = ClusterAddress((serving.address,), WHO)
+        with address.open_writer() as log:
+            wanted = QueueRange(*queue, *log.bounds([queue])[queue])
+            assert sum(map(len, log.scan(wanted, ReadSpec(("body",), EVERYTHING)))) == 100
+            log.commit("readers", {queue: 7})
+            assert log.committed("readers", [queue]) == {queue: 7}
+            for topic in ("copy", "orders"):
+                append = log.begin()
+                append.add(topic, pa.table({"body": ["café"]}))
+                if topic == "copy":
+                    append.publish()
+            with pytest.raises(RequestRefused, match=r"broker broker-a .*SEND_BATCH_MESSAGE: .*PUB of topic 'orders'"):
+                append.publish()
+        for wrong in (None, Credentials("rocketmq2", "another"), Credentials("nobody", "12345678")):
+            with replace(address, credentials=wrong).open() as log, pytest.raises(RequestRefused, match="accessKey"):
+                log.bounds([queue])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,17 +114,20 @@ class Moody:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
+        self.addresses: dict[str, str] | None = None  # its own
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_MIN_OFFSET: lambda request: self._answer(Offset(0)),
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
         }
-        self.server = Server(self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits())
+        self.server = Server(
+            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), None
+        )
 
     def _route(self, request: Request) -> Response:
         if self.is_gone:
             return Response(ResponseCode.TOPIC_NOT_EXIST, "No topic route info in name server for the topic: orders")
-        broker = {"brokerName": "b", "brokerAddrs": {"0": self.server.address}}
+        broker = {"brokerName": "b", "brokerAddrs": self.addresses or {"0": self.server.address}}
         queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
         return of_json({"brokerDatas": [broker], "queueDatas": [queues]})
 
@@ -152,6 +157,18 @@ def test_a_broker_that_leaves_the_route_is_waited_for(moody: Moody) -> None:
         moody.is_gone = True
         assert "orders" not in log.topics()
         assert log.bounds(queues) == {}
+
+
+def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: MessageStore, serving: Serving) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        moody.addresses = {"0": f"127.0.0.1:{unheard.getsockname()[1]}", "7": serving.address}
+        with ClusterAddress((moody.server.address,)).open() as log:
+            wanted = everything(log)
+            assert read(log, wanted) == [(n, b"%d" % n) for n in range(COUNT)]
+            store.put(Message("orders", b"x", queue_id=0))
+            with log.hold({wanted.queue: COUNT}, time.monotonic() + 60, EVERYTHING, 60) as held:
+                assert next(held) == QueueRange(*wanted.queue, COUNT, COUNT + 1)
 
 
 def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: Moody) -> None:
