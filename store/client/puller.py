@@ -76,12 +76,29 @@ class Puller:
 
     def run(self) -> None:
         """Until `stop`. Raises what reading raises: `CorruptRecord`, `MessageTooLarge`, `StoreClosed`, ..."""
-        with self._log.hold({}, math.inf, self._filter, _IDLE_SECONDS) as held:
-            self._held = held
-            while self._listen(held):
-                found = next(held)
-                if found is not None:
-                    self._answer(held, found)
+        is_over = False
+        while not is_over:
+            with self._log.hold({}, math.inf, self._filter, _IDLE_SECONDS) as held:
+                self._held = held
+                try:
+                    self._pull(held)
+                    is_over = True
+                except UnknownTopic:
+                    self._drop_all()
+
+    def _pull(self, held: Held) -> None:
+        while self._listen(held):
+            found = next(held)
+            if found is not None:
+                self._answer(held, found)
+
+    def _drop_all(self) -> None:
+        """The topic was deleted: its queues are another's to begin anew, should they be there again."""
+        for queue in self._waiting.values():
+            self._queues.stop(queue)
+        self._waiting.clear()
+        self._requests.clear()
+        self._count(-self._holding)
 
     def _listen(self, held: Held) -> bool:
         """Hold what was asked for; wait for that where nothing is held. False to end."""
@@ -108,7 +125,11 @@ class Puller:
         self._requests[found.queue] -= 1
         self._count(-1)
         queue = self._waiting.get(found.queue)
-        if queue is None or queue.is_stopped or (found.end <= queue.pulled and self._requests[found.queue]):
+        if queue is None or queue.is_stopped:
+            return
+        if (
+            found.end <= queue.pulled != found.start and self._requests[found.queue]
+        ):  # it was of before, another is held
             return
         if self._fill(queue, found.end):
             self._wait_for(held, queue)
@@ -141,6 +162,7 @@ class Puller:
         """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone."""
         bounds = self._log.bounds([queue.queue]).get(queue.queue)
         if bounds is None:
+            self._queues.stop(queue)
             return False
         if queue.pulled < bounds.min_offset:
             _logger.warning(

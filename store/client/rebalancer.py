@@ -83,8 +83,8 @@ class Rebalancer:
             if queue in self._mine:
                 self._leave(queue, now, position)
         wanted = set(allocate(self._known(), self._member.members(), self._member.id))
-        for queue in self._mine.keys() - wanted:
-            self._leave(queue, now)
+        for name in [name for name, queue in self._mine.items() if name not in wanted or queue.is_stopped]:
+            self._leave(name, now)
         self._give_back(now)
         self._take_over(wanted - self._mine.keys() - self._leaving.keys())
         if now >= self._persisted + _PERSIST_SECONDS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from store import (
     Subscription,
     UnknownTopic,
 )
+from store.broker.deletion import delete_topic
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
@@ -353,3 +355,20 @@ def test_over_any_log(store: MessageStore) -> None:
         until(lambda: seen.numbers == [7])
     with LocalAddress(str(store.path)).open() as log, pytest.raises(InvalidArgument, match="group"):
         Consumer(log, "g", "t")
+
+
+def test_a_topic_that_comes_and_goes(tmp_path: Path) -> None:
+    """Each time it is there its messages are consumed, however short it was gone."""
+    got: set[bytes] = set()
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 2)
+    first = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with Consumer(tmp_path, "g", "t", lambda messages: got.update(each.body for each in messages), config=first):
+        for life in range(6):
+            put = [b"%d-%d" % (life, n) for n in range(1 + 3 * life)]
+            with MessageStore.open(tmp_path) as store:
+                store.create_topic("t", 2)
+                store.put_many([Message("t", body) for body in put])
+            until(lambda: got.issuperset(put))  # noqa: B023
+            delete_topic(tmp_path, "t")
+            time.sleep(0.2 * (life % 3))
