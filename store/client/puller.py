@@ -127,9 +127,8 @@ class Puller:
         queue = self._waiting.get(found.queue)
         if queue is None or queue.is_stopped:
             return
-        if (
-            found.end <= queue.pulled != found.start and self._requests[found.queue]
-        ):  # it was of before, another is held
+        is_of_before = found.end <= queue.pulled != found.start  # of the queue as it was before it was begun anew
+        if is_of_before and self._requests[found.queue]:
             return
         if self._fill(queue, found.end):
             self._wait_for(held, queue)
