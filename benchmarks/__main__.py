@@ -10,6 +10,7 @@ import click
 
 from benchmarks import (
     appending,
+    archiving,
     consuming,
     delaying,
     filtering,
@@ -34,6 +35,7 @@ _DELAYED = ((100_000, 50_000, 20.0), (1_000_000, 50_000, 20.0))
 
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
+    "archiving": lambda small: archiving.main(2_000, 1, (100,)) if small else archiving.main(1_000_000, 5),
     "putting": lambda small: putting.main(80 if small else 20_000, 1 if small else 5),
     "producing": lambda small: producing.main(2_000, 1, (100,)) if small else producing.main(300_000, 5),
     "starting": lambda small: starting.main(1 if small else 15),

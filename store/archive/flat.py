@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from store.format.strings import Bytes
 from store.log.consume_queue import Entries
 
 _PIECE_BYTES = 4 << 20  # of the log, a request
-_AHEAD = 6  # of them under way
 _ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
 _BLOCK_ENTRIES = 1 << 11  # of a few that are looked up one by one, near each other
 _ENDLESS = 1 << 62
 MAX_STRETCH = 4 * _PIECE_BYTES
+
+
+Data = TypeVar("Data", bytes, Bytes)
 
 
 class FlatFile:
@@ -42,14 +45,21 @@ class FlatFile:
         for segment, path in zip(self._segments, self._paths, strict=True):
             first, last = max(begin, segment.base), min(end, segment.stop)
             if first < last:
-                parts.append(self._of_segment(path, first - segment.base, last - segment.base))
+                parts.append(self._of_segment(path, first - segment.base, last - segment.base, self._objects.read))
         if sum(map(len, parts)) != end - begin:
             raise OffsetLost(f"{self._where}: bytes {begin} to {end} are not archived any more")
         return joined(parts)
 
-    def _of_segment(self, path: str, begin: int, end: int) -> bytes:
+    def view(self, begin: int, end: int) -> Bytes:
+        """`read` of many bytes, uint8, without a copy where they are in one segment."""
+        for segment, path in zip(self._segments, self._paths, strict=True):
+            if segment.base <= begin < end <= segment.stop:
+                return self._of_segment(path, begin - segment.base, end - segment.base, self._objects.view)
+        return np.frombuffer(self.read(begin, end), np.uint8)
+
+    def _of_segment(self, path: str, begin: int, end: int, take: Callable[[str, int, int], Data]) -> Data:
         try:
-            data = self._objects.read(path, begin, end)
+            data = take(path, begin, end)
         except FileNotFoundError as error:
             raise OffsetLost(f"{self._objects.url}/{path}: this part of the archive is gone") from error
         if len(data) != end - begin:
@@ -84,7 +94,7 @@ class FlatLog:
     def view(self, offset: int, length: int) -> Bytes:
         if self._view is not None:
             return self._view(offset, length)
-        return np.frombuffer(self._file.read(offset, offset + length), np.uint8)
+        return self._file.view(offset, offset + length)
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
         return self.view(offset, length).tobytes()
@@ -124,6 +134,7 @@ class FlatQueue:
         self._log_file = FlatFile(objects, folder, path, COMMIT_LOG, archived.log)
         self._entries_file = FlatFile(objects, folder, path, CONSUME_QUEUE, archived.entries)
         self._begin = archived.log[0].base if archived.log else 0
+        self._ahead = objects.ahead
         self._min_offset: int | None = None
         self.log = FlatLog(self._log_file, self._begin)
         self.entries = FlatConsumeQueue(queue, self._entries_file.read, archived.max_offset)
@@ -147,8 +158,11 @@ class FlatQueue:
     @contextmanager
     def ahead(self, start: int, end: int) -> Iterator[tuple[FlatLog, FlatConsumeQueue]]:
         """To read messages [start, end), one at least, in order; leaving it ends what is under way."""
+        if not self._ahead:
+            yield self.log, self.entries
+            return
         width = CQ_ENTRY.itemsize
-        with ThreadPoolExecutor(_AHEAD + 1) as pool:
+        with ThreadPoolExecutor(self._ahead + 1) as pool:
             try:
                 entries = ReadAhead(self._entries_file.read, start * width, end * width, _ENTRIES_PIECE_BYTES, 1, pool)
                 queue = FlatConsumeQueue(
@@ -157,7 +171,7 @@ class FlatQueue:
                 last = self.entries.entries(end - 1, end)[0]
                 stop = int(last["physical_offset"] + last["size"])
                 begin = int(queue.entries(start, start + 1)[0]["physical_offset"])
-                log = ReadAhead(self._log_file.read, begin, stop, _PIECE_BYTES, _AHEAD, pool)
+                log = ReadAhead(self._log_file.read, begin, stop, _PIECE_BYTES, self._ahead, pool)
                 yield FlatLog(self._log_file, self._begin, log.view), queue
             finally:
                 pool.shutdown(cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from store.errors import ArchiveUnavailable, ConfigError
 from store.files.atomic import make_folder, sync_directory, write_file
+from store.format.strings import Bytes
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _SECRET = re.compile(r"(?<=://)[^/@]*@")  # a user, or a key, and its password
@@ -22,13 +26,17 @@ _TRIES = 3
 class Objects(Protocol):
     """Paths are relative, with slashes. Every verb raises `ArchiveUnavailable` where the system refuses.
 
-    url: of all of it, for errors.
+    url: of all of it, for errors. ahead: how many reads at once are worth having under way.
     """
 
     url: str
+    ahead: int
 
     def read(self, path: str, begin: int, end: int) -> bytes:
         """Bytes [begin, end), fewer where it is shorter. Raises `FileNotFoundError`."""
+
+    def view(self, path: str, begin: int, end: int) -> Bytes:
+        """`read` of many bytes, uint8."""
 
     def read_all(self, path: str) -> bytes:
         """Raises `FileNotFoundError`."""
@@ -76,7 +84,9 @@ def without_secrets(url: str) -> str:
 
 
 class Directory:
-    """An archive in a directory."""
+    """An archive in a directory, which is mapped: the system reads ahead."""
+
+    ahead = 0
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -89,6 +99,15 @@ class Directory:
                 return os.pread(fd, end - begin, begin)
             finally:
                 os.close(fd)
+
+    def view(self, path: str, begin: int, end: int) -> Bytes:
+        skipped = begin % mmap.ALLOCATIONGRANULARITY
+        with _explained(self._root / path), (self._root / path).open("rb") as file:
+            length = min(end, os.fstat(file.fileno()).st_size) - begin
+            if length <= 0:
+                return np.empty(0, np.uint8)
+            mapped = mmap.mmap(file.fileno(), skipped + length, access=mmap.ACCESS_READ, offset=begin - skipped)
+            return np.frombuffer(mapped, np.uint8)[skipped:]
 
     def read_all(self, path: str) -> bytes:
         with _explained(self._root / path):
@@ -123,12 +142,17 @@ class Directory:
 class Remote:
     """An archive on what fsspec reaches, where a put replaces an object at once. What takes too long is tried again."""
 
+    ahead = 6
+
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = without_secrets(url).rstrip("/")
         self._files, self._root = _file_system(url, options)
 
     def read(self, path: str, begin: int, end: int) -> bytes:
         return bytes(self._try(path, lambda: self._files.cat_file(self._at(path), start=begin, end=end)))
+
+    def view(self, path: str, begin: int, end: int) -> Bytes:
+        return np.frombuffer(self.read(path, begin, end), np.uint8)
 
     def read_all(self, path: str) -> bytes:
         return bytes(self._try(path, lambda: self._files.cat_file(self._at(path))))
