@@ -67,6 +67,15 @@ class Segments:
             self.forget()
         return starts
 
+    @property
+    def has_folder(self) -> bool:
+        """Whether the directory is there; without it there are no files."""
+        try:
+            os.stat(self.directory)
+        except FileNotFoundError:
+            return False
+        return True
+
     def first(self) -> int:
         """Logical offset of the first byte there is, 0 without files. Raises as `starts`.
 

@@ -78,6 +78,8 @@ class ConsumeQueue:
 
     def max_offset(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
+        if not self._found_end and not self._least_end and not self._segments.has_folder:
+            return 0  # as of most queues of a topic with many: one look instead of three
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
             start, low = self._search_end(confirm_offset)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from multiprocessing.sharedctypes import Synchronized
@@ -313,3 +314,12 @@ def test_an_entry_seen_while_it_is_written_does_not_count_too_early() -> None:
         finally:
             writer.terminate()
             writer.join()
+
+
+def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
+    queue, listed = ConsumeQueue(tmp_path, "t", 0, 200, writable=True), []
+    sys.addaudithook(lambda event, arguments: listed.append(arguments) if event == "os.scandir" else None)
+    assert queue.max_offset(1000) == 0
+    assert [path for (path, *_) in listed if str(path).startswith(str(tmp_path))] == []
+    queue.begin_empty(7)
+    assert queue.max_offset(1000) == 7
