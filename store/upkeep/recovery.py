@@ -9,6 +9,7 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from enum import Enum, auto
@@ -71,24 +72,29 @@ class Filed(Enum):
 
 
 class Plan(NamedTuple):
-    """Walk the log from `begin`; below `trusted` all is there. Keys that `filed` lacks are filed again."""
+    """Walk the log from `begin`; below `trusted` all is there. Keys that `filed` lacks are filed again.
+
+    left_well: whoever wrote last left in good order, so there should be nothing behind the end.
+    """
 
     begin: Point
     trusted: Point
     filed: Filed = Filed.NONE
+    left_well: bool = False
 
 
 Y, N, X = True, False, None  # yes, no, no matter
 CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     # published end, current, queues, abort, checkpoint
     ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
-    ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL)),  # the machine came up, or a broker appended
-    ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),  # the machine died
+    # The machine came up, or a broker appended; the machine died.
+    ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL, left_well=True)),
+    ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),
     ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # a part of queues or index is gone
-    ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL)),
+    ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL, left_well=True)),
     ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
     # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
-    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL)),
+    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL, left_well=True)),
     ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT)),
     ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE, Filed.NONE)),
 ]
@@ -194,12 +200,26 @@ class Recovery:
                 f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
                 f"{_REMEDY}"
             )
+        if plan.left_well:
+            self._warn_of_what_goes(end)
         if begin == first_byte > 0:
             self._remember(queues.found)
         queues.leave_out_deleted(self._existing_queues)
         index_files, filed_from = self._decide_index(plan, begin)
         known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
         return Decision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
+
+    def _warn_of_what_goes(self, end: int) -> None:
+        segments = self._log.segments
+        start = end - end % segments.size
+        if segments.first_not_zero(end, start + segments.size) is not None:
+            warnings.warn(
+                f"{segments.path(start)}: what lies from byte {end - start} on (log offset {end}) is no sound record "
+                "and is cut off, although whoever wrote last left in good order. One that died may have left "
+                "it; if none did, messages are damaged: restore the file from a copy",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
         """From which log offset on times ascend, and from which on all keys will be in the index.

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def test_every_directory_has_its_case(evidence: Evidence) -> None:
     alive = evidence.published and evidence.current
     assert (plan.trusted is Point.CONFIRMED) == alive, "what is published is there"
     assert (plan.trusted is Point.FLUSHED) == (evidence.published and not alive)
+    assert plan.left_well == (not alive and not evidence.abort), "then nothing may lie behind the end"
     assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "who leaves in good order flushes the index"
     if not evidence.published:
         assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
@@ -271,6 +273,35 @@ def test_queues_are_made_from_the_log_alone(path: Path, also: list[str]) -> None
         put(store, 3)
     assert all(file.read_bytes()[:180] == content[:180] for file, content in files.items() if file.name == "0" * 20)
     check_log(path, 83)
+
+
+@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_damaged_record_at_the_end_of_a_clean_directory_is_told(path: Path, damaged: bool, abort: bool) -> None:
+    """A broker's, which has no published end. Where it was killed a torn end is nothing to tell of."""
+    with MessageStore.open(path, read_only=True) as reader:
+        ends = [
+            reader.get_message("g", "t", queue, reader.max_offset("t", queue) - 1).messages[0] for queue in range(3)
+        ]
+        last, count = max(ends, key=lambda message: message.physical_offset), len(bodies(reader))
+    (path / "watermark").unlink()
+    if abort:
+        (path / "abort").touch()
+    at = last.physical_offset % SIZE
+    segment = path / "commitlog" / f"{last.physical_offset - at:020}"
+    if damaged:
+        content = bytearray(segment.read_bytes())
+        content[content.index(last.body, at)] ^= 1
+        segment.write_bytes(content)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with MessageStore.open(path) as store:
+            assert len(bodies(store)) == count - damaged
+    if damaged and not abort:
+        (warning,) = told
+        assert f"{segment}: what lies from byte {at} on (log offset {last.physical_offset}) is" in str(warning.message)
+    else:
+        assert not told
 
 
 def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> None:
