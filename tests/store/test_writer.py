@@ -17,11 +17,13 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreConfig, StoreLocked
+from store.delays.delivery import Delivery
 from store.publish.published_end import PublishedEnd
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NEVER_FLUSHED = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=200)
+NEVER_BUSY = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=3_600_000)
 
 
 def descriptors(path: Path) -> list[str]:
@@ -92,7 +94,7 @@ def test_a_dropped_store_that_others_write_to(path: Path) -> None:
 def test_a_store_that_is_dropped_during_an_append_of_another_in_the_same_thread(path: Path) -> None:
     """The garbage collector may run anywhere: it must not wait for what waits for it."""
 
-    box = [MessageStore.open(path, config=NEVER_FLUSHED)]
+    box = [MessageStore.open(path, config=NEVER_BUSY)]
     box[0].put(Message("t", b"x"))
     with MessageStore.open(path) as other:
 
@@ -127,6 +129,28 @@ def test_a_store_that_is_dropped_in_its_own_flushers_thread(path: Path) -> None:
         del store
         assert in_flusher.wait(60)
         until(lambda: flushers() == threads and not (path / "abort").exists())
+    assert [each.category for each in warned] == [ResourceWarning]
+
+
+def test_a_store_that_is_dropped_in_its_own_deliverers_thread(path: Path) -> None:
+    """Likewise, where delayed messages are delivered."""
+    store = MessageStore.open(path)
+    deliverer = store._writing()._deliverer
+    boxes, new_delivery = [store], deliverer._delivery
+    in_deliverer = threading.Event()
+
+    def drop_and_deliver() -> Delivery:
+        boxes.clear()
+        in_deliverer.set()
+        return new_delivery()
+
+    deliverer._delivery = drop_and_deliver
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        store.put(Message("t", b"late", delay_level=1))
+        del store
+        assert in_deliverer.wait(60)
+        until(lambda: not (path / "abort").exists())
     assert [each.category for each in warned] == [ResourceWarning]
 
 
