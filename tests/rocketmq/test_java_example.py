@@ -1,0 +1,57 @@
+"""examples/java_producer into a served store, while examples/count_orders.py counts beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore
+from store.remoting.serving import serve
+from tests.rocketmq.harness import COMMAND_SECONDS, unavailable
+
+pytestmark = pytest.mark.rocketmq
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ORDERS = 30
+
+
+@pytest.fixture
+def classpath(tmp_path: Path) -> str:
+    """As OrderProducer.java says."""
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    path = tmp_path / "classpath.txt"
+    built = ["mvn", "-q", "-B", "-f", str(EXAMPLES / "java_producer"), "dependency:build-classpath"]
+    subprocess.run([*built, f"-Dmdep.outputFile={path}"], check=True, timeout=COMMAND_SECONDS)
+    return path.read_text()
+
+
+def test_spark_counts_what_java_sends(tmp_path: Path, classpath: str) -> None:
+    path = tmp_path / "orders"
+    count = [sys.executable, str(EXAMPLES / "count_orders.py"), "--store", str(path), "--orders", str(ORDERS)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    with (
+        MessageStore.open(path) as store,
+        serve(store, "127.0.0.1:0") as serving,
+        subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting,
+    ):
+        produce = ["java", f"-Duser.home={tmp_path}", "-cp", classpath]
+        source = str(EXAMPLES / "java_producer" / "OrderProducer.java")
+        done = subprocess.run(
+            [*produce, source, serving.address, str(ORDERS)],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=True,
+        )
+        assert f"{ORDERS} orders sent, the last one is SendResult [sendStatus=SEND_OK" in done.stdout
+        try:
+            said, _ = counting.communicate(timeout=COMMAND_SECONDS)
+        finally:
+            counting.kill()
+    last = said.splitlines()[-1]
+    assert last == "open: 10 orders, 135, paid: 10 orders, 145, shipped: 10 orders, 155"
