@@ -9,7 +9,7 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.places import age
-from store import Archived, MessageStore
+from store import Archived, ArchiveUnavailable, MessageStore
 from store.archive.log import ArchiveAddress
 from store.restoring import restore as restore_store
 
@@ -34,7 +34,10 @@ def archive(store: str, url: str | None, older_than: float, topics: tuple[str, .
         _archive(store, url, older_than, topics)
         while watch:
             time.sleep(_WATCH_SECONDS)
-            _archive(store, url, older_than, topics)
+            try:
+                _archive(store, url, older_than, topics)
+            except ArchiveUnavailable as error:  # it was there before
+                click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
 def _archive(store: str, url: str | None, older_than: float, topics: tuple[str, ...]) -> None:

@@ -1,6 +1,9 @@
 """`pyspark-mq archive`."""
 
+import time
 from pathlib import Path
+
+import pytest
 
 from store import MessageStore
 from store.any_log import Queue
@@ -17,6 +20,35 @@ def test_archive_and_archive_again(filled: Filled, tmp_path: Path) -> None:
     assert succeed("archive", filled.path, "--topic", "orders").startswith("archived 1 messages, ")
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 4)}
+
+
+def test_watching_outlives_an_archive_that_is_away_for_a_while(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, wait = iter(range(3)), time.sleep
+
+    def sleep(seconds: float) -> None:
+        """Between the rounds: a file takes the archive's place, then goes, then Ctrl-C."""
+        if seconds < 60:
+            return wait(seconds)
+        match next(rounds):
+            case 0:
+                (tmp_path / "archive").rename(tmp_path / "away")
+                (tmp_path / "archive").touch()
+            case 1:
+                (tmp_path / "archive").unlink()
+                (tmp_path / "away").rename(tmp_path / "archive")
+                filled.put("orders", 0, 2)
+            case _:
+                raise KeyboardInterrupt
+        return None
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    done = run("archive", filled.path, "--to", tmp_path / "archive", "--watch")
+    assert done.stdout.splitlines()[0].startswith("archived 8 messages")
+    assert done.stdout.splitlines()[1].startswith("archived 2 messages")
+    assert "trying again in 60 seconds" in done.stderr
+    assert "the next 'archive' goes on" in done.stderr
 
 
 def test_what_is_no_age(filled: Filled) -> None:
