@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from pyspark_mq.errors import OptionError
 from store.any_log import LogAddress
-from store.archive.log import ArchiveAddress
-from store.archive.of_store import remembered_url
-from store.archive.place import is_archive
 from store.local import LocalAddress
-from store.through import ThroughAddress
+from store.through import address_at
 
 _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
@@ -45,14 +41,11 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
             f"that is {'/dbfs/' + local[mounted.end() :]!r}"
         )
     if "://" in local and not local.startswith("file:"):
-        return ArchiveAddress(path, secrets)
+        return address_at(path, options=secrets)
     if "://" in local or local.startswith("//"):
         return LocalAddress(path)  # which says itself that it is none
     directory = os.path.abspath(local) if os.path.isabs(local) else _in_working_folder(local)
-    if is_archive(directory):
-        return ArchiveAddress(directory, secrets)
-    url = options.get("archive", remembered_url(Path(directory)))
-    return ThroughAddress(directory, url, secrets) if url else LocalAddress(directory)
+    return address_at(directory, options.get("archive"), secrets)
 
 
 def _in_working_folder(path: str) -> str:

@@ -9,18 +9,33 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from store import ArchiveOfAnother, MessageStore, OffsetLost
-from store.any_log import Boundary, Bounds, Int64s, Positions, Queue, QueueRange, ReadSpec
-from store.archive.log import ArchiveLog
-from store.archive.objects import parsed
-from store.archive.of_store import StoreArchive
+from store.any_log import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
+from store.archive.log import ArchiveAddress, ArchiveLog
+from store.archive.objects import local_path, parsed
+from store.archive.of_store import StoreArchive, remembered_url
+from store.archive.place import is_archive
 from store.local import LocalAddress, LocalLog
 
 _LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
+
+
+def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:
+    """The log at a path: an archive, there or behind a URL; a store; or a store together with its archive.
+
+    archive: its URL, "" for the store alone; by default the one that the store's settings remember. options: fsspec's
+    storage options, as JSON. Raises `ConfigError`.
+    """
+    local = local_path(path)
+    if local is None or is_archive(local):
+        return ArchiveAddress(path if local is None else local, options)
+    url = remembered_url(Path(local)) if archive is None else archive
+    return ThroughAddress(path, url, options) if url else LocalAddress(path)
 
 
 @dataclass(frozen=True)

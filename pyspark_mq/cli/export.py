@@ -18,7 +18,7 @@ from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from store import COLUMNS
 from store.any_log import Bounds, QueueRange, ReadSpec
-from store.local import LocalAddress
+from store.through import address_at
 
 ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
 STANDARD_OUTPUT = "-"
@@ -148,7 +148,7 @@ def export(
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
     with (
         interruptible(lambda: f"nothing was written to {target}"),
-        LocalAddress(store).open() as log,
+        address_at(store).open() as log,
     ):
         bounds = bounds_of(log, topic, queue)
         starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)

@@ -10,7 +10,7 @@ from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
-from store.local import LocalAddress
+from store.through import address_at
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -51,7 +51,7 @@ def query(
     if [key, msg_id, timestamp].count(None) != 2:
         raise click.UsageError("give one of --key, --id and --time")
     if timestamp is not None:
-        with LocalAddress(store).open() as log:
+        with address_at(store).open() as log:
             offsets = offsets_at(log, bounds_of(log, topic, queue), Moment(timestamp))
         for each, offset in offsets.items():
             line = {"queueId": each.queue_id, "queueOffset": offset}

@@ -13,7 +13,7 @@ from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
-from store.local import LocalAddress
+from store.through import address_at
 
 
 class Printer:
@@ -103,7 +103,7 @@ def tail(
     printer = Printer(sys.stdout.buffer, printed_as, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
-        LocalAddress(store).open() as log,
+        address_at(store).open() as log,
     ):
         bounds = bounds_of(log, topic, queue)
         starts = offsets_at(log, bounds, begin)

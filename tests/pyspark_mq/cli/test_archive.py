@@ -61,3 +61,17 @@ def test_restore(filled: Filled, tmp_path: Path) -> None:
     assert "is there; name a directory that is not" in run("restore", tmp_path / "archive", tmp_path / "new").stderr
     with MessageStore.open(tmp_path / "new", create=False, read_only=True) as store:
         assert store.offsets("orders", 1) == (0, 5)
+
+
+def test_an_archive_is_printed_as_a_store_is(filled: Filled, tmp_path: Path) -> None:
+    shown = succeed("tail", filled.path, "orders", "--from", "earliest", "--until-end")
+    assert len(shown.splitlines()) == 8
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    filled.put("orders", 0, 300, 1000)
+    succeed("archive", filled.path)
+    assert filled.store.clean(forced=True).log
+    assert filled.store.min_offset("orders", 0) > 0
+    for path in (filled.path, tmp_path / "archive"):
+        printed = succeed("tail", path, "orders", "--from", "earliest", "--until-end")
+        assert len(printed.splitlines()) == 308
+        assert printed.startswith(shown.partition("\n")[0])
