@@ -7,9 +7,9 @@ there or none. Retention deletes records as all messages; so a small file a quer
 
 The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
 batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
-never appended, an earlier one was; for the file's own, if it is not written for all that the file knows, a record
-counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile: a driver that was
-killed may leave a commit behind which goes on.
+never appended; an earlier one was, and is refused; for the file's own, if it is not written for all that the file
+knows, a record counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile:
+a driver that was killed may leave a commit behind which goes on.
 """
 
 from __future__ import annotations
@@ -73,10 +73,21 @@ class Commits:
             os.close(fd)
 
     def has(self, batch: int) -> bool:
-        """Whether a batch was written. Raises `CommitError` where nothing can tell any more."""
+        """Whether a batch was written. Raises `CommitError` where nothing can tell any more, and for an old batch.
+
+        Spark runs its last batch again, never one before: where that comes, the checkpoint is an old one, its batches
+        are planned anew, and those of the same numbers that were written may have had other rows.
+        """
         mark = self._read()
-        if mark is not None and mark.batch != batch:
-            return mark.batch > batch
+        if mark is not None and mark.batch > batch:
+            raise CommitError(
+                f"{self._path}: batch {mark.batch} of this query was written, and now comes batch {batch}: the "
+                "checkpoint is older than what was written (put back from a copy, or its newest files deleted). "
+                "Nothing was appended. Put the newest checkpoint back; or start with a new one and startingOffsets "
+                "that go on behind what was written"
+            )
+        if mark is not None and mark.batch < batch:
+            return False
         if mark is not None and mark.written:
             return True
         if self._is_recorded(batch, 0 if mark is None else mark.since):
