@@ -1,0 +1,88 @@
+"""What goes wrong where an archive lies is told with its URL, and what was not written well does not count."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from store import ArchiveUnavailable, ConfigError, NoArchive
+from store.archive.log import ArchiveAddress
+from store.archive.objects import objects_at, without_secrets
+from tests.filled import Filled
+
+
+class Bad(MemoryFileSystem):  # type: ignore[misc]
+    """A file system whose puts go wrong as `wrong` says, as often as it says so."""
+
+    protocol = "bad"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    wrong: list[Exception | None] = []  # noqa: RUF012
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **more: Any) -> None:
+        if Bad.wrong and (error := Bad.wrong.pop(0)):
+            raise error
+        torn = bool(Bad.wrong) and "COMMIT_LOG" in path
+        super().pipe_file(path, value[:-1] if torn else value, mode, **more)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("bad://").strip("/")
+
+
+@pytest.fixture
+def wrong() -> Iterator[list[Exception | None]]:
+    fsspec.register_implementation("bad", Bad, clobber=True)
+    Bad.store.clear()
+    Bad.wrong = []
+    yield Bad.wrong
+    Bad.wrong = []
+
+
+def test_no_permission_is_told_with_the_url(filled: Filled, wrong: list[Exception | None]) -> None:
+    wrong.append(PermissionError("secret words"))
+    with pytest.raises(ArchiveUnavailable, match=r"bad://bucket/.*: no permission; give the credentials") as caught:
+        filled.store.archive("bad://me:hidden@bucket")
+    assert "hidden" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_takes_too_long_is_tried_again_and_then_told(filled: Filled, wrong: list[Exception | None]) -> None:
+    wrong += [TimeoutError(), TimeoutError()]
+    assert filled.store.archive("bad://bucket").messages == 8
+    filled.put("orders", 0, 1)
+    wrong += [TimeoutError()] * 3
+    with pytest.raises(ArchiveUnavailable, match="no answer in time, 3 times"):
+        filled.store.archive()
+    wrong.clear()
+    assert filled.store.archive().messages == 1
+
+
+def test_what_was_torn_does_not_count(filled: Filled, wrong: list[Exception | None]) -> None:
+    wrong += [None] * 9
+    with pytest.raises(ArchiveUnavailable, match="what was written is not what is read back"):
+        filled.store.archive("bad://bucket")
+    with pytest.raises(NoArchive, match="an archive that was begun and never counted"):
+        ArchiveAddress("bad://bucket").open()
+    wrong.clear()
+    assert filled.store.archive("bad://bucket").messages == 8
+
+
+def test_what_is_no_url_of_anything() -> None:
+    with pytest.raises(ArchiveUnavailable, match="nowhere://x: no file system that fsspec knows"):
+        objects_at("nowhere://x", {})
+    with pytest.raises(ConfigError, match="no JSON"):
+        ArchiveAddress("memory://x", "{").open()
+    assert without_secrets("s3://key:pass@bucket/a@b") == "s3://bucket/a@b"
+
+
+def test_a_missing_package_is_named() -> None:
+    program = "import sys; sys.modules['s3fs'] = None; import store.archive.log as a; a.ArchiveAddress('s3://b').open()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "s3://b: what reads s3:// is not installed; pip install 'pyspark-mq[s3]'" in ended.stderr
