@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +56,24 @@ def test_its_metadata_survives_our_writing() -> None:
     read = Catalog.parse("its metadata", (ARCHIVE / METADATA).read_bytes())
     assert read is not None
     assert Catalog.parse("ours", read.text()) == read
+
+
+def test_where_the_log_begins_later_than_its_entries_so_does_the_queue(tmp_path: Path) -> None:
+    """A broker deletes the oldest segments of both, each by its own times."""
+    copy = shutil.copytree(ARCHIVE, tmp_path / "archive")
+    read = Catalog.parse("its metadata", (copy / METADATA).read_bytes())
+    assert read is not None
+    queue = Queue("compressed", 0)
+    first, *left = read.queues[queue].log
+    (copy / METADATA).write_bytes(read.having(queue, replace(read.queues[queue], log=tuple(left))).text())
+    theirs = [each["queueOffset"] for each in lines("message") if (each["topic"], each["queueId"]) == queue]
+    kept = [
+        each["queueOffset"]
+        for each in lines("message")
+        if (each["topic"], each["queueId"]) == queue and each["physicalOffset"] >= first.stop
+    ]
+    assert 0 < len(kept) < len(theirs)
+    with ArchiveAddress(str(copy)).open() as log:
+        assert log.bounds([queue]) == {queue: (kept[0], kept[-1] + 1)}
+        batches = log.scan(QueueRange(*queue, kept[0], kept[-1] + 1), ReadSpec(("queueOffset",), EVERYTHING))
+        assert [offset for batch in batches for offset in batch["queueOffset"].to_pylist()] == kept
