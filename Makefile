@@ -24,8 +24,7 @@ OLDEST := $(VENV)-oldest
 test-oldest:
 	@if $(OTHER) -c 'import ensurepip, venv' 2>/dev/null; then \
 	$(MAKE) VENV=$(OLDEST) PYTHON=$(OTHER) $(OLDEST)/.with-oldest && $(OLDEST)/bin/python -m pytest --numprocesses=2 \
-	tests/pyspark_mq --ignore=tests/pyspark_mq/cli --ignore=tests/pyspark_mq/test_demo.py \
-	--ignore=tests/pyspark_mq/test_shared_folders.py; \
+	tests/pyspark_mq --ignore=tests/pyspark_mq/cli --ignore=tests/pyspark_mq/test_demo.py; \
 	else echo "There is no $(OTHER) here: the oldest PySpark is not tested (OTHER=python3.12 names another Python)"; fi
 
 # The machine goes down, or a call fails, so many times: make crashes CUTS=100000
