@@ -149,7 +149,7 @@ def _is_system(topic: str) -> bool:
 
 
 def _own_settings(root: Path) -> dict[str, Any]:
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return read_settings(root / CONF_FILE)
     return {}
 
