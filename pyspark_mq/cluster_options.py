@@ -38,6 +38,8 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     f"`{TOOLS_GROUP}`): brokers count them, and access control looks at it",
     "subExpression": "messages that do not match come over the network, too, and are dropped in the task",
     "failOnDataLoss": "messages that are gone are noticed; that a topic was created anew, only where it is shorter now",
+    "holdTimeoutMs": "an idle query looks at all of its queues as often as that: set `15000` on a cluster with many; "
+    "an arrival wakes it at once all the same",
     "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",
     "delivery": "only `at-least-once`, which has to be said",
 }

@@ -102,8 +102,20 @@ def theirs(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Theirs(broker, directory, ports, client)
 
 
+OTHERWISE_BEFORE_5 = {
+    "test_times": "brokers of RocketMQ 4 know no boundary: they mean the message whose time is nearest",
+    "test_a_group": "they say 0 of a group that has committed nothing, where no message was deleted yet",
+}
+
+
 class TestTheirLog(ClusterTests):
     queue = staticmethod(of_broker)
+
+    @pytest.fixture(autouse=True)
+    def _what_this_line_does(self, request: pytest.FixtureRequest, rocketmq: RocketMQ) -> None:
+        reason = OTHERWISE_BEFORE_5.get(request.node.originalname)
+        if reason is not None and rocketmq.line < "5":
+            pytest.skip(reason)
 
     @pytest.fixture
     def making(self, theirs: Theirs) -> Iterator[Theirs]:
