@@ -230,6 +230,7 @@ class MessageStore(StoreReader):
         Raises `ArchiveUnavailable`, `ArchiveOfAnother`, `StoreLocked` (another process archives), `UnknownTopic`,
         `OffsetLost` (retention was faster), `CorruptRecord`.
         """
+        self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
         archive = known.changed(url, topics)
         queues = archive.queues(self._topics)

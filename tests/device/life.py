@@ -217,7 +217,7 @@ class Life:
     def _commit(self) -> None:
         store = self._any()
         for topic in list(store.topics())[:1]:
-            begun, offset = self._recorder.look(), self._chance.randrange(1000)
+            begun, offset = self._recorder.look(), self._chance.randint(0, store.max_offset(topic, 0))
             with self._begun(self.history.groups[topic, 0], begun, offset):
                 store.commit_offsets("g", topic, {0: offset})
 

@@ -32,6 +32,7 @@ Verb = Callable[[Any], object]
 STORE: dict[str, Verb] = {
     "append_table": lambda it: it.append_table("t", pa.table({"body": [b"x"]})),
     "begin": lambda it: it.begin().publish(),
+    "archive": lambda it: it.archive(f"{it.path}-archive"),
     "arrivals": lambda it: it.arrivals(0, 0),
     "bounds": lambda it: it.bounds([Queue("t", 0)]),
     "can_have": lambda it: it.can_have("t", 0, 0, None),
