@@ -216,6 +216,7 @@ class MessageStore(StoreReader):
         older_than: float = 0.0,
         topics: Sequence[str] | None = None,
         *,
+        reserved_hours: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Archived:
@@ -223,9 +224,10 @@ class MessageStore(StoreReader):
 
         url: a directory, or what fsspec reaches; default: where it archived before. It is remembered in the store's
         settings, and from then on `clean` keeps what is not archived. older_than: seconds since a message was stored.
-        topics: default: those of the time before, or all but the system's. storage_options: fsspec's; they are not
-        remembered. progress: called with messages that are archived by now, and of how many. Messages that are archived
-        count from some point on while it runs; it may be killed, and called again, at any moment.
+        topics: default: those of the time before, or all but the system's. reserved_hours: what was stored longer ago
+        is deleted from the archive, whole pieces of a queue; default: nothing is. storage_options: fsspec's; they are
+        not remembered. progress: called with messages that are archived by now, and of how many. Messages that are
+        archived count from some point on while it runs; it may be killed, and called again, at any moment.
 
         Raises `ArchiveUnavailable`, `ArchiveOfAnother`, `StoreLocked` (another process archives), `UnknownTopic`,
         `OffsetLost` (retention was faster), `CorruptRecord`.
@@ -235,7 +237,7 @@ class MessageStore(StoreReader):
         archive = known.changed(url, topics)
         queues = archive.queues(self._topics)
         until = ends(self._published, queues, seconds("older_than", older_than), self.offset_by_time)
-        return archive.run(self._log, self._published, until, progress)
+        return archive.run(self._log, self._published, until, progress, reserved_hours=reserved_hours)
 
     # --- closing ---------------------------------------------------------------------------------------
 

@@ -23,24 +23,35 @@ _WATCH_SECONDS = 60.0
 @click.option(
     "--topic", "topics", multiple=True, help="Only this one; may be repeated (default: all but the system's)."
 )
+@click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what was stored before.")
 @click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")
-def archive(store: str, url: str | None, older_than: float, topics: tuple[str, ...], *, watch: bool) -> None:
+def archive(
+    store: str,
+    url: str | None,
+    older_than: float,
+    topics: tuple[str, ...],
+    reserved_hours: int | None,
+    *,
+    watch: bool,
+) -> None:
     """Copy old messages of STORE to an archive, from where it ends on.
 
     The archive is remembered: from then on 'clean' keeps what is not archived yet. It may be interrupted, or killed, at
     any moment; the next one goes on.
     """
     with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
-        _archive(store, url, older_than, topics)
+        _archive(store, url, older_than, topics, reserved_hours)
         while watch:
             time.sleep(_WATCH_SECONDS)
             try:
-                _archive(store, url, older_than, topics)
+                _archive(store, url, older_than, topics, reserved_hours)
             except ArchiveUnavailable as error:  # it was there before
                 click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
-def _archive(store: str, url: str | None, older_than: float, topics: tuple[str, ...]) -> None:
+def _archive(
+    store: str, url: str | None, older_than: float, topics: tuple[str, ...], reserved_hours: int | None
+) -> None:
     with (
         MessageStore.open(store, create=False, read_only=True) as opened,
         tqdm(unit="msg", unit_scale=True, desc="archived", delay=0.5, disable=None) as bar,
@@ -50,8 +61,11 @@ def _archive(store: str, url: str | None, older_than: float, topics: tuple[str, 
             bar.total = total
             bar.update(done - bar.n)
 
-        done: Archived = opened.archive(url, older_than, topics or None, progress=progress)
-    click.echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes")
+        done: Archived = opened.archive(
+            url, older_than, topics or None, reserved_hours=reserved_hours, progress=progress
+        )
+    deleted = f"; deleted {done.deleted:,} old objects" if done.deleted else ""
+    click.echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes{deleted}")
 
 
 @click.command()

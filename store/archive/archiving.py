@@ -32,10 +32,11 @@ Progress = Callable[[int, int], None]  # messages that are archived by now, of h
 
 
 class Archived(NamedTuple):
-    """What one call archived. bytes: of records."""
+    """What one call archived. bytes: of records. deleted: objects of the archive that were too old."""
 
     messages: int = 0
     bytes: int = 0
+    deleted: int = 0
 
 
 class Piece:

@@ -13,6 +13,7 @@ from typing import Any
 from store.any_log import Queue
 from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
 from store.archive.catalog import Catalog
+from store.archive.expiry import expire
 from store.archive.layout import DEFAULT_CLUSTER
 from store.archive.objects import local_path, without_secrets
 from store.archive.place import Place
@@ -21,6 +22,7 @@ from store.files.atomic import make_directory, open_file, read_file, write_file
 from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings
 from store.files.topics import Topics
 from store.format.layout import CONF_FILE, CONFIG_DIR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.read.published import PublishedQueues
 
@@ -75,14 +77,19 @@ class StoreArchive:
         ends: Mapping[Queue, int],
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
+        reserved_hours: float | None = None,
     ) -> Archived:
-        """Archive each queue up to its end, and remember where. Raises as `Archiving.run`, and `StoreLocked`."""
+        """Archive each queue up to its end, and remember where; then delete from the archive what was stored more than
+        `reserved_hours` ago. Raises as `Archiving.run`, and `StoreLocked`.
+        """
+        kept_since = None if reserved_hours is None else _ago(3600 * seconds("reserved_hours", reserved_hours))
         if not self.url:
             raise InvalidArgument(f"{self._root}: name the URL to archive to; its settings remember none")
         with alone(self._root):
-            archived = Archiving(log, published, self.place(), self._broker, piece_bytes).run(ends, progress)
+            place = self.place()
+            archived = Archiving(log, published, place, self._broker, piece_bytes).run(ends, progress)
             self._remember()
-        return archived
+            return archived if kept_since is None else archived._replace(deleted=expire(place, kept_since))
 
     def kept_from(self, confirm_offset: int, published: PublishedQueues, topics: Topics) -> int | None:
         """Log offset from which on records may be to be archived still; None for a store that archives nowhere.
@@ -140,8 +147,13 @@ def ends(
     """Up to where each queue has messages that were stored more than `older_than` seconds ago."""
     if older_than <= 0:
         return {queue: published.max_offset(*queue) for queue in queues}
-    until = int((time.time() - older_than) * 1000)
+    until = _ago(older_than)
     return {queue: offset_by_time(*queue, until) for queue in queues}
+
+
+def _ago(seconds_ago: float) -> int:
+    """ms since 1970."""
+    return int((time.time() - seconds_ago) * 1000)
 
 
 def _is_system(topic: str) -> bool:

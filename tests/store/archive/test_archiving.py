@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from store import (
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress, ArchiveLog
-from store.archive.of_store import alone
+from store.archive.of_store import StoreArchive, alone
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
 
@@ -54,7 +55,7 @@ def test_all_of_a_store_and_only_what_is_new(filled: Filled, tmp_path: Path) -> 
     url = tmp_path / "archive"
     assert filled.store.archive(str(url)).messages == 8
     same(filled.store, url)
-    assert filled.store.archive() == (0, 0)
+    assert filled.store.archive() == (0, 0, 0)
     filled.put("orders", 1, 3)
     assert filled.store.archive().messages == 3
     same(filled.store, url)
@@ -87,6 +88,28 @@ def test_only_what_is_old_enough(filled: Filled, tmp_path: Path) -> None:
     time.sleep(0.3)
     filled.put("orders", 0, 1)
     assert filled.store.archive(older_than=0.2).messages == 8
+
+
+def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: Path) -> None:
+    url, queue, store = tmp_path / "archive", Queue("orders", 0), filled.store
+    of_store = StoreArchive(store.path, str(url), "")
+
+    def archive(reserved_hours: float) -> int:
+        until = {queue: store.max_offset(*queue)}
+        run = partial(of_store.run, store._log, store._published, until, lambda done, total: None, 4096)
+        return run(reserved_hours=reserved_hours).deleted
+
+    for _ in range(3):
+        filled.put("orders", 0, 100)
+        assert archive(reserved_hours=1) == 0
+    assert archive(reserved_hours=0) > 0
+    with ArchiveAddress(str(url)).open() as log:
+        bounds = log.bounds([queue])[queue]
+        assert 0 < bounds.min_offset < bounds.max_offset == store.max_offset(*queue)
+        assert rows(log, queue, *bounds) == rows(store, queue, *bounds)
+        with pytest.raises(OffsetLost, match="not archived"):
+            rows(log, queue, 0, 1)
+    assert archive(reserved_hours=0) == 0
 
 
 def test_records_with_a_checksum_of_all_of_them_get_one_that_fits(tmp_path: Path) -> None:
