@@ -205,7 +205,8 @@ def require_topic(address: LogAddress, log: Log, topic: str) -> None:
     """Raises `SubscriptionError` for a topic that the log does not have."""
     topics = log.topics()
     if topic not in topics:
+        of_broker = f"mqadmin updateTopic -t {topic} ..."
+        how = of_broker if address.directory is None else f"pyspark-mq topic create {address} {topic!r}"
         raise SubscriptionError(
-            f"There is no topic {topic!r}, but {', '.join(topics) or 'none'}. Create it first: "
-            f"pyspark-mq topic create {address} {topic!r}"
+            f"There is no topic {topic!r}, but {', '.join(topics) or 'none'}. Create it first: {how}"
         )

@@ -56,8 +56,9 @@ class Subscription:
         if missing:
             existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
             raise SubscriptionError(
-                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. Create the topic first "
-                "(pyspark-mq topic create), or use subscribePattern, which waits for topics to come"
+                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. Create the topic "
+                "first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which waits for topics "
+                "to come"
             )
 
     def names(self) -> list[str]:

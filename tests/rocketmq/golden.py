@@ -78,15 +78,15 @@ def frames(line: str = "5.3") -> None:
 
 
 def tiered(line: str = "5.5") -> None:
-    """Write tests/golden/tiered-5.5 anew: what RocketMQ's tiered store makes of the messages of other directories."""
-    archive = GOLDEN / f"tiered-{line}"
+    """Write tests/golden/tiered/5.5 anew: what RocketMQ's tiered store makes of the messages of other directories."""
+    archive = GOLDEN / "tiered" / line
     shutil.rmtree(archive, ignore_errors=True)
     rocketmq = RocketMQ(line)
     records = [record for name in ("hosts-5.3", "compressed-5.3") for record in records_of(GOLDEN / name)]
     rocketmq.tiered("write", archive, archive, records)
     seen = rocketmq.tiered("read", archive, archive)
     text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen)
-    (GOLDEN / f"tiered-{line}.jsonl").write_text(text)
+    (GOLDEN / "tiered" / f"{line}.jsonl").write_text(text)
 
 
 def records_of(directory: Path) -> Iterator[Json]:

@@ -65,7 +65,7 @@ def test_an_archive_that_begins_later(filled: Filled, tmp_path: Path) -> None:
 
 
 def test_one_that_rocketmq_wrote(tmp_path: Path) -> None:
-    address = ArchiveAddress(str(GOLDEN / "tiered-5.5"))
+    address = ArchiveAddress(str(GOLDEN / "tiered" / "5.5"))
     assert restore(address, tmp_path / "new", config=SMALL) == 72
     with MessageStore.open(tmp_path / "new", create=False) as store:
         assert same(store, address) == 72

@@ -63,10 +63,10 @@ def test_importing_the_command_line_does_not_import_spark() -> None:
 
 def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
     config = tmp_path / "broker.conf"
-    config.write_text("brokerName=a\nmappedFileSizeCommitLog=1048576\n")
+    config.write_text("brokerId=1\nmappedFileSizeCommitLog=1048576\n")
     done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
     assert (done.returncode, done.stdout) == (0, "orders: 4 queues\n")
-    assert done.stderr == f"Warning: {config}: passed over, for they mean nothing here: brokerName\n"
+    assert done.stderr == f"Warning: {config}: passed over, for they mean nothing here: brokerId\n"
     config.write_text("maxMesageSize=5\n")
     done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
     assert (done.returncode, done.stdout) == (1, "")

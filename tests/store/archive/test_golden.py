@@ -16,12 +16,12 @@ from store.archive.log import ArchiveAddress
 from store.read.filters import EVERYTHING
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-ARCHIVE = GOLDEN / "tiered-5.5"
+ARCHIVE = GOLDEN / "tiered" / "5.5"
 COLUMNS = ("body", "queueOffset", "physicalOffset", "storeTimestamp", "bodyCRC", "properties", "topic", "queueId")
 
 
 def lines(kind: str) -> list[dict[str, Any]]:
-    every = map(json.loads, (GOLDEN / "tiered-5.5.jsonl").read_text("utf-8").splitlines())
+    every = map(json.loads, (GOLDEN / "tiered" / "5.5.jsonl").read_text("utf-8").splitlines())
     return [line for line in every if line["kind"] == kind]
 
 

@@ -16,7 +16,6 @@ from tests.store.read.test_getting import change_entry
 SMALL = StoreConfig(
     mappedFileSizeCommitLog=4096,
     mappedFileSizeConsumeQueue=10 * 20,
-    maxTransferCountOnMessageInMemory=8,
     maxTransferBytesOnMessageInMemory=1000,
     maxFilterMessageSize=6 * 20,
 )
