@@ -39,19 +39,18 @@ def test_spark_counts_what_java_sends(tmp_path: Path, classpath: str) -> None:
         serve(store, "127.0.0.1:0") as serving,
         subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting,
     ):
-        produce = ["java", f"-Duser.home={tmp_path}", "-cp", classpath]
-        source = str(EXAMPLES / "java_producer" / "OrderProducer.java")
-        done = subprocess.run(
-            [*produce, source, serving.address, str(ORDERS)],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=True,
-        )
-        assert f"{ORDERS} orders sent, the last one is SendResult [sendStatus=SEND_OK" in done.stdout
         try:
+            produce = ["java", f"-Duser.home={tmp_path}", "-cp", classpath]
+            source = str(EXAMPLES / "java_producer" / "OrderProducer.java")
+            done = subprocess.run(
+                [*produce, source, serving.address, str(ORDERS)],
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_SECONDS,
+            )
+            assert f"{ORDERS} orders sent, the last one is SendResult [sendStatus=SEND_OK" in done.stdout, done.stderr
             said, _ = counting.communicate(timeout=COMMAND_SECONDS)
         finally:
-            counting.kill()
+            counting.kill()  # or who leaves waits for orders that do not come
     last = said.splitlines()[-1]
     assert last == "open: 10 orders, 135, paid: 10 orders, 145, shipped: 10 orders, 155"
