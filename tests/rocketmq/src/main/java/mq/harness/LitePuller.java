@@ -8,6 +8,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** RocketMQ's own pull consumer, as a yardstick: reads so many messages from the beginning, and prints how long it took. */
 public final class LitePuller {
+    private static final int IDLE = 10; // seconds
+
     private LitePuller() { }
 
     /** Usage: 127.0.0.1:9876 topic messages */
@@ -21,14 +23,22 @@ public final class LitePuller {
         consumer.start();
         Collection<MessageQueue> queues = consumer.fetchMessageQueues(args[1]);
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
-        long begin = System.nanoTime();
+        long begin = 0;
         long bytes = 0;
         int read = 0;
+        int idle = IDLE;
         while (read < wanted) {
+            if (idle == IDLE) { // at first; and where its pulls from before it sought went astray
+                for (MessageQueue queue : queues) {
+                    consumer.seekToBegin(queue);
+                }
+                idle = 0;
+                read = 0;
+                bytes = 0;
+                begin = System.nanoTime();
+            }
             List<MessageExt> messages = consumer.poll(1000);
+            idle = messages.isEmpty() ? idle + 1 : 0;
             read += messages.size();
             for (MessageExt message : messages) {
                 bytes += message.getBody().length;
