@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.any_log import Int64s
-from store.broker.figures import BUCKETS, HELD, Told, told
+from store.publish.figures import BUCKETS, HELD, Told, told
 
 Clients = dict[tuple[str, str, str, str], Told]  # by client, name, topic and group
 _NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))

@@ -19,7 +19,9 @@ from pyspark_mq.lag import Lag, lags
 from pyspark_mq.measures import Extent, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
-from store.broker.figures import (
+from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import DLQ_TOPIC_PREFIX
+from store.publish.figures import (
     BUCKETS,
     DELIVERED,
     HELD,
@@ -30,8 +32,6 @@ from store.broker.figures import (
     Told,
     told,
 )
-from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -16,13 +16,13 @@ from store import GroupConflict, InvalidArgument, MessageStore, UnknownGroup
 from store.any_group import MemberInfo, MessageModel, Subscriptions
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry
-from store.broker.figures import served_members
 from store.broker.group_files import GroupFiles
 from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
 from store.format.stored_message import StoredMessage
+from store.publish.figures import served_members
 from store.publish.locks import Result
 from store.publish.watch import Watch
 from store.system_errors import explained_verbs

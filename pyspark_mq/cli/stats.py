@@ -16,7 +16,7 @@ from pyspark_mq.lag import Lag, lags
 from pyspark_mq.latencies import Clients, clients, held, latencies
 from pyspark_mq.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
-from store.broker.figures import HELD
+from store.publish.figures import HELD
 
 Extents = dict[tuple[str, int], Extent]
 Lags = dict[tuple[str, str, int], Lag]  # by group, topic and queue

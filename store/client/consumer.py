@@ -16,7 +16,6 @@ from types import TracebackType
 
 from store.any_group import ConsumeFromWhere, Group, MessageModel, Subscription
 from store.any_log import BATCH_BYTES, Log, Queue
-from store.broker.figures import DELIVERED, HELD, Figures
 from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
 from store.client.listening import Listener, check_listener
 from store.client.messages import ReceivedMessage
@@ -30,6 +29,7 @@ from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, seconds
 from store.local import LocalAddress
 from store.local_group import LocalGroup
+from store.publish.figures import DELIVERED, HELD, Figures
 from store.read.filters import EVERYTHING, message_filter
 
 _MIB = 1 << 20

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.any_group import Member
-from store.broker.figures import PROCESS_FAILED, PROCESSED, Figures
 from store.client.listening import Listener, Outcome, call
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.errors import StoreError
+from store.publish.figures import PROCESS_FAILED, PROCESSED, Figures
 
 _SEND_BACK_AGAIN_SECONDS = 5.0
 _DEAD_LETTERS = -1  # delay level

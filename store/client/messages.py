@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import Int64s, Queue
-from store.broker.figures import Floats
 from store.cached import cached_property
 from store.format import compute as pc
 from store.format.arrays import numbers
@@ -27,6 +26,7 @@ from store.format.layout import (
 )
 from store.format.property_columns import dicts
 from store.format.stored_message import StoredMessage, offset_msg_id
+from store.publish.figures import Floats
 
 # What is pulled. Tags, keys and ids come out of the properties when somebody asks: of one message alone, each of their
 # columns takes as long as all those that are copied.

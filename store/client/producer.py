@@ -16,7 +16,6 @@ from weakref import WeakSet, finalize
 
 import pyarrow as pa
 
-from store.broker.figures import Figures
 from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import Row, Sent, already_stored
 from store.client.producer_memory import Memory
@@ -29,6 +28,7 @@ from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
 from store.integers import integer, seconds
 from store.message_store import MessageStore
+from store.publish.figures import Figures
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
 _NO_PROPERTIES: dict[str, str] = {}

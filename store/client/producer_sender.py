@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from store.append import Append
-from store.broker.figures import SEND_FAILED, SENT, Figures
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, Placed, Row
 from store.client.producer_memory import Memory
@@ -18,6 +17,7 @@ from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreC
 from store.format.message import Message
 from store.format.message_lists import MANY, NotColumns, table_of
 from store.message_store import MessageStore
+from store.publish.figures import SEND_FAILED, SENT, Figures
 
 _logger = logging.getLogger("store")
 _REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of a message, whoever sends it and when

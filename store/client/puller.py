@@ -14,12 +14,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
-from store.broker.figures import Figure
 from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.errors import OffsetOutOfRange, UnknownTopic
 from store.format.stored_message import StoredMessage
+from store.publish.figures import Figure
 
 _IDLE_SECONDS = 60.0
 _FEW = 16

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from store import MessageStore
 from store.any_group import MessageModel
-from store.broker.figures import MEMBERS, Figures
 from store.local_group import LocalGroup
+from store.publish.figures import MEMBERS, Figures
 
 _logger = logging.getLogger("store.remoting")
 

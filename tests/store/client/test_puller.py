@@ -12,11 +12,11 @@ import pytest
 
 from store import Message, MessageStore, TagFilter
 from store.any_log import MessageFilter, Positions, Queue
-from store.broker.figures import DELIVERED, HELD, Figures
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
 from store.local import LocalLog
+from store.publish.figures import DELIVERED, HELD, Figures
 from store.read.filters import EVERYTHING
 from tests.waiting import PATIENCE, until
 

@@ -8,8 +8,8 @@ import pytest
 
 from store import GroupConflict, MessageModel, MessageStore
 from store.any_group import Subscription
-from store.broker.figures import served_members
 from store.local_group import LocalGroup
+from store.publish.figures import served_members
 from store.remoting.codes import RequestCode
 from store.remoting.headers import UnregisterClient
 from tests.store.remoting.broker import Broker

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.broker.figures import BUCKETS, DELIVERED, HELD, SENT, Figures, told
 from store.format.layout import CLIENTS_DIR
+from store.publish.figures import BUCKETS, DELIVERED, HELD, SENT, Figures, told
 
 
 def test_what_is_told(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_bound_belongs_to_its_bucket_however_it_is_counted(tmp_path: Path) -> 
 
 def test_who_is_killed_tells_nothing_and_is_forgotten(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from store.broker.figures import *; "
+        "import sys, time; from pathlib import Path; from store.publish.figures import *; "
         "f = Figures(Path(sys.argv[1]), ''); f.of(SENT, 't').add(1); f.write(); print(flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
