@@ -1,0 +1,97 @@
+"""Executors that share no disk with the driver: an archive, the ledger and staged rows are all that both see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+from fsspec import filesystem
+
+from store import Message, MessageStore
+from tests.end_to_end.test_realtime import needs_pipelined_workers
+from tests.s3 import SECRET
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+BEFORE, LATER = 200, 50
+UNSHARE = shutil.which("unshare")
+PYTHON = f"""#!/bin/sh
+[ "$HIDDEN" ] || exec {sys.executable} "$@"
+exec {UNSHARE} -rm sh -c 'mount -t tmpfs none "$HIDDEN" && exec {sys.executable} "$@"' python "$@"
+"""
+
+
+def hides() -> bool:
+    """Whether this process may hide a directory from its children."""
+    return UNSHARE is not None and subprocess.run([UNSHARE, "-rm", "true"], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """A Python that sees an empty directory where the variable HIDDEN says so."""
+    it = tmp_path / "python"
+    it.write_text(PYTHON)
+    it.chmod(0o755)
+    return it
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A SPARK_HOME whose folder `work`, in which each executor has a directory of its own, is the test's."""
+    it = tmp_path / "home"
+    it.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (it / entry.name).symlink_to(entry)
+    return it
+
+
+def bodies(store: MessageStore, topic: str) -> list[int]:
+    scans = (store.scan(topic, queue, *store.offsets(topic, queue), columns=("body",)) for queue in range(2))
+    return sorted(int(body.as_py()) for scan in scans for batch in scan for body in batch["body"])
+
+
+@needs_pipelined_workers
+@pytest.mark.skipif(not hides(), reason="a directory can be hidden from a process by unshare only")
+def test_every_message_once_by_way_of_a_bucket(tmp_path: Path, bucket: str, home: Path, python: Path) -> None:
+    driver, log = tmp_path / "driver", tmp_path / "log"
+    with (
+        MessageStore.open(driver / "source") as source,
+        MessageStore.open(driver / "target") as target,
+        log.open("w") as errors,
+    ):
+        source.create_topic("orders", 2)
+        for topic in ("copied", "held"):
+            target.create_topic(topic, 2)
+        source.put_many([Message("orders", b"%d" % number) for number in range(BEFORE)])
+        source.archive(f"{bucket}/archive")
+        with subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("elsewhere_query.py")), str(driver), bucket, str(python)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"},
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "seen [[], []]\n", log.read_text()
+                assert process.stdout.readline() == "copied\n", log.read_text()
+                assert bodies(target, "copied") == list(range(BEFORE))
+                source.put_many([Message("orders", b"%d" % number) for number in range(BEFORE, BEFORE + LATER)])
+                source.archive()
+                until(lambda: process.poll() is not None or len(bodies(target, "held")) >= BEFORE + LATER, 0.1)
+                process.communicate("stop\n")
+                assert process.returncode == 0, log.read_text()
+            finally:
+                process.kill()
+        assert bodies(target, "held") == list(range(BEFORE + LATER))
+    assert {name.split("/")[1] for name in filesystem("s3").find(bucket)} == {"archive", "ledger", "staging"}
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert SECRET.encode() not in path.read_bytes(), path
