@@ -9,11 +9,22 @@ from pyspark_mq.option_tables import Option, names_of
 from store.cluster.address import TOOLS_GROUP, ClusterAddress
 from store.cluster.credentials import Credentials
 from store.errors import InvalidArgument
+from store.remoting.tls import Tls
 
 CLUSTER_OPTIONS = (
     Option("nameServer", None, "10.0.0.1:9876;10.0.0.2:9876", "name servers, instead of `path`", "(needed)"),
     Option("accessKey", None, "rocketmq2", "the account, where the cluster has access control (ACL 1.0)", "none"),
     Option("secretKey", None, "12345678", "its secret; it is not shown, neither in errors nor in plans", "none"),
+    Option("useTls", "false", "true", "whether name servers and brokers are asked by TLS"),
+    Option(
+        "tlsCaFile",
+        None,
+        "/etc/mq/ca.pem",
+        "with `useTls`: a file on the driver with the certificates (PEM) that count: a server's own, or of who signed "
+        "it; names in certificates are not looked at then. Without it those count that the system of each machine "
+        "trusts, for the name by which `nameServer` or a route calls the server",
+        "those that the system trusts",
+    ),
 )
 CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
 
@@ -59,6 +70,23 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
         raise OptionError("accessKey and secretKey go together: give both, or none")
     credentials = Credentials(given["accessKey"], given["secretKey"]) if "accessKey" in given else None
     try:
-        return ClusterAddress.parse(given["nameServer"], credentials, given.get("consumerGroup", TOOLS_GROUP))
+        return ClusterAddress.parse(
+            given["nameServer"], credentials, given.get("consumerGroup", TOOLS_GROUP), _tls_of(given)
+        )
     except InvalidArgument as error:
         raise OptionError(f"nameServer: {error}") from error
+
+
+def _tls_of(given: Mapping[str, str]) -> Tls | None:
+    """Raises `OptionError`."""
+    wanted, ca_file = given.get("useTls", "false").strip().lower(), given.get("tlsCaFile")
+    if wanted not in ("true", "false"):
+        raise OptionError(f"useTls takes true or false, got {wanted!r:.40}")
+    if wanted == "false":
+        if ca_file is not None:
+            raise OptionError("tlsCaFile goes with useTls=true: set that, too, or leave both out")
+        return None
+    try:
+        return Tls() if ca_file is None else Tls.trusting(ca_file)
+    except InvalidArgument as error:
+        raise OptionError(f"tlsCaFile: {error}") from error

@@ -54,6 +54,7 @@ from store.errors import (
     UnknownTopic,
     Unreachable,
     UnsupportedStore,
+    Untrusted,
 )
 from store.files.config import StoreConfig
 from store.files.kinds import UnsupportedWarning
@@ -148,6 +149,7 @@ __all__ = [
     "Unreachable",
     "UnsupportedStore",
     "UnsupportedWarning",
+    "Untrusted",
     "message_filter",
     "reply",
 ]

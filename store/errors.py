@@ -36,6 +36,7 @@
     ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
     │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
     │   ├── Unreachable          nobody answers at an address, or not in time
+    │   ├── Untrusted            a server's certificate that nobody who is trusted has signed
     │   └── RequestRefused       the answer is not success; `.code` is RocketMQ's response code
     ├── OffsetOutOfRange
     │   ├── OffsetLost           older than what the store still has
@@ -220,6 +221,10 @@ class BadFrame(RemotingError):
 
 class Unreachable(RemotingError):
     """Nobody answers at an address, or not in time."""
+
+
+class Untrusted(RemotingError):
+    """A server shows a certificate that nobody who is trusted has signed, or that is of another name."""
 
 
 class RequestRefused(RemotingError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from store.cluster.credentials import Credentials
 from store.errors import InvalidArgument
 from store.remoting.addresses import host_and_port
+from store.remoting.tls import Tls
 
 if TYPE_CHECKING:
     from store.cluster.log import ClusterLog
@@ -22,25 +23,29 @@ class ClusterAddress:
     """The brokers that name servers know.
 
     name_servers: "host:port" of each. credentials: None where a cluster asks for none. group: the consumer group in
-    whose name is read. patience: for how many seconds a request that fails is repeated.
+    whose name is read. tls: None for plain connections. patience: for how many seconds a request that fails is
+    repeated.
     """
 
     name_servers: tuple[str, ...]
     credentials: Credentials | None = None
     group: str = TOOLS_GROUP
+    tls: Tls | None = None
     patience: float = _PATIENCE_SECONDS
 
     directory = None  # nothing lies beside it
 
     @classmethod
-    def parse(cls, text: str, credentials: Credentials | None = None, group: str = TOOLS_GROUP) -> ClusterAddress:
+    def parse(
+        cls, text: str, credentials: Credentials | None = None, group: str = TOOLS_GROUP, tls: Tls | None = None
+    ) -> ClusterAddress:
         """Of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
         servers = tuple(dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip()))
         if not servers:
             raise InvalidArgument(f"name servers {text!r}: must be host:port, several separated by ';'")
         for server in servers:
             host_and_port(server)
-        return cls(servers, credentials, group)
+        return cls(servers, credentials, group, tls)
 
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}"

@@ -13,7 +13,7 @@ from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.refusals import explained, may_pass
 from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route
-from store.errors import RemotingError, RequestRefused, Unreachable
+from store.errors import RemotingError, RequestRefused, Unreachable, Untrusted
 from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
@@ -52,7 +52,8 @@ class Brokers:
 
     def __init__(self, address: ClusterAddress) -> None:
         self.address = address
-        self._client = Client(REQUEST_SECONDS)
+        self._client = Client(REQUEST_SECONDS, address.tls)
+        self.tls = None if address.tls is None else address.tls.context()
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
         self._server = 0  # of the name servers, the one that answered last
@@ -174,11 +175,11 @@ class Brokers:
 
     @staticmethod
     def take(answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """The answer, None where there is no such topic. Raises `Unreachable`, `RequestRefused`."""
+        """The answer, None where there is no such topic. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
         try:
             command = answer.result()
-        except Unreachable as error:
-            raise Unreachable(f"broker {broker.name} at {error}") from error
+        except (Unreachable, Untrusted) as error:
+            raise type(error)(f"broker {broker.name} at {error}") from error
         if command.code == ResponseCode.TOPIC_NOT_EXIST and command.code not in ask.answers:
             return None
         if command.code not in ask.answers:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from store.any_log import QueueRange
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import REQUEST_SECONDS, Brokers
 from store.cluster.refusals import explained, may_pass
-from store.errors import OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.errors import OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import Pulled, PullMessage
@@ -75,7 +76,7 @@ class _Pulls:
     """The pulls of a range on one connection: an iterator over what they bring, in order."""
 
     def __init__(self, brokers: Brokers, who: str, wanted: QueueRange, address: str) -> None:
-        self._group, self._credentials = brokers.address.group, brokers.address.credentials
+        self._group, self._credentials, self._tls = brokers.address.group, brokers.address.credentials, brokers.tls
         self._who = who
         self._wanted = wanted
         self._address = address
@@ -86,19 +87,21 @@ class _Pulls:
         self._largest = 1  # answer, in bytes
 
     def __iter__(self) -> Iterator[Records]:
-        pipe, given = Pipe(self._address, REQUEST_SECONDS), self._wanted.start
         try:
-            while given < self._wanted.end:
-                pipe.send(self._next_pulls())
-                for answer in pipe.receive():
-                    self._take(answer)
-                while records := self._answered.pop(given, None):
-                    given = records.end
-                    yield records
-        except Unreachable as error:
-            raise Unreachable(f"{self._who.removesuffix(self._address)}{error}") from error
-        finally:
-            pipe.close()
+            with closing(Pipe(self._address, REQUEST_SECONDS, self._tls)) as pipe:
+                yield from self._through(pipe)
+        except (Unreachable, Untrusted) as error:
+            raise type(error)(f"{self._who.removesuffix(self._address)}{error}") from error
+
+    def _through(self, pipe: Pipe) -> Iterator[Records]:
+        given = self._wanted.start
+        while given < self._wanted.end:
+            pipe.send(self._next_pulls())
+            for answer in pipe.receive():
+                self._take(answer)
+            while records := self._answered.pop(given, None):
+                given = records.end
+                yield records
 
     def _next_pulls(self) -> list[Command]:
         """As many as may be under way; of what is left over from short answers first."""

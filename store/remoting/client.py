@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimedOut
@@ -16,6 +17,7 @@ from store.remoting.codes import CommandFlag
 from store.remoting.command import Bytes, Command, encode_head
 from store.remoting.connection import Connection
 from store.remoting.loop import LoopThread
+from store.remoting.tls import Tls, not_connected
 
 TIMEOUT_SECONDS = 3.0
 _OPAQUES = 1 << 31
@@ -27,10 +29,11 @@ class Client(Opened):
     A connection is made when it is needed, and again after it was lost: what was under way on it has failed.
     """
 
-    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, timeout: float = TIMEOUT_SECONDS, tls: Tls | None = None) -> None:
         """timeout: seconds to wait for an answer, connecting included, where a request does not say."""
         super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
         self._timeout = timeout
+        self._tls = None if tls is None else tls.context()
         self._thread = LoopThread("mq-client")
         self._peers: dict[str, _Peer] = {}
 
@@ -85,7 +88,7 @@ class Client(Opened):
     # --- in the loop's thread ----------------------------------------------------------------------------
 
     async def _ask(self, address: str, command: Command, timeout: float) -> Command:
-        peer = self._peers.setdefault(address, _Peer(address))
+        peer = self._peer(address)
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(_retrieve)
@@ -100,8 +103,10 @@ class Client(Opened):
             ) from error
 
     async def _tell(self, address: str, command: Command) -> None:
-        peer = self._peers.setdefault(address, _Peer(address))
-        (await peer.connected()).send(command)
+        (await self._peer(address).connected()).send(command)
+
+    def _peer(self, address: str) -> _Peer:
+        return self._peers.setdefault(address, _Peer(address, self._tls))
 
     async def _close(self) -> None:
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
@@ -123,8 +128,10 @@ def _retrieve(task: asyncio.Task[Command]) -> None:
 class _Peer:
     """One address: its connection, and the requests that wait for an answer on it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
         self._address = address
+        self._tls = tls
+        self._has_answered = False
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[Command]] = {}
@@ -149,12 +156,11 @@ class _Peer:
                 loop = asyncio.get_running_loop()
                 try:
                     _, self._connection = await loop.create_connection(
-                        lambda: Connection(self._received, self._lost), host, port
+                        lambda: Connection(self._received, self._lost), host, port, ssl=self._tls
                     )
                 except OSError as error:
-                    raise Unreachable(
-                        f"{self._address}: {error.strerror or error}; is a name server or broker running there?"
-                    ) from error
+                    hint = "is a name server or broker running there?"
+                    raise not_connected(self._address, error, hint, tls=self._tls is not None) from error
             return self._connection
 
     def close(self) -> None:
@@ -163,6 +169,7 @@ class _Peer:
 
     def _received(self, connection: Connection, command: Command) -> None:
         """An answer; what a broker asks of its clients concerns none of ours, and late answers nobody."""
+        self._has_answered = True
         answer = self._waiting.get(command.opaque) if command.is_response else None
         if answer is not None and not answer.done():
             answer.set_result(command)
@@ -170,6 +177,8 @@ class _Peer:
     def _lost(self, connection: Connection, error: Exception | None) -> None:
         self._connection = None
         why = f": {error}" if error is not None else ""
+        if not self._has_answered and self._tls is None:
+            why += "; does it want TLS? (option useTls)"
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterable
 
 from store.errors import Unreachable
 from store.remoting.addresses import host_and_port
 from store.remoting.command import Command, decode, encode
 from store.remoting.frames import Frames
+from store.remoting.tls import not_connected
 
 _RECEIVE_BYTES = 1 << 20
 
@@ -16,15 +18,14 @@ _RECEIVE_BYTES = 1 << 20
 class Pipe:
     """To be closed. Without a thread of its own and without a queue between two, it takes half the time of `Client`."""
 
-    def __init__(self, address: str, timeout: float) -> None:
-        """timeout: seconds, for the connection and for each answer. Raises `Unreachable`."""
+    def __init__(self, address: str, timeout: float, tls: ssl.SSLContext | None = None) -> None:
+        """timeout: seconds, for the connection and for each answer. Raises `Unreachable`, `Untrusted`."""
         self._address = address
         self._frames = Frames()
         try:
-            self._socket = socket.create_connection(host_and_port(address), timeout)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = _connected(host_and_port(address), timeout, tls)
         except OSError as error:
-            raise self._unreachable(error, "is a broker running there?") from error
+            raise not_connected(address, error, "is a broker running there?", tls=tls is not None) from error
 
     def send(self, commands: Iterable[Command]) -> None:
         """Raises `Unreachable`."""
@@ -50,3 +51,13 @@ class Pipe:
 
     def _unreachable(self, error: OSError, hint: str) -> Unreachable:
         return Unreachable(f"{self._address}: {error.strerror or error}; {hint}")
+
+
+def _connected(where: tuple[str, int], timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection(where, timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return plain if tls is None else tls.wrap_socket(plain, server_hostname=where[0])
+    except BaseException:
+        plain.close()
+        raise

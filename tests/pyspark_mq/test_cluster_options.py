@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from pyspark_mq.write_options import WriteOptions
 from store.any_log import BrokerQueueId, Queue
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
+from store.remoting.tls import Tls
+from tests.certificates import certificate
 
 BASE = {"nameServer": "a:1;b:2", "subscribe": "orders"}
 A0 = Queue("orders", BrokerQueueId("broker-a", 0))
@@ -40,11 +43,27 @@ def test_the_address() -> None:
         ({"accessKey": "me"}, "accessKey and secretKey go together"),
         ({"nameServer": "9876"}, "nameServer: address '9876': must be host:port"),
         ({"nameServer": " ; "}, "nameServer: .*must be host:port"),
+        ({"useTls": "yes"}, "useTls takes true or false, got 'yes'"),
+        ({"tlsCaFile": "/etc/mq/ca.pem"}, "tlsCaFile goes with useTls=true"),
+        ({"useTls": "true", "tlsCaFile": "/nowhere/ca.pem"}, "tlsCaFile: /nowhere/ca.pem: .*: No such file"),
+        ({"useTls": "true", "tlsCaFile": __file__}, f"tlsCaFile: {__file__}: no file of certificates"),
     ],
 )
 def test_what_is_refused(more: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         SourceOptions.parse({**BASE, **more})
+
+
+def test_tls(tmp_path: Path) -> None:
+    """Tasks need no file of certificates: what is in it goes with the options."""
+    assert SourceOptions.parse({**BASE, "useTls": "false"}).address == ClusterAddress(("a:1", "b:2"))
+    assert SourceOptions.parse({**BASE, "useTls": "True"}).address == ClusterAddress(("a:1", "b:2"), tls=Tls())
+    made = certificate(tmp_path).path
+    parsed = SourceOptions.parse({**BASE, "useTls": "true", "tlsCaFile": str(made)})
+    assert parsed.address == ClusterAddress(("a:1", "b:2"), tls=Tls(made.read_text()))
+    assert "CERTIFICATE" not in repr(parsed)
+    made.unlink()
+    assert pickle.loads(pickle.dumps(parsed)).address.tls.context().get_ca_certs()
 
 
 def test_exactly_once_is_refused() -> None:

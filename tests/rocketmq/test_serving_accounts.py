@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from store import MessageStore
 from store.remoting.access import Access
 from store.remoting.serving import serve
+from tests.certificates import certificate
 from tests.rocketmq.harness import HarnessError, RocketMQ
 from tests.rocketmq.test_serving import consumed, left, mqadmin
 
@@ -29,24 +27,12 @@ accounts:
 """
 
 
-def certificate(folder: Path) -> ssl.SSLContext:
-    """One for 127.0.0.1, signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl, to make a certificate")
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1", *files]
-    subprocess.run(made, check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
-
-
 def test_accounts_and_tls(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     with (
         MessageStore.open(tmp_path / "mq") as store,
-        serve(store, "127.0.0.1:0", access=Access.load(path), tls=certificate(tmp_path)) as serving,
+        serve(store, "127.0.0.1:0", access=Access.load(path), tls=certificate(tmp_path).server()) as serving,
     ):
         store.create_topic("orders", 2)
         store.create_topic("bills", 2)

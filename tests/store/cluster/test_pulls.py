@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ class Moody:
     None: as it should.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
@@ -121,8 +122,12 @@ class Moody:
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
         }
         self.server = Server(
-            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), None
+            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls
         )
+
+    def close(self) -> None:
+        self.server.close()
+        self.thread.stop()
 
     def _route(self, request: Request) -> Response:
         if self.is_gone:
@@ -140,8 +145,7 @@ class Moody:
 def moody() -> Iterator[Moody]:
     it = Moody()
     yield it
-    it.server.close()
-    it.thread.stop()
+    it.close()
 
 
 def test_a_broker_that_leaves_the_route_is_waited_for(moody: Moody) -> None:

@@ -1,0 +1,52 @@
+"""TLS at a client's end: whose certificates count, and what it means where there is no connection."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from store.errors import InvalidArgument, RemotingError, Unreachable, Untrusted
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A client that comes by TLS.
+
+    authorities: certificates (PEM); they count, and those that they signed, whatever names stand in them: routes tell
+    brokers' addresses, not their names. None: those that the system trusts, for the name that a server is asked by.
+    """
+
+    authorities: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def trusting(cls, path: str) -> Tls:
+        """The certificates of a file, which nobody needs afterwards. Raises `InvalidArgument`."""
+        try:
+            found = cls(Path(path).read_text("ascii"))
+            found.context()
+        except (OSError, ValueError) as error:  # of ssl, too
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise InvalidArgument(f"{path}: no file of certificates (PEM): {why}") from error
+        return found
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cadata=self.authorities)
+        if self.authorities is not None:
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # what brokers make for themselves lacks this and that
+        return context
+
+
+def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> RemotingError:
+    """The error for a connection that was not made. hint: what may be wrong there without TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(
+            f"{address}: its certificate is not trusted: {error.verify_message}. Is this the right server? Then name a "
+            "file with its certificate, or with that of who signed it (option tlsCaFile)"
+        )
+    if tls and isinstance(error, ssl.SSLError | ConnectionResetError):
+        said = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
+        return Unreachable(f"{address}: it does not answer by TLS{said}; has it TLS at all? (option useTls)")
+    return Unreachable(f"{address}: {error.strerror or error}; {hint}")
