@@ -2,21 +2,24 @@
 
 A piece of a queue is written whole, its log before its entries, and read back; then the metadata names it. Who is
 killed meanwhile leaves objects that nothing names, and the next one writes over them: the same bytes, and more. A last
-segment that is small is written anew as a longer one; what it had stands in it still, at the same place.
+segment that is small is written anew as a longer one; what it had stands in it still, at the same place. The keys of
+what the metadata is about to name go into the index before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from store.any_log import Queue
 from store.archive.catalog import ArchivedQueue, Catalog, Segment
+from store.archive.key_index import Filing
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, NO_TIME, queue_path, segment_path
 from store.archive.place import Place
-from store.errors import ArchiveOfAnother, ArchiveUnavailable, CorruptSegment, OffsetLost
+from store.errors import ArchiveOfAnother, CorruptSegment, OffsetLost
 from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked, checked_blocks
@@ -26,7 +29,6 @@ PIECE_BYTES = 64 << 20  # of a queue's log: one object
 _SMALL = 4  # a last segment of less than a piece by that is written anew
 _PIECES_AT_ONCE = 4  # until the metadata is written
 _BLOCK_BYTES = 8 << 20
-_COMPARED_AT_ONCE = 8 << 20
 
 Progress = Callable[[int, int], None]  # messages that are archived by now, of how many
 
@@ -76,9 +78,7 @@ class Piece:
         """Write both, read them back, and give what the metadata is to say of them."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
-            path = f"{place.folder}/{segment_path(queue, kind, base)}"
-            place.objects.write(path, data)
-            _must_be_there(place, path, data)
+            place.write(segment_path(queue, kind, base), data)
         times = self.begin, self.end, sealed
         return Segment(self.base, len(log), *times), Segment(self.entries_base, len(entries), *times)
 
@@ -94,6 +94,7 @@ class Archiving:
         self._place = place
         self._piece_bytes = piece_bytes
         self._catalog = place.load() or Catalog(broker)
+        self._filing = Filing()
         self._unsaved = 0
 
     def run(self, ends: Mapping[Queue, int], progress: Progress = lambda done, total: None) -> Archived:
@@ -108,6 +109,9 @@ class Archiving:
         for queue, end in ends.items():
             if queue not in self._catalog.queues:
                 self._catalog, changed = self._catalog.having(queue, ArchivedQueue(next_offset=begins[queue])), True
+            if self._catalog.queues[queue].indexed_from is None:
+                known = replace(self._catalog.queues[queue], indexed_from=begins[queue])
+                self._catalog = self._catalog.having(queue, known)
             for added in self._queue(queue, begins[queue], end):
                 changed = True
                 done, taken = done + added.messages, taken + added.bytes
@@ -119,8 +123,11 @@ class Archiving:
         return Archived(done, taken)
 
     def _save(self) -> None:
+        index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write)
+        self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
         self._unsaved = 0
+        self._place.delete(replaced)
 
     def _begin(self, queue: Queue, end: int) -> int:
         """The queue offset from which on it is not archived yet."""
@@ -161,6 +168,7 @@ class Archiving:
         for checked in checked_blocks(self._log, self._published.of(*queue), start, end, limit):
             if piece is None:
                 piece = self._next_piece(queue, start)
+            self._filing.add(queue, self._catalog.topics[queue.topic], checked, piece.base + piece.size)
             piece.add(checked)
             start += len(checked.block)
             if piece.size >= self._piece_bytes:
@@ -200,21 +208,6 @@ class Archiving:
 
 
 _ELSEWHERE = "archive to another URL, or under another brokerName"
-
-
-def _must_be_there(place: Place, path: str, data: bytes) -> None:
-    """What was written is what is read: all of it, and nothing behind."""
-    cuts = range(0, len(data), _COMPARED_AT_ONCE)
-    pieces = ((begin, min(begin + _COMPARED_AT_ONCE, len(data))) for begin in cuts)
-    try:
-        same = place.objects.size(path) == len(data)
-        same = same and all(place.objects.read(path, *piece) == data[slice(*piece)] for piece in pieces)
-    except FileNotFoundError:
-        same = False
-    if not same:
-        raise ArchiveUnavailable(
-            f"{place.url}/{path}: what was written is not what is read back; does another process archive there?"
-        )
 
 
 def _without_place(record: bytes) -> bytes:

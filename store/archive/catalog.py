@@ -15,7 +15,8 @@ from store.archive.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
     GROWING,
-    INDEX_SEGMENTS,
+    INDEX,
+    INDEXED_FROM,
     NO_OFFSET,
     NO_TIME,
     QUEUES,
@@ -24,6 +25,7 @@ from store.archive.layout import (
     SEGMENTS,
     TOPIC_NUMBER,
     TOPICS,
+    index_path,
     queue_path,
 )
 from store.errors import CorruptStore
@@ -58,12 +60,14 @@ Segments = tuple[Segment, ...]
 class ArchivedQueue:
     """What is archived of one queue: its log and its entries, each contiguous.
 
-    next_offset: the queue offset that is archived next where there are no entries.
+    next_offset: the queue offset that is archived next where there are no entries. indexed_from: the index has the keys
+    of all messages from that queue offset on; None where that is not known, as in what a broker archived.
     """
 
     log: Segments = ()
     entries: Segments = ()
     next_offset: int = 0
+    indexed_from: int | None = None
 
     @property
     def first_entry(self) -> int:
@@ -85,11 +89,13 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class Catalog:
-    """What one broker has archived. topics: topic to its number in the archive."""
+    """What one broker has archived. topics: topic to its number in the archive. index: each segment whole by itself;
+    between two of them nothing need be."""
 
     broker: str
     topics: Mapping[str, int] = field(default_factory=dict)
     queues: Mapping[Queue, ArchivedQueue] = field(default_factory=dict)
+    index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
         """Topic to its queues, both in order; those that are missing in between are empty."""
@@ -130,7 +136,13 @@ class Catalog:
                 own = said.get("queue")
                 brokers.add(str(own.get("brokerName") or "") if isinstance(own, dict) else "")
                 queue = Queue(topic, number(path, f"a queue of {topic}", queue_id))
-                queues[queue] = ArchivedQueue(next_offset=max(0, int(said.get("maxOffset", NO_OFFSET))))
+                indexed = said.get(INDEXED_FROM)
+                queues[queue] = ArchivedQueue(
+                    next_offset=max(0, int(said.get("maxOffset", NO_OFFSET))),
+                    indexed_from=None
+                    if indexed is None
+                    else number(path, f"{INDEXED_FROM} of {queue}", indexed, LONG_MAX),
+                )
         brokers.discard("")
         if len(brokers) > 1:
             raise CorruptStore(f"{where}: of several brokers ({', '.join(sorted(brokers))}), which no broker writes")
@@ -140,12 +152,16 @@ class Catalog:
         for queue, known in queues.items():
             name = queue_path(broker, *queue)
             log, entries = (_segments(path, tables[kind].get(name, {}), name) for kind in (COMMIT_LOG, CONSUME_QUEUE))
+            for each in (log, entries):
+                _must_be_contiguous(path, name, each)
             queues[queue] = replace(known, log=log, entries=entries)
+        name = index_path(broker)
+        index = tuple(each for each in _segments(path, tables[INDEX].get(name, {}), name) if each.size)
         topics = {
             topic: number(path, f"topicId of {topic}", said.get("topicId"), LONG_MAX)
             for topic, said in table(path, content, TOPICS).items()
         }
-        return Catalog(broker, topics, queues)
+        return Catalog(broker, topics, queues, index)
 
     def text(self) -> bytes:
         now = int(time.time() * 1000)
@@ -155,26 +171,31 @@ class Catalog:
         }
         queues: dict[str, dict[str, Any]] = {}
         for queue, archived in self.queues.items():
-            queues.setdefault(queue.topic, {})[str(queue.queue_id)] = {
+            said = {
                 "queue": {"brokerName": self.broker, "queueId": queue.queue_id, "topic": queue.topic},
                 "minOffset": archived.first_entry,
                 "maxOffset": archived.max_offset,
                 "updateTimestamp": now,
             }
+            indexed = {} if archived.indexed_from is None else {INDEXED_FROM: archived.indexed_from}
+            queues.setdefault(queue.topic, {})[str(queue.queue_id)] = {**said, **indexed}
         content: dict[str, Any] = {
             TOPIC_NUMBER: max(self.topics.values(), default=-1),
             TOPICS: topics,
             QUEUES: queues,
-            INDEX_SEGMENTS: {},
         }
         for kind, name in SEGMENTS.items():
             content[name] = dict(self._named(kind, now))
         return json.dumps(content, indent="\t", sort_keys=True).encode()
 
     def _named(self, kind: str, now: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        for queue, archived in self.queues.items():
-            name = queue_path(self.broker, *queue)
-            segments = archived.log if kind == COMMIT_LOG else archived.entries
+        files = {queue_path(self.broker, *queue): archived for queue, archived in self.queues.items()}
+        of_kind = {
+            COMMIT_LOG: {name: archived.log for name, archived in files.items()},
+            CONSUME_QUEUE: {name: archived.entries for name, archived in files.items()},
+            INDEX: {index_path(self.broker): self.index},
+        }
+        for name, segments in of_kind[kind].items():
             if segments:
                 yield name, {str(each.base): _as_json(name, kind, each, now) for each in segments}
 
@@ -203,9 +224,7 @@ def _segments(path: Path, listed: Mapping[str, Any], name: str) -> Segments:
         return Segment(of("baseOffset"), of("size"), of("beginTimestamp"), of("endTimestamp"), of("status") == SEALED)
 
     found = sorted((segment(base, said) for base, said in listed.items()), key=lambda each: each.base)
-    kept = tuple(each for each in found if each.size) or tuple(found[:1])
-    _must_be_contiguous(path, name, kept)
-    return kept
+    return tuple(each for each in found if each.size) or tuple(found[:1])
 
 
 def _must_be_contiguous(path: Path, name: str, segments: Iterable[Segment]) -> None:

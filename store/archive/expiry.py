@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from store.archive.catalog import Segment
-from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, queue_path, segment_path
+from store.archive.catalog import Catalog, Segment
+from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, index_path, queue_path, segment_path
 from store.archive.place import Place
+from store.format.layout import CQ_ENTRY
 
 
 def expire(place: Place, before: int) -> int:
@@ -18,7 +19,7 @@ def expire(place: Place, before: int) -> int:
     catalog = place.load()
     if catalog is None:
         return 0
-    gone = []
+    gone: list[str] = []
     for queue, archived in list(catalog.queues.items()):
         pairs = list(zip(archived.log, archived.entries, strict=False))
         count = 0
@@ -30,11 +31,31 @@ def expire(place: Place, before: int) -> int:
             name = queue_path(catalog.broker, *queue)
             for log, entries in pairs[:count]:
                 gone += [segment_path(name, COMMIT_LOG, log.base), segment_path(name, CONSUME_QUEUE, entries.base)]
+    catalog, files = _without_old_index(catalog, before)
+    gone += files
     if gone:
         place.save(catalog)
-    for path in gone:
-        place.objects.delete(f"{place.folder}/{path}")
+    place.delete(gone)
     return len(gone)
+
+
+def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
+    """Without the segments of the index whose messages are all that old, and what they are called.
+
+    Of the messages that it named some may be there still, at the end of their queues: those are in it no longer.
+    """
+    old = [each for each in catalog.index if _is_old(each, before)]
+    if not old:
+        return catalog, []
+    until = max(each.end for each in old)
+    for queue, archived in list(catalog.queues.items()):
+        named = [each.stop // CQ_ENTRY.itemsize for each in archived.entries if each.begin <= until]
+        if archived.indexed_from is not None and named:
+            kept = replace(archived, indexed_from=max(archived.indexed_from, named[-1]))
+            catalog = catalog.having(queue, kept)
+    index = tuple(each for each in catalog.index if each not in old)
+    name = index_path(catalog.broker)
+    return replace(catalog, index=index), [segment_path(name, INDEX, each.base) for each in old]
 
 
 def _is_old(segment: Segment, before: int) -> bool:

@@ -36,7 +36,7 @@ class FlatFile:
         """folder: the cluster's. queue: its `queue_path`."""
         self._objects = objects
         self._segments = segments
-        self._where = f"{objects.url}/{folder}/{queue}/{kind}"
+        self.where = f"{objects.url}/{folder}/{queue}/{kind}"
         self._paths = [f"{folder}/{segment_path(queue, kind, each.base)}" for each in segments]
 
     def read(self, begin: int, end: int) -> bytes:
@@ -47,7 +47,7 @@ class FlatFile:
             if first < last:
                 parts.append(self._of_segment(path, first - segment.base, last - segment.base, self._objects.read))
         if sum(map(len, parts)) != end - begin:
-            raise OffsetLost(f"{self._where}: bytes {begin} to {end} are not archived any more")
+            raise OffsetLost(f"{self.where}: bytes {begin} to {end} are not archived any more")
         return joined(parts)
 
     def view(self, begin: int, end: int) -> Bytes:
@@ -125,7 +125,7 @@ class FlatConsumeQueue:
 
 
 class FlatQueue:
-    """All that is archived of one queue."""
+    """All that is archived of one queue. begin: offset of its log from which on records are there."""
 
     def __init__(self, objects: Objects, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
         """folder: the cluster's; path: the queue's `queue_path`."""
@@ -133,23 +133,36 @@ class FlatQueue:
         self.archived = archived
         self._log_file = FlatFile(objects, folder, path, COMMIT_LOG, archived.log)
         self._entries_file = FlatFile(objects, folder, path, CONSUME_QUEUE, archived.entries)
-        self._begin = archived.log[0].base if archived.log else 0
+        self.begin = archived.log[0].base if archived.log else 0
+        self._end = archived.log[-1].stop if archived.log else 0
         self._ahead = objects.ahead
         self._min_offset: int | None = None
-        self.log = FlatLog(self._log_file, self._begin)
+        self.log = FlatLog(self._log_file, self.begin)
         self.entries = FlatConsumeQueue(queue, self._entries_file.read, archived.max_offset)
 
     def min_offset(self) -> int:
         """Queue offset of the first message whose record is there, which that record says: a broker deletes segments of
         log and entries each in its own time."""
         if self._min_offset is None:
-            first, there = self.archived.first_entry, self._begin and self.archived.log[0].size
+            first, there = self.archived.first_entry, self.begin and self.archived.log[0].size
             if there:
-                at = self._begin + field_offset(RECORD_HEADER, "queue_offset")
+                at = self.begin + field_offset(RECORD_HEADER, "queue_offset")
                 width = RECORD_HEADER["queue_offset"].itemsize
                 first = max(first, int.from_bytes(self.log.read(at, width), "big"))
             self._min_offset = min(first, self.archived.max_offset)
         return self._min_offset
+
+    def offset_of(self, physical_offset: int) -> int | None:
+        """Queue offset of the message whose record begins at this offset of the log; None where none does."""
+        at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
+        width = RECORD_HEADER["queue_offset"].itemsize
+        if not self.begin <= physical_offset <= at + width <= self._end:
+            return None
+        offset = int.from_bytes(self.log.read(at, width), "big", signed=True)
+        if not self.min_offset() <= offset < self.archived.max_offset:
+            return None
+        entry = self.entries.entries(offset, offset + 1)[0]
+        return offset if entry["physical_offset"] == physical_offset else None
 
     def offsets(self) -> tuple[int, int]:
         """Queue offsets of the first message, and behind the last."""
@@ -172,6 +185,6 @@ class FlatQueue:
                 stop = int(last["physical_offset"] + last["size"])
                 begin = int(queue.entries(start, start + 1)[0]["physical_offset"])
                 log = ReadAhead(self._log_file.read, begin, stop, _PIECE_BYTES, self._ahead, pool)
-                yield FlatLog(self._log_file, self._begin, log.view), queue
+                yield FlatLog(self._log_file, self.begin, log.view), queue
             finally:
                 pool.shutdown(cancel_futures=True)

@@ -2,6 +2,7 @@
 
     <hash>_<cluster>/<broker>/<topic>/<queue id>/COMMIT_LOG/<hash><begin offset>      records, contiguous
     <hash>_<cluster>/<broker>/<topic>/<queue id>/CONSUME_QUEUE/<hash><begin offset>   entries, as in a consume queue
+    <hash>_<cluster>/<broker>/rmq_sys_INDEX/0/INDEX/<hash><begin offset>              keys of messages of all queues
     config/tieredStoreMetadata.json                                                   which of them count, and how far
 
 A record is the one of the commit log (`store.format.layout`), but for its physical offset, which is the one in its
@@ -18,14 +19,21 @@ from store.format.layout import SEGMENT_NAME_DIGITS, segment_name
 HASH_DIGITS: Final = 8  # of the MD5 of what follows: so neighbours are spread over an object store
 COMMIT_LOG: Final = "COMMIT_LOG"
 CONSUME_QUEUE: Final = "CONSUME_QUEUE"
-SEGMENT_TYPES: Final = {COMMIT_LOG: 0, CONSUME_QUEUE: 1}  # FileSegmentType; 2 is its index
+INDEX: Final = "INDEX"
+SEGMENT_TYPES: Final = {COMMIT_LOG: 0, CONSUME_QUEUE: 1, INDEX: 2}  # FileSegmentType
+INDEX_TOPIC: Final = "rmq_sys_INDEX"  # in whose queue 0 the index stands
+INDEX_SLOTS: Final = 1 << 17  # of an index that this project writes; RocketMQ's tieredStoreIndexFileMaxHashSlotNum
 METADATA: Final = "config/tieredStoreMetadata.json"
 DEFAULT_CLUSTER: Final = "DefaultCluster"
 
 TOPICS: Final = "topicMetadataTable"  # topic to its number and its name
 QUEUES: Final = "queueMetadataTable"  # topic to queue id to its offsets
-SEGMENTS: Final = {COMMIT_LOG: "commitLogFileSegmentTable", CONSUME_QUEUE: "consumeQueueFileSegmentTable"}
-INDEX_SEGMENTS: Final = "indexFileSegmentTable"
+INDEXED_FROM: Final = "indexedOffset"  # of a queue, this project's: the index has all keys from this offset on
+SEGMENTS: Final = {
+    COMMIT_LOG: "commitLogFileSegmentTable",
+    CONSUME_QUEUE: "consumeQueueFileSegmentTable",
+    INDEX: "indexFileSegmentTable",
+}
 TOPIC_NUMBER: Final = "topicSerialNumber"  # the last one given to a topic
 NO_OFFSET: Final = -1  # of a queue without messages
 NO_TIME: Final = (1 << 63) - 1  # of a segment without messages, ms
@@ -52,8 +60,13 @@ def queue_path(broker: str, topic: str, queue_id: int) -> str:
     return f"{broker}/{topic}/{queue_id}"
 
 
+def index_path(broker: str) -> str:
+    """Where the index stands: the path of a queue."""
+    return queue_path(broker, INDEX_TOPIC, 0)
+
+
 def segment_path(queue: str, kind: str, base: int) -> str:
-    """Below the cluster's folder. queue: its `queue_path`. kind: COMMIT_LOG or CONSUME_QUEUE."""
+    """Below the cluster's folder. queue: its `queue_path`. kind: of SEGMENT_TYPES."""
     return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
 
 

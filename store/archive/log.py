@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,18 +25,26 @@ from store.any_log import (
     ReadSpec,
 )
 from store.archive.catalog import Catalog
+from store.archive.finding import Finding
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import PolledHeld
 from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place
 from store.errors import NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
+from store.format import compute as pc
+from store.format.arrays import constant
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
+from store.format.stored_message import StoredMessage, inflated
+from store.index.index import END_OF_TIME
 from store.read.checked import Checked, checked_blocks
+from store.read.filters import EVERYTHING
 from store.read.fingerprint import fingerprint
 from store.read.query import offset_by_time
 from store.read.scan import scan_queue
+
+Found = TypeVar("Found")
 
 POLL_SECONDS = 0.5
 _READ_ONLY = "an archive is only read; 'pyspark-mq restore' makes a store of it"
@@ -106,7 +115,60 @@ class ArchiveLog:
         return found
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        return list(ranges)
+        ranges = list(ranges)
+        return self._looked_up(lambda finding, _: finding.narrowed(ranges, keys))
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_messages: int = 64,
+        begin: int = 0,
+        end: int = END_OF_TIME,
+        before: Positions | None = None,
+    ) -> list[StoredMessage]:
+        """As `MessageStore.query`, which asks it for what it has no longer.
+
+        before: queue offsets from which on no message of a queue is wanted. What is not in the index is read, all of
+        it. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment`, `ArchiveUnavailable`.
+        """
+
+        def newest(finding: Finding, catalog: Catalog) -> list[StoredMessage]:
+            queues = catalog.of_topics().get(topic)
+            if queues is None:
+                raise UnknownTopic(f"{self._place.url}: topic {topic!r}: not archived")
+            return finding.newest(queues, key, max_messages, begin, end, before or {})
+
+        found = self._looked_up(newest)
+        return [inflated(message, self._where(Queue(topic, message.queue_id)), _MAX_BODY_BYTES) for message in found]
+
+    def with_id(self, topic: str, msg_id: str) -> list[QueueRange]:
+        """Where the messages of a topic are that have this id, as its column `msgId` shows it: one each.
+
+        Several, where their producer gave them none: then it is that of a place in their queues' own logs.
+        """
+        there = [QueueRange(*queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
+        spec = ReadSpec(("queueOffset", "msgId"), EVERYTHING)
+        return [
+            QueueRange(*wanted.queue, row["queueOffset"], row["queueOffset"] + 1)
+            for wanted in self.with_keys(there, [msg_id])
+            for batch in self.scan(wanted, spec)
+            for row in batch.filter(pc.equal(batch["msgId"], constant(msg_id))).to_pylist()
+        ]
+
+    def _looked_up(self, look: Callable[[Finding, Catalog], Found]) -> Found:
+        """With the catalog as it is now: while it grows, and when something is deleted, an object that it names may go.
+
+        Raises as `look`.
+        """
+        while True:
+            catalog = self._catalog()
+            finding = Finding(catalog, self._place.index(catalog), partial(self._flat, catalog))
+            try:
+                return look(finding, catalog)
+            except OffsetLost:
+                if self._catalog() is catalog:
+                    raise
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}
@@ -195,9 +257,12 @@ class ArchiveLog:
             if (it := self._flat(catalog, queue)) is not None:
                 yield it
 
+    def _where(self, queue: Queue) -> str:
+        return f"{self._place.url}: topic {queue.topic!r}, queue {queue.queue_id}"
+
     def _holding(self, wanted: QueueRange) -> FlatQueue:
         it = self._flat(self._catalog(), wanted.queue)
-        where = f"{self._place.url}: topic {wanted.topic!r}, queue {wanted.queue_id}"
+        where = self._where(wanted.queue)
         if it is None:
             raise UnknownTopic(f"{where}: not archived")
         minimum, maximum = it.min_offset(), it.archived.max_offset

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from store.any_log import Queue
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
-from store.archive.layout import METADATA, cluster_folder, is_cluster_folder, queue_path
+from store.archive.key_index import KeyIndex
+from store.archive.layout import METADATA, cluster_folder, index_path, is_cluster_folder, queue_path
 from store.archive.objects import Objects, objects_at, without_secrets
-from store.errors import NoArchive, UnsupportedStore
+from store.errors import ArchiveUnavailable, NoArchive, UnsupportedStore
 
+_COMPARED_AT_ONCE = 8 << 20
 _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
@@ -65,6 +67,33 @@ class Place:
     def save(self, catalog: Catalog) -> None:
         """From now on this is what is archived."""
         self.objects.write(self.metadata, catalog.text())
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write an object, below the cluster's folder, and read it back: all of it, and nothing behind.
+
+        Raises `ArchiveUnavailable`.
+        """
+        path = f"{self.folder}/{path}"
+        self.objects.write(path, data)
+        cuts = range(0, len(data), _COMPARED_AT_ONCE)
+        pieces = ((begin, min(begin + _COMPARED_AT_ONCE, len(data))) for begin in cuts)
+        try:
+            same = self.objects.size(path) == len(data)
+            same = same and all(self.objects.read(path, *piece) == data[slice(*piece)] for piece in pieces)
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise ArchiveUnavailable(
+                f"{self.url}/{path}: what was written is not what is read back; does another process archive there?"
+            )
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects below the cluster's folder that the metadata names no longer."""
+        for path in paths:
+            self.objects.delete(f"{self.folder}/{path}")
+
+    def index(self, catalog: Catalog) -> KeyIndex:
+        return KeyIndex(self.objects, self.folder, index_path(catalog.broker), catalog.index)
 
     def queue(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
         """One queue, None where there is none."""

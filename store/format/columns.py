@@ -195,6 +195,10 @@ class Block:
         """What stands behind the bodies, as it is stored, length n."""
         return self._records.properties
 
+    def value(self, name: str) -> pa.StringArray:
+        """Property `name` of each message, length n, null where it has none."""
+        return self._properties.value(name)
+
     def moved(self, to: int) -> Bytes:
         """The records back to back, uint8, as they stand in another log from offset `to` on."""
         return self._records.moved(to)

@@ -301,6 +301,32 @@ INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
 INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
 INDEX_TAG_PREFIX: Final = "T#"  # of a tag as RocketMQ 5.4 and later file it, where the key stands
 
+# --- index of an archive (the tiered store's IndexStoreFile, as it is uploaded) ----------------------------
+# A file is one header, the slots of a hash table, then the items: those of a slot stand together, newest first.
+# How many slots there are nothing says but the first one: the items begin where its own begin, also if it has none.
+
+ARCHIVE_INDEX_HEADER: Final = np.dtype(
+    [
+        ("magic", ">i4"),
+        ("begin_timestamp", ">i8"),  # ms, which items count from; they may be older
+        ("end_timestamp", ">i8"),  # ms, store time of the newest
+        ("slots_used", ">i4"),
+        ("items", ">i4"),
+    ]
+)
+ARCHIVE_INDEX_MAGIC: Final = (0xCCDDEEFF ^ 1880681586 + 8) - (1 << 32)
+ARCHIVE_INDEX_SLOT: Final = np.dtype([("position", ">i4"), ("length", ">i4")])  # of its items, bytes
+ARCHIVE_INDEX_ITEM: Final = np.dtype(
+    [
+        ("key_hash", ">i4"),
+        ("topic_id", ">i4"),  # the topic's number in the archive
+        ("queue_id", ">i4"),
+        ("physical_offset", ">i8"),  # of the record in its queue's own log
+        ("size", ">i4"),  # of the record
+        ("seconds", ">i4"),  # since the header's begin_timestamp
+    ]
+)
+
 # --- checkpoint (StoreCheckpoint) ------------------------------------------------------------------------
 
 CHECKPOINT: Final = np.dtype(
@@ -367,6 +393,8 @@ assert PROPERTY_CRC_BYTES == 20
 assert CQ_ENTRY.itemsize == 20
 assert INDEX_HEADER.itemsize == 40
 assert INDEX_ENTRY.itemsize == 20
+assert (ARCHIVE_INDEX_HEADER.itemsize, ARCHIVE_INDEX_SLOT.itemsize, ARCHIVE_INDEX_ITEM.itemsize) == (28, 8, 28)
+assert -(1 << 31) <= ARCHIVE_INDEX_MAGIC < 0
 assert len(SCHEDULE_DELAYS_MS) == 18
 assert SCHEDULE_TOPIC in SYSTEM_TOPICS
 assert {HALF_TOPIC, OP_TOPIC, UNDECIDED_TOPIC} <= SYSTEM_TOPICS

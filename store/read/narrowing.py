@@ -76,7 +76,7 @@ class Narrowing:
             last = _bisect(first, wanted.end, lambda offset: stored(offset) <= end)
         except OffsetLost:  # retention was faster, and who reads is to say so
             return [wanted]
-        return _joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
+        return joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
 
     def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
         most = _MOST_SEARCHES // len(ranges)
@@ -106,7 +106,7 @@ class Narrowing:
             return [wanted]
         if self._published.offsets(*wanted.queue)[0] > wanted.start:  # retention was faster, likewise
             return [wanted]
-        return _joined(pieces)
+        return joined(pieces)
 
 
 def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -> int:
@@ -132,7 +132,7 @@ def _bisect(low: int, high: int, is_before: Callable[[int], bool]) -> int:
     return low
 
 
-def _joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:
+def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:
     """Ascending pieces of one range, those that are near each other as one; empty ones left out."""
     joined: list[QueueRange] = []
     for piece in pieces:

@@ -149,7 +149,7 @@ def messages_with_key(
     found: dict[int, StoredMessage] = {}
     for message in _messages(log, index.candidates(topic, key, begin, end), confirm_offset):
         is_in_time = begin <= message.store_timestamp <= end
-        if message.topic == topic and _has_key(message, key) and is_in_time and has(message):
+        if message.topic == topic and has_key(message, key) and is_in_time and has(message):
             found[message.physical_offset] = message
             if len(found) == max_messages:
                 break
@@ -164,7 +164,7 @@ def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> It
             continue
 
 
-def _has_key(message: StoredMessage, key: str) -> bool:
+def has_key(message: StoredMessage, key: str) -> bool:
     keys = message.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR)
     return key == message.properties.get(PROPERTY_UNIQ_KEY) or key in keys
 

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from store.archive.layout import INDEX_SLOTS
+
 HERE = Path(__file__).parent
 LINES = ("5.5", "5.3", "5.1", "4.9", "4.3")
 """RocketMQ release lines, newest first; pom.xml names the exact versions."""
@@ -211,11 +213,15 @@ class RocketMQ:
         broker: str = "broker-a",
         log_bytes: int = 4096,
         queue_bytes: int = 200,
+        slots: int = INDEX_SLOTS,
     ) -> list[Json]:
-        """RocketMQ's tiered store, from 5.3 on, on files below `archive`, its metadata in `root`; see Tiered.java."""
+        """RocketMQ's tiered store, from 5.3 on, on files below `archive`, its metadata in `root`; see Tiered.java.
+
+        records: or the questions of a query.
+        """
         command = self._java("Tiered", verb, str(archive), str(root), "DefaultCluster", broker)
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
-        sizes = [str(log_bytes), str(queue_bytes)]
+        sizes = [str(log_bytes), str(queue_bytes), str(slots)]
         done = subprocess.run(
             [*command, *sizes], input=lines, capture_output=True, timeout=COMMAND_SECONDS, check=False
         )

@@ -78,3 +78,57 @@ def test_we_read_what_it_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     lines = rocketmq5.tiered("read", url, url)
     assert len(theirs(lines)) == 120
     assert ours(ArchiveAddress(str(url))) == theirs(lines)
+
+
+def found(lines: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    return {(line["topic"], line["key"], line["queueId"], line["queueOffset"]) for line in lines}
+
+
+def found_by_us(address: ArchiveAddress, questions: list[dict[str, str]]) -> set[tuple[Any, ...]]:
+    with address.open() as log:
+        return {
+            (each["topic"], each["key"], message.queue_id, message.queue_offset)
+            for each in questions
+            for message in log.query(each["topic"], each["key"], 1000)
+        }
+
+
+def put_with_keys(store: MessageStore, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        keys = (f"k{number % 7}", f"k{number}", "all")[: 1 + number % 3]
+        own = {"UNIQ_KEY": f"id{number}"} if number % 2 else {}
+        store.put(Message("orders", b"%d" % number, queue_id=number % 2, keys=keys, properties=own))
+        store.put(Message("invoices", b"%d" % number, keys=keys))
+
+
+QUESTIONS = [
+    {"topic": topic, "key": key}
+    for topic in ("orders", "invoices")
+    for key in ("all", "none", *(f"k{n}" for n in range(40)), *(f"id{n}" for n in range(40)))
+]
+
+
+def test_it_finds_by_key_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+    url = tmp_path / "archive"
+    with archived(tmp_path, str(url)) as it:
+        it.create_topic("orders", 2)
+        it.create_topic("invoices", 1)
+        for first, count in ((0, 25), (25, 10), (35, 5)):
+            put_with_keys(it.store, count, first)
+            it.archive()
+    root = url / cluster_folder(DEFAULT_CLUSTER) / "mq"
+    lines = rocketmq5.tiered("query", url, root, QUESTIONS, broker="mq", log_bytes=1 << 30, queue_bytes=100 << 20)
+    assert found(lines) == found_by_us(it.address, QUESTIONS)
+    assert len(lines) > 100
+
+
+def test_we_find_by_key_what_it_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+    url = tmp_path / "archive"
+    with MessageStore.open(tmp_path / "mq", config=StoreConfig(enabledAppendPropCRC=False)) as store:
+        store.create_topic("orders", 2)
+        store.create_topic("invoices", 1)
+        put_with_keys(store, 40)
+    rocketmq5.tiered("write", url, url, list(records_of(tmp_path / "mq")), slots=50)
+    lines = rocketmq5.tiered("query", url, url, QUESTIONS, slots=50)
+    assert found_by_us(ArchiveAddress(str(url)), QUESTIONS) == found(lines)
+    assert len(lines) > 100

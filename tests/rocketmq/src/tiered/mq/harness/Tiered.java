@@ -9,10 +9,13 @@ import java.util.ArrayList;
 import java.util.Base64;
 import java.util.Comparator;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.apache.rocketmq.common.BoundaryType;
+import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -22,18 +25,26 @@ import org.apache.rocketmq.tieredstore.MessageStoreExecutor;
 import org.apache.rocketmq.tieredstore.common.AppendResult;
 import org.apache.rocketmq.tieredstore.file.FlatFileStore;
 import org.apache.rocketmq.tieredstore.file.FlatMessageFile;
+import org.apache.rocketmq.tieredstore.index.IndexItem;
+import org.apache.rocketmq.tieredstore.index.IndexStoreService;
 import org.apache.rocketmq.tieredstore.metadata.DefaultMetadataStore;
 import org.apache.rocketmq.tieredstore.provider.PosixFileSegment;
 import org.apache.rocketmq.tieredstore.util.MessageFormatUtil;
+import org.apache.rocketmq.tieredstore.util.MessageStoreUtil;
 
 /**
- * RocketMQ's tiered store on a directory: `Tiered write|read ARCHIVE METADATA_ROOT CLUSTER BROKER LOG_BYTES QUEUE_BYTES`.
+ * RocketMQ's tiered store on a directory:
+ * `Tiered write|read|query ARCHIVE METADATA_ROOT CLUSTER BROKER LOG_BYTES QUEUE_BYTES SLOTS`.
  *
  * write: a line of standard input a record, {"topic", "queueId", "queueOffset", "tagsCode", "record": base64}; it goes
- * where its dispatcher puts it, and is committed. read: a line a queue and a message, as RocketMQ gets them.
+ * where its dispatcher puts it, and is committed; in the end the index is uploaded. read: a line a queue and a message,
+ * as RocketMQ gets them. query: a line of standard input a question, {"topic", "key"}, and a line for each message that
+ * its index names, as its fetcher gets them.
  */
 public final class Tiered {
     private record Put(String topic, int queueId, long queueOffset, long tagsCode, String record) { }
+
+    private record Question(String topic, String key) { }
 
     private Tiered() { }
 
@@ -49,7 +60,8 @@ public final class Tiered {
             switch (args[0]) {
                 case "write" -> write(store, config);
                 case "read" -> read(store);
-                default -> throw new IllegalArgumentException("write or read, not " + args[0]);
+                case "query" -> query(store, config);
+                default -> throw new IllegalArgumentException("write, read or query, not " + args[0]);
             }
         } catch (Exception | Error e) {
             e.printStackTrace();
@@ -67,11 +79,21 @@ public final class Tiered {
         config.setBrokerName(args[4]);
         config.setTieredStoreCommitLogMaxSize(Long.parseLong(args[5]));
         config.setTieredStoreConsumeQueueMaxSize(Long.parseLong(args[6]));
+        config.setTieredStoreIndexFileMaxHashSlotNum(Integer.parseInt(args[7]));
+        config.setTieredStoreIndexFileMaxIndexNum(100_000);
         config.setTieredBackendServiceProvider(PosixFileSegment.class.getName());
         return config;
     }
 
+    private static IndexStoreService index(FlatFileStore store, MessageStoreConfig config) {
+        IndexStoreService index = new IndexStoreService(
+            store.getFlatFileFactory(), MessageStoreUtil.getIndexFilePath(config.getBrokerName()));
+        index.start();
+        return index;
+    }
+
     private static void write(FlatFileStore store, MessageStoreConfig config) throws Exception {
+        IndexStoreService index = index(store, config);
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             Put put = Main.GSON.fromJson(line, Put.class);
@@ -90,6 +112,39 @@ public final class Tiered {
                 throw new IllegalStateException("not committed");
             }
             file.flushMetadata();
+            Map<String, String> properties = MessageFormatUtil.getProperties(record);
+            Set<String> keys = new HashSet<>();
+            for (String name : List.of(MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX, MessageConst.PROPERTY_KEYS)) {
+                keys.addAll(List.of(properties.getOrDefault(name, "").split(MessageConst.KEY_SEPARATOR)));
+            }
+            keys.remove("");
+            must(index.putKey(put.topic, (int) file.getTopicId(), put.queueId, keys, request.getCommitLogOffset(),
+                request.getMsgSize(), request.getStoreTimestamp()));
+        }
+        index.forceUpload();
+    }
+
+    private static void query(FlatFileStore store, MessageStoreConfig config) throws Exception {
+        IndexStoreService index = index(store, config);
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            Question question = Main.GSON.fromJson(line, Question.class);
+            long topicId = store.getMetadataStore().getTopic(question.topic).getTopicId();
+            for (IndexItem item : index.queryAsync(question.topic, question.key, 1000, 0, Long.MAX_VALUE).join()) {
+                if (item.getTopicId() != topicId) {
+                    continue;
+                }
+                FlatMessageFile file = store.getFlatFile(
+                    new MessageQueue(question.topic, config.getBrokerName(), item.getQueueId()));
+                MessageExt message = MessageDecoder.decode(
+                    file.getCommitLogAsync(item.getOffset(), item.getSize()).join(), false, false);
+                Map<String, Object> answer = new LinkedHashMap<>();
+                answer.put("topic", message.getTopic());
+                answer.put("key", question.key);
+                answer.put("queueId", message.getQueueId());
+                answer.put("queueOffset", message.getQueueOffset());
+                Main.print(answer);
+            }
         }
     }
 

@@ -1,0 +1,155 @@
+"""Finding messages of an archive by key and by id: through its index, as far as that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+
+from store.any_log import Int64s, Queue, QueueRange, ReadSpec
+from store.archive.catalog import Catalog
+from store.archive.flat import FlatQueue
+from store.archive.key_index import Items, KeyIndex
+from store.errors import InvalidMessageId
+from store.format import compute as pc
+from store.format.arrays import constant, numbers
+from store.format.key_hashes import key_hash
+from store.format.layout import ARCHIVE_INDEX_ITEM
+from store.format.stored_message import StoredMessage, decode_record
+from store.index.index import END_OF_TIME
+from store.read.filters import EVERYTHING
+from store.read.narrowing import joined
+from store.read.query import has_key, offset_of_id
+from store.read.scan import scan_queue
+
+_MOST_FOUND = 1000  # a key that is so common is read sooner than looked up
+_AT_ONCE = 8
+_MS = 1000
+_NO_ITEMS = np.empty(0, ARCHIVE_INDEX_ITEM)
+_NO_OFFSETS = np.empty(0, np.int64)
+_KEYS = ReadSpec(("msgId", "keys"), EVERYTHING)
+
+FlatQueues = Callable[[Queue], FlatQueue | None]
+
+
+class Finding:
+    """Of one catalog. What a broker archived has an index, too, but nobody knows how far it goes."""
+
+    def __init__(self, catalog: Catalog, index: KeyIndex, flat: FlatQueues) -> None:
+        self._catalog = catalog
+        self._index = index
+        self._flat = flat
+
+    def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        """What of published ranges can hold messages with one of `keys`, or with one as their id; see `Log.with_keys`.
+
+        Raises `OffsetLost` where a segment of the index is gone.
+        """
+        found: dict[Queue, Int64s] = {}
+        for topic in {wanted.topic for wanted in ranges}:
+            hashes = [key_hash(topic, key) for key in keys]
+            there = np.concatenate([_NO_ITEMS, *(items for items, _ in self._of_topic(topic, hashes))])
+            if len(there) > _MOST_FOUND:
+                return list(ranges)
+            for queue_id in np.unique(there["queue_id"]).tolist():
+                of_queue = there["physical_offset"][there["queue_id"] == queue_id]
+                found[Queue(topic, queue_id)] = np.unique(of_queue.astype(np.int64))
+        ids = list(_offsets_of_ids(keys))
+        return [piece for wanted in ranges for piece in self._pieces(wanted, found.get(wanted.queue, _NO_OFFSETS), ids)]
+
+    def _of_topic(self, topic: str, hashes: Sequence[int], begin: int = 0) -> Iterator[tuple[Items, Int64s]]:
+        for items, times in self._index.candidates(hashes, begin):
+            of_topic = items["topic_id"] == self._catalog.topics.get(topic, -1)
+            yield items[of_topic], times[of_topic]
+
+    def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
+        """filed, ids: offsets of the queue's log at which a record begins, or may begin."""
+        it = self._flat(wanted.queue)
+        if it is None or it.archived.indexed_from is None:
+            return [wanted]
+        known = min(max(wanted.start, it.archived.indexed_from), wanted.end)
+        filed = filed[filed >= it.begin]  # and not deleted by now
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            offsets = list(pool.map(it.offset_of, [*filed.tolist(), *ids]))
+        if None in offsets[: len(filed)]:
+            return [wanted]  # who reads it says what is wrong
+        there = sorted({each for each in offsets if each is not None and known <= each < wanted.end})
+        return joined([wanted._replace(end=known), *(wanted._replace(start=each, end=each + 1) for each in there)])
+
+    def newest(
+        self,
+        queues: Iterable[Queue],
+        key: str,
+        most: int,
+        begin: int,
+        end: int,
+        before: Mapping[Queue, int],
+    ) -> list[StoredMessage]:
+        """The newest messages of one topic's queues that have a key, stored in [begin, end] (ms), oldest first.
+
+        before: of some queues the offset up to which they are looked for. Raises as `narrowed`, `CorruptRecord`.
+        """
+        there = {queue: it for queue in queues if (it := self._flat(queue)) is not None}
+        found: dict[tuple[int, int], StoredMessage] = {}
+        for message in self._messages(there, key, begin, end):
+            is_wanted = message.queue_offset < before.get(Queue(message.topic, message.queue_id), END_OF_TIME)
+            if is_wanted and has_key(message, key) and begin <= message.store_timestamp <= end:
+                found[message.queue_id, message.queue_offset] = message
+                if len(found) == most:
+                    break
+        for queue, it in there.items():
+            stop = min(_unindexed_until(it, self._catalog), before.get(queue, END_OF_TIME))
+            for message in _with_key(it, it.min_offset(), stop, key):
+                if begin <= message.store_timestamp <= end:
+                    found[message.queue_id, message.queue_offset] = message
+        ordered = sorted(found.values(), key=lambda each: (each.store_timestamp, each.queue_id, each.queue_offset))
+        return ordered[-most:]
+
+    def _messages(self, there: Mapping[Queue, FlatQueue], key: str, begin: int, end: int) -> Iterator[StoredMessage]:
+        """Those that the index names, newest first as far as it can tell."""
+        topic = next(iter(there)).topic if there else ""
+        found = list(self._of_topic(topic, [key_hash(topic, key)], begin))
+        items = np.concatenate([_NO_ITEMS, *(each for each, _ in found)])
+        times = np.concatenate([_NO_OFFSETS, *(each for _, each in found)])
+        order = np.argsort(-times, kind="stable")
+        for row in order[(times[order] <= end) & (times[order] + _MS > begin)].tolist():
+            it = there.get(Queue(topic, int(items[row]["queue_id"])))
+            at = int(items[row]["physical_offset"])
+            if it is not None and it.begin <= at:
+                yield decode_record(it.log.read(at, int(items[row]["size"])), f"{it.queue}, archived at {at}")
+
+
+def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
+    """Queue offset before which the index may lack keys. Of what a broker archived its index is asked, if there is one,
+    as the broker does."""
+    if it.archived.indexed_from is not None:
+        return min(it.archived.indexed_from, it.archived.max_offset)
+    return 0 if catalog.index else it.archived.max_offset
+
+
+def _with_key(it: FlatQueue, start: int, stop: int, key: str) -> Iterator[StoredMessage]:
+    """Of messages [start, stop), read all."""
+    if start >= stop:
+        return
+    with it.ahead(start, stop) as (log, entries):
+        for batch in scan_queue(log, entries, start, stop, _KEYS, 0):
+            for offset in (start + np.flatnonzero(numbers(_may_have(batch, key)))).tolist():
+                at, size, _ = it.entries.entries(offset, offset + 1)[0].item()
+                message = decode_record(it.log.read(at, size), f"{it.queue}, offset {offset}")
+                if has_key(message, key):
+                    yield message
+            start += len(batch)
+
+
+def _may_have(batch: pa.RecordBatch, key: str) -> pa.BooleanArray:
+    among = pc.match_substring(batch["keys"].fill_null(constant("")), key)
+    return pc.or_(among, pc.equal(batch["msgId"], constant(key)))
+
+
+def _offsets_of_ids(keys: Sequence[str]) -> Iterator[int]:
+    for key in keys:
+        with suppress(InvalidMessageId):
+            yield offset_of_id(key)

@@ -1,0 +1,181 @@
+"""The index by key of an archive, RocketMQ's compacted one: written once, whole, and read two pieces a look-up.
+
+An item names a record by its queue and its place in that queue's own log; of the key it has the hash only, so what is
+found are candidates. No object is ever written over: a segment that is small is written anew under another name, with
+more, and goes when the metadata names the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from store.any_log import Int64s, Queue
+from store.archive.catalog import Catalog, Segment, Segments
+from store.archive.flat import FlatFile
+from store.archive.layout import INDEX, INDEX_SLOTS, index_path, segment_path
+from store.archive.objects import Objects
+from store.errors import CorruptSegment
+from store.format.key_hashes import key_hashes
+from store.format.layout import (
+    ARCHIVE_INDEX_HEADER,
+    ARCHIVE_INDEX_ITEM,
+    ARCHIVE_INDEX_MAGIC,
+    ARCHIVE_INDEX_SLOT,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+)
+from store.read.checked import Checked
+
+Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
+
+_MOST_ITEMS = 1 << 21  # of one segment: 56 MiB
+_SMALL = 1 << 19  # one of less is written anew, with more
+_MS = 1000
+_WRONG = "it was changed or cut; restore it from a copy"
+
+
+def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
+    """A segment of these items, those of a queue in its order, which count from `begin`; the newest was stored at `end`
+    (ms)."""
+    items = items[::-1]
+    slot = items["key_hash"].astype(np.int64) % slots
+    order = np.lexsort((-items["seconds"].astype(np.int64), slot))
+    lengths = np.bincount(slot, minlength=slots) * ARCHIVE_INDEX_ITEM.itemsize
+    table = np.empty(slots, ARCHIVE_INDEX_SLOT)
+    first = ARCHIVE_INDEX_HEADER.itemsize + table.nbytes
+    table["position"], table["length"] = first + np.cumsum(lengths) - lengths, lengths
+    header = np.array((ARCHIVE_INDEX_MAGIC, begin, end, np.count_nonzero(lengths), len(items)), ARCHIVE_INDEX_HEADER)
+    return header.tobytes() + table.tobytes() + items[order].astype(ARCHIVE_INDEX_ITEM).tobytes()
+
+
+class Filing:
+    """The keys of messages that the metadata does not name yet."""
+
+    def __init__(self) -> None:
+        self._items: list[Items] = []
+        self._times: list[Int64s] = []
+
+    def add(self, queue: Queue, topic_id: int, checked: Checked, at: int) -> None:
+        """Messages of a queue. topic_id: its topic's number; at: offset of their first record in the queue's log."""
+        block, sizes, _ = checked
+        hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
+        if not len(hashes):
+            return
+        items = np.zeros(len(hashes), ARCHIVE_INDEX_ITEM)
+        items["key_hash"], items["topic_id"], items["queue_id"] = hashes, topic_id, queue.queue_id
+        items["physical_offset"], items["size"] = (at + np.cumsum(sizes) - sizes)[rows], sizes[rows]
+        self._items.append(items)
+        self._times.append(block.field("store_timestamp")[rows])
+
+    def write(
+        self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None]
+    ) -> tuple[Segments, list[str]]:
+        """Write what was added; the index as the metadata is to name it, and the objects that go afterwards.
+
+        existing: the catalog's. Raises what `write` does, `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`.
+        """
+        if not self._items:
+            return catalog.index, []
+        index, replaced = catalog.index, []
+        base, begin, end = index[-1].stop if index else 0, None, 0
+        if index and not index[-1].sealed and index[-1].size < _bytes_of(_SMALL):
+            *kept, last = index
+            index, begin, end = tuple(kept), last.begin, last.end
+            replaced = [segment_path(index_path(catalog.broker), INDEX, last.base)]
+            items = existing.all_items(last)[::-1]
+            self._items.insert(0, items)
+            self._times.insert(0, last.begin + items["seconds"].astype(np.int64) * _MS)
+        items, times = np.concatenate(self._items), np.concatenate(self._times)
+        self._items, self._times = [], []
+        for first in range(0, len(items), _MOST_ITEMS):
+            part, stored = items[first : first + _MOST_ITEMS], times[first : first + _MOST_ITEMS]
+            if begin is None:
+                before = index[-1].begin if index else 0
+                begin = max(int(stored.min()), before + 1)  # RocketMQ tells them by it
+            end = max(end, int(stored.max()))
+            part["seconds"] = (stored - begin) // _MS
+            data = segment_bytes(part, begin, end)
+            write(segment_path(index_path(catalog.broker), INDEX, base), data)
+            index = (*index, Segment(base, len(data), begin, end, len(part) >= _SMALL))
+            base, begin = base + len(data), None
+        return index, replaced
+
+
+class KeyIndex:
+    """The index as one catalog names it, read."""
+
+    def __init__(self, objects: Objects, folder: str, path: str, segments: Segments) -> None:
+        """folder: the cluster's. path: its `index_path`."""
+        self._segments = [_Segment(FlatFile(objects, folder, path, INDEX, (each,)), each) for each in segments]
+        self._at_once = 1 + objects.ahead
+
+    def candidates(self, hashes: Sequence[int], begin: int = 0) -> list[tuple[Items, Int64s]]:
+        """The items of some hashes, and the store time of each (ms, give or take a second); the newest segment first.
+
+        begin: messages stored before (ms) need not be among them. Raises `OffsetLost` where a segment is gone:
+        there is another catalog by now; `CorruptSegment`, `ArchiveUnavailable`.
+        """
+        asked = [each for each in reversed(self._segments) if each.named.end >= begin]
+        if self._at_once == 1 or len(asked) == 1:
+            return [each.candidates(hashes) for each in asked]
+        with ThreadPoolExecutor(self._at_once) as pool:
+            return list(pool.map(lambda each: each.candidates(hashes), asked))
+
+    def all_items(self, segment: Segment) -> Items:
+        """Of one of its segments, in the order of slots."""
+        return next(each for each in self._segments if each.named == segment).all_items()
+
+
+class _Segment:
+    def __init__(self, file: FlatFile, named: Segment) -> None:
+        self._file = file
+        self.named = named
+        self._slots = 0
+
+    def candidates(self, hashes: Iterable[int]) -> tuple[Items, Int64s]:
+        found = [items[items["key_hash"] == each] for each in hashes for items in self._of_slot(each)]
+        items = np.concatenate([np.empty(0, ARCHIVE_INDEX_ITEM), *found])
+        return items, self.named.begin + items["seconds"].astype(np.int64) * _MS
+
+    def all_items(self) -> Items:
+        begin = ARCHIVE_INDEX_HEADER.itemsize + self._slot_count() * ARCHIVE_INDEX_SLOT.itemsize
+        return self._items(begin, self.named.size - begin)
+
+    def _of_slot(self, hashed: int) -> Iterator[Items]:
+        at = ARCHIVE_INDEX_HEADER.itemsize + hashed % self._slot_count() * ARCHIVE_INDEX_SLOT.itemsize
+        slot = np.frombuffer(self._read(at, ARCHIVE_INDEX_SLOT.itemsize), ARCHIVE_INDEX_SLOT)[0]
+        if slot["length"]:
+            yield self._items(int(slot["position"]), int(slot["length"]))
+
+    def _items(self, at: int, length: int) -> Items:
+        if length % ARCHIVE_INDEX_ITEM.itemsize:
+            raise CorruptSegment(f"{self._file.where}: {length} bytes of items; {_WRONG}")
+        return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
+
+    def _slot_count(self) -> int:
+        """The items begin behind the slots, and those of the first slot first of all."""
+        if not self._slots:
+            head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
+            header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]
+            first = np.frombuffer(head, ARCHIVE_INDEX_SLOT, 1, ARCHIVE_INDEX_HEADER.itemsize)[0]
+            count, left = divmod(int(first["position"]) - ARCHIVE_INDEX_HEADER.itemsize, ARCHIVE_INDEX_SLOT.itemsize)
+            if header["magic"] != ARCHIVE_INDEX_MAGIC or left or count < 1:
+                raise CorruptSegment(f"{self._file.where}: no index begins there; {_WRONG}")
+            self._slots = count
+        return self._slots
+
+    def _read(self, at: int, length: int) -> bytes:
+        if not 0 <= at <= at + length <= self.named.size:
+            raise CorruptSegment(f"{self._file.where}: bytes {at} to {at + length} are outside of it; {_WRONG}")
+        return self._file.read(self.named.base + at, self.named.base + at + length)
+
+
+def _bytes_of(items: int) -> int:
+    """A segment's length at the most."""
+    slots = INDEX_SLOTS * ARCHIVE_INDEX_SLOT.itemsize
+    return ARCHIVE_INDEX_HEADER.itemsize + slots + items * ARCHIVE_INDEX_ITEM.itemsize

@@ -1,0 +1,244 @@
+"""What the index of an archive finds is what reading all of it finds, however it grew and whatever of it is gone."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import CorruptSegment, Message, MessageStore, OffsetLost, UnknownTopic
+from store.any_log import Queue, QueueRange, ReadSpec
+from store.archive import finding, key_index
+from store.archive.expiry import expire
+from store.archive.key_index import Items, segment_bytes
+from store.archive.layout import INDEX, INDEXED_FROM, SEGMENTS
+from store.archive.log import ArchiveLog
+from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
+from store.read.filters import EVERYTHING
+from tests.logs.archives import ArchivedStore, archived
+
+TOPICS = {"orders": 2, "invoices": 1}
+ALL = [Queue(topic, each) for topic, count in TOPICS.items() for each in range(count)]
+
+
+@pytest.fixture
+def it(tmp_path: Path) -> Iterator[ArchivedStore]:
+    with archived(tmp_path, str(tmp_path / "archive")) as made:
+        for topic, queues in TOPICS.items():
+            made.create_topic(topic, queues)
+        yield made
+
+
+def fill(store: MessageStore, count: int, seed: int = 0) -> None:
+    """Some without a key, others with several; ids of their producers' for some."""
+    some = random.Random(seed)
+    for _ in range(count):
+        topic = some.choice(list(TOPICS))
+        keys = tuple(f"k{some.randrange(30)}" for _ in range(some.randrange(3)))
+        properties = {"UNIQ_KEY": f"id{some.randrange(1000)}"} if some.random() < 0.3 else {}
+        body = bytes(some.randrange(300))
+        store.put(Message(topic, body, queue_id=some.randrange(TOPICS[topic]), keys=keys, properties=properties))
+
+
+def everything(log: ArchiveLog) -> list[QueueRange]:
+    return [QueueRange(*queue, *bounds) for queue, bounds in log.bounds(ALL).items()]
+
+
+def index_files(root: Path) -> list[Path]:
+    return sorted(root.rglob(f"{INDEX}/*"))
+
+
+def holds(log: ArchiveLog, store: MessageStore, keys: list[str]) -> int:
+    """The same is found as in the store, also where that is in ranges; how many messages those have."""
+    count = 0
+    for key in keys:
+        expected = {
+            (topic, each.queue_id, each.queue_offset): each.body
+            for topic in TOPICS
+            for each in store.query(topic, key, 10_000)
+        }
+        found = {
+            (topic, each.queue_id, each.queue_offset): each.body
+            for topic in TOPICS
+            for each in log.query(topic, key, 10_000)
+        }
+        assert found == expected
+        ranges = log.with_keys(everything(log), [key])
+        offsets = {(each.topic, each.queue_id, at) for each in ranges for at in range(each.start, each.end)}
+        assert offsets >= expected.keys()
+        count += len(offsets)
+    return count
+
+
+@given(st.lists(st.integers(0, 99), max_size=60), st.integers(1, 20))
+def test_a_segment_of_any_items(hashes: list[int], slots: int) -> None:
+    items = np.zeros(len(hashes), ARCHIVE_INDEX_ITEM)
+    items["key_hash"], items["seconds"] = hashes, np.arange(len(hashes))
+    data = segment_bytes(items, 7, 9, slots)
+    header = np.frombuffer(data, ARCHIVE_INDEX_HEADER, 1)[0]
+    table = np.frombuffer(data, ARCHIVE_INDEX_SLOT, slots, ARCHIVE_INDEX_HEADER.itemsize)
+    assert (header["begin_timestamp"], header["end_timestamp"], header["items"]) == (7, 9, len(hashes))
+    assert header["slots_used"] == len({each % slots for each in hashes})
+    for number, slot in enumerate(table):
+        found: Items = np.frombuffer(data[slot["position"] :][: slot["length"]], ARCHIVE_INDEX_ITEM)
+        expected = [(at, each) for at, each in enumerate(hashes) if each % slots == number]
+        assert list(zip(found["seconds"], found["key_hash"], strict=True)) == expected[::-1]
+
+
+def test_what_is_found_is_what_is_there(it: ArchivedStore, tmp_path: Path) -> None:
+    keys = [*(f"k{each}" for each in range(31)), *(f"id{each}" for each in range(0, 1000, 20))]
+    for seed in range(3):
+        fill(it.store, 150, seed)
+        it.archive()
+    with it.address.open() as log:
+        read = holds(log, it.store, keys)
+        assert read < 0.7 * len(keys) * sum(each.length for each in everything(log))
+        assert [each.queue_offset for each in log.query("orders", "k3", 2)] == [
+            each.queue_offset for each in sorted(it.store.query("orders", "k3", 99), key=lambda it: it.store_timestamp)
+        ][-2:]
+        with pytest.raises(UnknownTopic, match="nowhere"):
+            log.query("nowhere", "k1")
+    assert len(index_files(tmp_path / "archive")) == 1  # the small one was replaced
+
+
+def test_by_time(it: ArchivedStore) -> None:
+    for key in ("k", "k", "other", "k"):
+        it.store.put(Message("orders", b"", queue_id=0, keys=(key,)))
+        time.sleep(0.01)
+    it.archive()
+    stored = [each.store_timestamp for each in it.store.query("orders", "k")]
+    with it.address.open() as log:
+        for begin, end in (
+            (0, stored[1]),
+            (stored[1], stored[1]),
+            (stored[1] + 1, stored[2]),
+            (stored[2] + 1, 1 << 60),
+        ):
+            expected = [each for each in stored if begin <= each <= end]
+            assert [each.store_timestamp for each in log.query("orders", "k", 9, begin, end)] == expected
+
+
+def test_many_segments(it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_MOST_ITEMS", 100)
+    monkeypatch.setattr(key_index, "_SMALL", 40)
+    for seed in range(4):
+        fill(it.store, 130, seed)
+        it.archive()
+    assert len(index_files(tmp_path / "archive")) > 4
+    with it.address.open() as log:
+        holds(log, it.store, [f"k{each}" for each in range(0, 31, 3)])
+        begins = [each.begin for each in log._catalog().index]
+        assert begins == sorted(set(begins))
+
+
+def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
+    it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "_SMALL", 10)
+    fill(it.store, 300)
+    it.store.put(Message("invoices", b"of a queue that gets no more", keys=("old",)))
+    it.archive()
+    time.sleep(0.01)
+    between = int(time.time() * 1000)
+    time.sleep(0.01)
+    for seed in (1, 2, 3):
+        for _ in range(60):
+            it.store.put(Message("orders", bytes(900), queue_id=seed % 2, keys=(f"new{seed}",)))
+        it.archive()
+    before = len(index_files(tmp_path / "archive"))
+    assert expire(it.place.place(), between)
+    assert 0 < len(index_files(tmp_path / "archive")) < before
+    with it.address.open() as log:
+        assert [each.keys for each in log.query("invoices", "old")] == [("old",)]
+        ranges = log.with_keys(everything(log), ["old"])
+        assert any(each.topic == "invoices" for each in ranges)
+        assert len(log.query("orders", "new1", 100)) == 60
+        bounds = log.bounds(ALL)
+        for key in ("k1", "k2"):
+            kept = [
+                m
+                for m in it.store.query("orders", key, 999)
+                if m.queue_offset >= bounds[Queue("orders", m.queue_id)][0]
+            ]
+            assert len(log.query("orders", key, 999)) == len(kept)
+
+
+def test_what_was_archived_without_an_index_is_read(it: ArchivedStore, tmp_path: Path) -> None:
+    fill(it.store, 200)
+    it.archive()
+    (metadata,) = tmp_path.glob("archive/*/mq/config/*.json")
+    content = json.loads(metadata.read_text())
+    content[SEGMENTS[INDEX]] = {}
+    for queues in content["queueMetadataTable"].values():
+        for said in queues.values():
+            del said[INDEXED_FROM]
+    metadata.write_text(json.dumps(content))
+    with it.address.open() as log:
+        assert log.with_keys(everything(log), ["k1"]) == everything(log)
+        holds(log, it.store, ["k1", "k7", "id100"])
+        fill(it.store, 100, 1)
+        it.archive()
+        holds(log, it.store, ["k1", "k7", "id100"])
+        ranges = log.with_keys(everything(log), ["none"])
+        assert 0 < sum(each.length for each in ranges) <= 200
+
+
+def test_a_key_of_very_many_is_read_sooner_than_looked_up(it: ArchivedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_MOST_FOUND", 9)
+    it.append([Message("orders", b"%d" % each, queue_id=0, keys=("same",)) for each in range(50)])
+    with it.address.open() as log:
+        assert log.with_keys(everything(log), ["same"]) == everything(log)
+        assert [each.body for each in log.query("orders", "same", 3)] == [b"47", b"48", b"49"]
+
+
+def test_by_the_id_of_a_place(it: ArchivedStore) -> None:
+    it.append([Message("orders", b"%d" % each, queue_id=each % 2) for each in range(6)])
+    with it.address.open() as log:
+        (batch,) = log.scan(QueueRange("orders", 0, 0, 3), ReadSpec(("msgId",), EVERYTHING))
+        ids = batch["msgId"].to_pylist()
+        assert log.with_id("orders", ids[1]) == [QueueRange("orders", 0, 1, 2), QueueRange("orders", 1, 1, 2)]
+        assert log.with_keys([QueueRange("orders", 0, 0, 3)], ids[2:]) == [QueueRange("orders", 0, 2, 3)]
+        assert log.with_id("orders", ids[0][:-8] + "00FFFFFF") == []
+        assert log.with_id("orders", ids[0][:-8] + "00000003") == []  # no record begins there
+
+
+def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: Path) -> None:
+    it.append([Message("orders", b"", queue_id=0, keys=("k1",))])
+    (file,) = index_files(tmp_path / "archive")
+    whole = file.read_bytes()
+    for data in (whole[: len(whole) // 2], whole[:20], b"\0" * len(whole)):
+        file.write_bytes(data)
+        with it.address.open() as log, pytest.raises(CorruptSegment, match=r"INDEX.*restore it from a copy"):
+            log.query("orders", "k1")
+    file.unlink()
+    with it.address.open() as log, pytest.raises(OffsetLost, match="is gone"):
+        log.query("orders", "k1")
+
+
+def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
+    it.append([Message("orders", b"first", queue_id=0, keys=("first",))])
+    over = threading.Event()
+
+    def look() -> None:
+        with it.address.open() as log:
+            while not over.is_set():
+                looks.append([each.body for each in log.query("orders", "first")])
+                looks.append(log.with_keys([QueueRange("orders", 0, 0, 1)], ["first"]))
+
+    looks: list[object] = []
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(30):
+        it.append([Message("orders", b"more", queue_id=1, keys=("more",))])
+    over.set()
+    looking.join()
+    assert len(looks) > 4
+    assert looks == [[b"first"], [QueueRange("orders", 0, 0, 1)]] * (len(looks) // 2)
