@@ -27,6 +27,8 @@ from store.publish.figures import (
     HELD,
     PROCESS_FAILED,
     PROCESSED,
+    PUT,
+    PUT_FAILED,
     SEND_FAILED,
     SENT,
     Told,
@@ -147,6 +149,9 @@ def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
 
     client, status = ["topic", "client_id"], ["invocation_status"]
     group = [*client, "consumer_group"]
+    putting = HistogramMetricFamily(
+        "rocketmq_put_cost_time", "Milliseconds that an append takes until it is seen", labels=client + status
+    )
     sending = HistogramMetricFamily(
         "rocketmq_send_cost_time",
         "Milliseconds from sending to being seen",
@@ -160,6 +165,8 @@ def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
     )
     held = GaugeMetricFamily("rocketmq_held_requests", "Requests that wait for messages", labels=group)
     families = {
+        PUT: (putting, ["success"]),
+        PUT_FAILED: (putting, ["failure"]),
         SENT: (sending, ["success"]),
         SEND_FAILED: (sending, ["failure"]),
         DELIVERED: (delivery, []),
@@ -175,7 +182,7 @@ def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
             bounds = [*map(str, map(float, BUCKETS[each.name])), "+Inf"]
             buckets = list(zip(bounds, accumulate(each.counts), strict=True))
             family.add_metric(labels + more, buckets, each.total)
-    yield from (sending, delivery, process, held)
+    yield from (putting, sending, delivery, process, held)
 
 
 def _fingerprint(store: MessageStore, topic: str, queue: int, offset: int) -> Fingerprint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -11,17 +12,19 @@ from typing import overload
 
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
-from store.errors import StoreBusy, StoreLocked
+from store.errors import StoreBusy, StoreError, StoreLocked
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.record import Record
+from store.format.records import Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.appender import Appender, Condition, Piece
+from store.publish.figures import PUT, PUT_FAILED, Figures
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
 from store.publish.published_end import PublishedEnd
@@ -68,7 +71,8 @@ class Writer:
         rooms = directory.root, log, queues, self.published, encoding_of(config), append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
-        self._flusher.start(partial(_deliver_what_waits, self._topics, self._deliverer))
+        self._figures = Figures(directory.root, f"a writer of {directory.root}")
+        self._flusher.start(partial(_attend, self._topics, self._deliverer, self._figures))
 
     def _join(self) -> PublishedEnd:
         root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
@@ -133,13 +137,35 @@ class Writer:
     ) -> AppendResult | None:
         """`Appender.append`; what is not flushed here the device gets soon. Raises `StoreFull` where little is left."""
         how = self._flusher, self._appender, self._directory.root, self._config
-        return _append(*how, pieces, flush=flush, unless=unless)
+        topics: set[str] = set()
+        since = time.perf_counter()
+        try:
+            result = _append(*how, _noting(topics, pieces), flush=flush, unless=unless)
+        except StoreError:
+            self._took(PUT_FAILED, since, topics)
+            raise
+        if result is not None:
+            self._took(PUT, since, topics)
+        return result
 
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """`Appender.append_few`, as `append`."""
-        self._flusher.appending()
-        refuse_when_full(self._directory.root, self._config)
-        return self._appender.append_few(records)
+        since = time.perf_counter()
+        try:
+            self._flusher.appending()
+            refuse_when_full(self._directory.root, self._config)
+            went = self._appender.append_few(records)
+        except StoreError:
+            self._took(PUT_FAILED, since, [record.queue[0] for record in records])
+            raise
+        self._took(PUT, since, [record.queue[0] for record in records])
+        return went
+
+    def _took(self, name: str, since: float, topics: Iterable[str]) -> None:
+        """Count an append for each of its topics. since: `time.perf_counter()`."""
+        milliseconds = (time.perf_counter() - since) * 1000
+        for topic in set(topics):
+            self._figures.of(name, topic).add(milliseconds)
 
     def delay(self) -> None:
         """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
@@ -197,6 +223,7 @@ class Writer:
             self._deliverer.save()
             self._lock.exclusively(self._leave, timeout)
         finally:
+            self._figures.close()
             self._deliverer.leave()
             self._lock.close()
 
@@ -212,10 +239,18 @@ class Writer:
         self._lock.close()
 
 
-def _deliver_what_waits(topics: Topics, deliverer: Deliverer) -> None:
-    """Begin to deliver where anybody has delayed messages by now."""
+def _attend(topics: Topics, deliverer: Deliverer, figures: Figures) -> None:
+    """Begin to deliver where anybody has delayed messages by now; tell how long appends took."""
     if not deliverer.is_started and any(map(topics.has_queues, WAITING_TOPICS)):
         deliverer.start()
+    figures.write()
+
+
+def _noting(topics: set[str], pieces: Iterable[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        queues = piece.destinations if isinstance(piece, Records) else [record.queue for record in piece]
+        topics.update(topic for topic, _ in queues)
+        yield piece
 
 
 def _append(

@@ -1,9 +1,11 @@
-"""How long things take, and how much waits, as each producer and consumer tells all processes of the host.
+"""How long things take, and how much waits, as each writer, producer, consumer and server tells all processes of the
+host.
 
     clients/{process}#{number}      one `FIGURE` after the other
 
-A counter in memory costs next to nothing; the file is written now and then, by one write that nobody waits for. Who is
-open holds a lock on its file: what others left behind does not count, and goes when the next one comes.
+A counter in memory costs next to nothing; the file is made when there is something to tell, and written now and then,
+by one write that nobody waits for. Who is open holds a lock on its file: what others left behind does not count, and
+goes when the next one comes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import struct
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,16 +30,25 @@ from store.files.atomic import make_folder, open_file, write_at
 from store.files.opened import Opened, opening
 from store.format.layout import CLIENTS_DIR, FIGURE, field_offset
 from store.publish.locks import is_held, set_lock
-from store.system_errors import system_errors
 
-# Upper bounds of buckets, ms, as RocketMQ's client has them; one more bucket is for what takes longer.
+# Upper bounds of buckets, ms, most as RocketMQ's client has them; one more bucket is for what takes longer.
+PUT, PUT_FAILED = "put", "put failed"  # an append: from the messages' being ready to their being seen
 SENT, SEND_FAILED = "sent", "send failed"  # from `send` to being seen, of the first message of what went together
 DELIVERED = "delivered"  # from being stored to being in a consumer's memory
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
-HELD = "held"  # requests of a consumer that wait for messages, now
+HELD = "held"  # requests of a consumer, or of a server's clients, that wait for messages, now
 MEMBERS = "members"  # clients of a server that consume in a group, now
+_SHORTEST = (0.05, 0.2, 1, 5, 20, 100, 1_000)
 _SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
-BUCKETS = {SENT: _SHORT, SEND_FAILED: _SHORT, DELIVERED: _SHORT, PROCESSED: _LONG, PROCESS_FAILED: _LONG}
+BUCKETS: Mapping[str, tuple[float, ...]] = {
+    PUT: _SHORTEST,
+    PUT_FAILED: _SHORTEST,
+    SENT: _SHORT,
+    SEND_FAILED: _SHORT,
+    DELIVERED: _SHORT,
+    PROCESSED: _LONG,
+    PROCESS_FAILED: _LONG,
+}
 
 Floats = npt.NDArray[np.float64]
 _COUNTS: int = FIGURE["counts"].shape[0]
@@ -51,83 +62,83 @@ assert all(len(bounds) == _COUNTS - 1 for bounds in BUCKETS.values())
 
 
 class Figure:
-    """One of them, see `Figures.of`. Any thread may count."""
+    """One of them, see `Figures.of`. Any thread may count: without a lock, which a signal could leave held. What two
+    threads count at the same instant may be counted once.
+    """
 
     def __init__(self, name: str, topic: str, group: str) -> None:
         self.labels = name, topic, group
         self._bounds = BUCKETS.get(name, ())
-        self._turn = threading.Lock()
         self._counts = [0] * _COUNTS
         self._sum = 0.0
 
     def add(self, milliseconds: float) -> None:
         """One was measured."""
-        bucket = bisect_left(self._bounds, milliseconds)
-        with self._turn:
-            self._counts[bucket] += 1
-            self._sum += milliseconds
+        self._counts[bisect_left(self._bounds, milliseconds)] += 1
+        self._sum += milliseconds
 
     def add_all(self, milliseconds: Floats) -> None:
         """Many were. Shape (n,), n >= 1."""
         first, last = (bisect_left(self._bounds, each) for each in (milliseconds.min(), milliseconds.max()))
         found = np.searchsorted(self._bounds, milliseconds) if first < last else np.array([first])
         buckets = np.bincount(found, minlength=_COUNTS) * (len(milliseconds) // len(found))
-        with self._turn:
-            self._counts = [count + more for count, more in zip(self._counts, buckets.tolist(), strict=True)]
-            self._sum += float(milliseconds.sum())
+        for bucket, more in enumerate(buckets.tolist()):
+            self._counts[bucket] += more
+        self._sum += float(milliseconds.sum())
 
     def set(self, count: int) -> None:
         """So many there are now."""
         self._counts[0] = count
 
+    def change(self, by: int) -> None:
+        """So many more there are now."""
+        self._counts[0] += by
+
     def numbers(self) -> bytes:
         """As a `FIGURE` ends."""
-        with self._turn:
-            return _NUMBERS.pack(self._sum, *self._counts)
+        return _NUMBERS.pack(self._sum, *self._counts)
 
 
 class Figures(Opened):
-    """Those of one producer or consumer. root: the store's; None for one elsewhere, which tells nobody."""
+    """Those of one writer, producer, consumer or server. root: the store's; None for one elsewhere: it tells nobody."""
 
     _fd = -1
 
     def __init__(self, root: Path | None, what: str) -> None:
-        """what: whose, for errors. Raises `StoreUnavailable`, `StoreFull`."""
+        """what: whose, for errors."""
         super().__init__(f"figures of {what}", what)
+        self._root = root
         self._turn = threading.Lock()
         self._figures: dict[tuple[str, str, str], Figure] = {}
         self._written: list[bytes] = []
-        if root is None:
-            return
-        folder = root / CLIENTS_DIR
-        with system_errors(folder):
-            make_folder(folder)
-            _tidy(folder)
-            path = folder / f"{os.getpid()}#{time.monotonic_ns()}"
-            with opening:
-                self._fd = open_file(path, os.O_EXCL)
-                self._closes = finalize(self, _close, self._fd, path)
-            set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
 
     def of(self, name: str, topic: str, group: str = "") -> Figure:
         """The one of these labels. name: of BUCKETS, HELD, or MEMBERS."""
         labels = name, topic, group
-        if (found := self._figures.get(labels)) is not None:
-            return found
-        with self._turn:
-            return self._figures.setdefault(labels, Figure(*labels))
+        return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
     def write(self) -> None:
         """Tell what has changed since the last time. Where the system refuses, nothing more is told."""
         with self._turn:
-            if self._fd < 0 or self._is_over:
+            if self._root is None or self._is_over or not (self._figures and self._root.is_dir()):
                 return
             try:
-                for place, figure in enumerate(self._figures.values()):
+                if self._fd < 0:
+                    self._open(self._root / CLIENTS_DIR)
+                for place, figure in enumerate(list(self._figures.values())):
                     self._write(place, figure)
             except OSError as error:
                 _logger.warning("%s: no more are told: %s", self._what, error)
                 self._is_over = True
+
+    def _open(self, folder: Path) -> None:
+        make_folder(folder)
+        _tidy(folder)
+        path = folder / f"{os.getpid()}#{time.monotonic_ns()}"
+        with opening:
+            self._fd = open_file(path, os.O_EXCL)
+            self._closes = finalize(self, _close, self._fd, path)
+        set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
 
     def _write(self, place: int, figure: Figure) -> None:
         begin, numbers = place * FIGURE.itemsize, figure.numbers()

@@ -12,6 +12,7 @@ from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
 from store.broker.response_codes import ResponseCode
+from store.publish.figures import HELD, Figure, Figures
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection
@@ -36,17 +37,19 @@ class Pulling:
         clients: Clients,
         offsets: ServedOffsets,
         thread: LoopThread,
+        figures: Figures,
         *,
         max_held: int,
     ) -> None:
-        """max_held: pulls that are held at a time; one more is refused."""
+        """figures: where it is told how many pulls are held. max_held: at a time; one more is refused."""
         self._hold = hold
         self._processor = PullMessageProcessor(store, hold)
         self._clients = clients
         self._offsets = offsets
         self._thread = thread
+        self._figures = figures
         self._max_held = max_held
-        self._held: dict[Connection, set[HeldRequest]] = {}
+        self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
         self._count = 0
 
     def quick(self) -> Mapping[int, Handler]:
@@ -55,10 +58,11 @@ class Pulling:
 
     def lost(self, connection: Connection) -> None:
         """Whoever asked on this connection is gone."""
-        held_by = self._held.pop(connection, set())
+        held_by = self._held.pop(connection, {})
         while held_by:
-            self._count -= 1
-            self._hold.cancel(held_by.pop())
+            held, figure = held_by.popitem()
+            self._forget(figure)
+            self._hold.cancel(held)
 
     def _pull(self, request: Request) -> Answer:
         header = PullMessage.of(request.command.fields)
@@ -90,13 +94,12 @@ class Pulling:
 
     def _until_arrival(self, connection: Connection, pull: PullRequest) -> Future[Response]:
         answered: Future[Response] = Future()
-        held_by = self._held.setdefault(connection, set())
+        held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
             """A request is held once: what is there now is the answer."""
-            if held in held_by:
-                held_by.remove(held)
-                self._count -= 1
+            if (figure := held_by.pop(held, None)) is not None:
+                self._forget(figure)
             settle(answered, lambda: _answer(self._processor.answer(pull, as_records=True)))
 
         held = self._hold.hold(
@@ -107,9 +110,15 @@ class Pulling:
             lambda held, why: self._thread.call(answer, held),
             pull.message_filter,
         )
-        held_by.add(held)  # `answer` comes in this thread, later
+        held_by[held] = figure = self._figures.of(HELD, pull.topic, pull.group)  # `answer` comes in this thread, later
+        figure.change(1)
         self._count += 1
         return answered
+
+    def _forget(self, figure: Figure) -> None:
+        """One is held no longer."""
+        figure.change(-1)
+        self._count -= 1
 
 
 @lru_cache(maxsize=1024)

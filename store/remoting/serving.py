@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from ssl import SSLContext
 
 from store import MessageStore, StoreError
 from store.broker.hold import PullRequestHoldService
+from store.publish.figures import Figures
 from store.remoting.access import Access
 from store.remoting.appending import Appending
 from store.remoting.broker_config import BrokerConfig
@@ -34,6 +36,7 @@ LISTEN = "127.0.0.1:9876"
 MAX_HELD = 100_000
 LIMITS = Limits()
 CHECKS = Checks()
+_TELL_SECONDS = 1.0
 _logger = logging.getLogger("store.remoting")
 
 
@@ -65,7 +68,8 @@ class Serving:
         clients, locks = Clients(retries.prepare, self._neighbours.changed), Locks()
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
-        pulling = Pulling(store, self._hold, clients, offsets, self._thread, max_held=MAX_HELD)
+        self._figures = figures = Figures(Path(store.path), f"held pulls of {store.path}")
+        pulling = Pulling(store, self._hold, clients, offsets, self._thread, figures, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
         others = (
             routes,
@@ -99,6 +103,7 @@ class Serving:
         self.address = self._server.address
         self._every = [
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
+            self._thread.submit(_every(_TELL_SECONDS, figures.write)),
             self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
         ]
 
@@ -120,6 +125,7 @@ class Serving:
         self._thread.stop()
         self._offsets.persist()
         self._neighbours.close()
+        self._figures.close()
 
     def __enter__(self) -> Serving:
         return self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -20,6 +22,8 @@ from store import (
     Producer,
     ReceivedMessage,
     StoreConfig,
+    StoreLocked,
+    UnknownTopic,
 )
 from store.broker.deletion import delete_topic
 from tests.waiting import until
@@ -112,10 +116,40 @@ def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
         assert registry.get_sample_value("rocketmq_messages_in_total", {"topic": "orders"}) == 4
 
 
+def told(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    """The sum over all clients."""
+    every = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
+    return sum(each.value for each in every if labels.items() <= each.labels.items())
+
+
+def test_how_long_appends_take(store: MessageStore, registry: CollectorRegistry) -> None:
+    found = partial(told, registry, "rocketmq_put_cost_time_count")
+    store.create_topic("other", 1)
+    for _ in range(5):
+        store.put(Message("orders", b""))
+    store.put_many([Message("orders", b""), Message("other", b""), Message("orders", b"")])
+    store.put_many([Message("orders", b"")] * 1000)
+    store.append_table("orders", pa.table({"body": [b"", b""]}))
+    append = store.begin()
+    append.add("other", pa.table({"body": [b""]}))
+    append.publish(flush=True)
+    with pytest.raises(UnknownTopic):
+        store.put(Message("nowhere", b""))
+    until(lambda: found(topic="orders", invocation_status="success") == 8)
+    assert found(topic="other", invocation_status="success") == 2
+    assert found(invocation_status="failure") == 0
+    took = told(registry, "rocketmq_put_cost_time_sum", topic="orders")
+    assert 0 < took < 1000 * 60
+    append = store.begin()
+    append.add("other", pa.table({"body": [b""]}))
+    with pytest.raises(StoreLocked):
+        append.publish(unless=lambda: bool(store.put(Message("orders", b""))))
+    for topic in ("orders", "other"):
+        until(lambda topic=topic: found(topic=topic, invocation_status="failure") == 1)
+
+
 def test_what_clients_tell(store: MessageStore, registry: CollectorRegistry) -> None:
-    def found(name: str, **labels: str) -> float:
-        every = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
-        return sum(each.value for each in every if labels.items() <= each.labels.items())
+    found = partial(told, registry)
 
     def listen(messages: Sequence[ReceivedMessage]) -> None:
         if messages[0].body == b"bad":

@@ -132,12 +132,13 @@ def test_latencies_and_held_requests(path: Path) -> None:
             for _ in range(10):
                 producer.send("orders", "").result()
             counts: Counter[tuple[str, str, str]] = Counter()
-            while len(counts) < 3 or min(counts.values()) < 10:
+            while len(counts) < 4 or min(counts.values()) < 10:
                 found = json.loads(stats.stdout.readline())
                 for each in found["latencies"]:
                     assert 0 < each["p50"] <= each["p99"]
                     counts[each["name"], each["topic"], each["group"]] += each["times"]
             assert {key for key, count in counts.items() if count == 10} == {
+                ("put", "orders", ""),
                 ("sent", "orders", ""),
                 ("delivered", "orders", "readers"),
                 ("processed", "orders", "readers"),

@@ -53,6 +53,13 @@ def test_a_bound_belongs_to_its_bucket_however_it_is_counted(tmp_path: Path) -> 
     assert [each.counts for each in told(tmp_path)] == [(n,) * 7 + (0,) for n in (1, 1, 3)]
 
 
+def one_more(root: Path) -> None:
+    figures = Figures(root, "next")
+    figures.of(SENT, "t").add(1)
+    figures.write()
+    figures.close()
+
+
 def test_who_is_killed_tells_nothing_and_is_forgotten(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from store.publish.figures import *; "
@@ -65,11 +72,11 @@ def test_who_is_killed_tells_nothing_and_is_forgotten(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
     assert list(told(tmp_path)) == []
     (left,) = (tmp_path / CLIENTS_DIR).iterdir()
-    Figures(tmp_path, "next").close()
+    one_more(tmp_path)
     assert left.exists()  # it might have just been made, its lock not taken yet
     long_ago = time.time() - 100
     os.utime(left, (long_ago, long_ago))
-    Figures(tmp_path, "next").close()
+    one_more(tmp_path)
     assert not left.exists()
 
 
@@ -86,6 +93,20 @@ def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     figures.write()
     assert [each.counts[0] for each in told(tmp_path)] == [1]
+
+
+def test_who_has_nothing_to_tell_makes_no_file(tmp_path: Path) -> None:
+    figures = Figures(tmp_path, "one")
+    figures.write()
+    figures.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    figures = Figures(tmp_path / "gone", "one")
+    figures.of(SENT, "t").add(1)
+    figures.write()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_elsewhere_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

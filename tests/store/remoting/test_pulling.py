@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from store import Message, MessageStore
 from store.broker.response_codes import ResponseCode
 from store.format.stored_message import decode_record
+from store.publish.figures import HELD, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Pulled, PullMessage
@@ -59,6 +61,22 @@ def test_held_until_a_message_comes(broker: Broker, store: MessageStore) -> None
     assert bodies(bytes(held.result().body)) == [b"0"]
     assert broker.serving.held == 1
     assert not other.done()
+
+
+def test_how_many_are_held_is_told(broker: Broker, store: MessageStore) -> None:
+    def held() -> list[tuple[str, str, int]]:
+        return [(each.topic, each.group, each.counts[0]) for each in told(Path(store.path)) if each.name == HELD]
+
+    with Client() as other:
+        for queue_id in (0, 1):
+            broker.pull(0, queue_id=queue_id, seconds=60)
+        Broker(broker.serving, other).pull(0, seconds=60)
+        until(lambda: held() == [("orders", "group", 3)])
+    until(lambda: held() == [("orders", "group", 2)])
+    put(store, 1)
+    until(lambda: held() == [("orders", "group", 1)])
+    broker.serving.close()
+    assert held() == []
 
 
 def test_held_until_its_time_is_over(broker: Broker) -> None:
