@@ -16,6 +16,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ from store.errors import (
     UnknownTopic,
 )
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.topics import Topics
 from store.format.arrays import texts
 from store.format.copies import Places
 from store.format.delayed import real_places
@@ -55,7 +57,7 @@ from store.format.layout import (
     TRANSACTIONS_GROUP,
     UNDECIDED_TOPIC,
 )
-from store.integers import seconds
+from store.integers import LONG_MAX, seconds
 from store.publish.locks import among_groups
 from store.publish.putting import encoding_of
 from store.system_errors import explained_verbs
@@ -96,6 +98,7 @@ class Transactions:
         self.path = store.path
         self._store = store
         self._group = group
+        self._topics = Topics(Path(store.path))
         self._turn = threading.RLock()  # of what is known of half messages
         for topic in (HALF_TOPIC, OP_TOPIC):
             _make(store, topic)
@@ -210,7 +213,7 @@ class Transactions:
     def _leave_open(
         self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
     ) -> None:
-        """What cannot be ended so is asked for again, as often as one of which nobody knows."""
+        """What cannot be ended so is asked for again, as one of which nobody knows."""
         _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
         if outcome is Outcome.COMMIT:
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
@@ -232,18 +235,29 @@ class Transactions:
         offsets = np.array([half.physical_offset for half in halves], np.int64)
         copies = self._store.copies(offsets)
         topics, queue_ids, _ = real_places(copies)
-        there = self._store.topics()
-        for topic in set(topics.to_pylist()) - there.keys():
-            raise UnknownTopic(f"{self._store.path}: no topic {topic!r} any more; roll the transaction back")
+        names = topics.to_pylist()
+        born = {topic: self._born(topic) for topic in set(names)}
+        for topic, half in zip(names, halves, strict=True):
+            if half.physical_offset < born[topic]:
+                raise UnknownTopic(
+                    f"{self._store.path}: no topic {topic!r} any more, as it was when transaction "
+                    f"{half.transaction_id} began; roll it back"
+                )
         flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
         fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
         append.add_copies(copies, Places(topics, queue_ids, fields=fields))
 
+    def _born(self, topic: str) -> int:
+        """Half messages from this log offset on belong to the topic that is there now."""
+        born = self._topics.born(topic)
+        return LONG_MAX if born is None else born
+
     def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> None:
-        """Let it wait on, as a new half message, or no more."""
+        """Let it wait on, as a new half message; or no more, as where its topic is gone: it can never be committed."""
         said = message.properties.get(PROPERTY_CHECK_TIMES, "")
         times = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
-        topic = HALF_TOPIC if times < max_checks - 1 else _make(self._store, UNDECIDED_TOPIC)
+        waits = times < max_checks - 1 and half.physical_offset >= self._born(message.topic)
+        topic = HALF_TOPIC if waits else _make(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
         append.add_copies(copies, Places(topic, np.array([_QUEUE]), counted))

@@ -24,6 +24,7 @@ from store.format.copies import Copies, Places
 from store.format.delayed import WAITING_TOPICS, real_places
 from store.format.layout import MAX_QUEUES, SCHEDULE_DELAYS_MS
 from store.format.records import Encoding, Records
+from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
@@ -40,7 +41,8 @@ class Delivery:
     """What waits in one store, from the moment when this process has the turn.
 
     Each message is delivered once, whenever this process or the machine dies: see `delivered`. Where it cannot be, for
-    its topic is gone or its record is damaged, it is passed over, and the log tells.
+    its topic was deleted, also if one of that name is there again, or its record is damaged, it is passed over, and the
+    log tells.
     """
 
     def __init__(
@@ -154,15 +156,19 @@ class Delivery:
     def _records(self, copies: Copies, offsets: Int64s) -> Iterator[Records]:
         topics, queue_ids, known = real_places(copies)
         encoded = topics.dictionary_encode()
-        there = [self._is_there(topic) for topic in encoded.dictionary.to_pylist()]
-        known &= np.array(there, np.bool_)[numbers(encoded.indices)] & (queue_ids < MAX_QUEUES)
+        born = np.array([self._born(topic) for topic in encoded.dictionary.to_pylist()], np.int64)
+        known &= (offsets >= born[numbers(encoded.indices)]) & (queue_ids < MAX_QUEUES)
         if not known.all():
             names = ", ".join(sorted(set(topics.filter(arrow(~known)).to_pylist())))
-            _logger.error("%s: %d delayed messages are lost: no topic %s (now)", self._root, (~known).sum(), names)
+            _logger.error(
+                "%s: %d delayed messages are lost: the topics that they were put for are not there any more: %s",
+                *(self._root, (~known).sum(), names),
+            )
         rows = np.flatnonzero(known)
         if len(rows):
             places = Places(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets[rows])})
             yield from copies.take(rows).records(places, self._encoding)
 
-    def _is_there(self, topic: str) -> bool:
-        return topic not in WAITING_TOPICS and self._topics.queue_count(topic) > 0
+    def _born(self, topic: str) -> int:
+        born = None if topic in WAITING_TOPICS else self._topics.born(topic)
+        return LONG_MAX if born is None else born

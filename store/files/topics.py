@@ -38,6 +38,7 @@ class Topics:
         self._path = root / TOPICS_FILE
         self._seen: tuple[int, int] | None = None
         self._counts: dict[str, int] = {}
+        self._deletions: dict[str, int] = {}
 
     def queue_count(self, topic: str) -> int:
         """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
@@ -49,8 +50,15 @@ class Topics:
         if state is None or state != self._seen or topic not in self._counts:
             if state != self._seen:
                 self._changed()
+            self._deletions = self._deleted(read_json(self._path))
             self._counts, self._seen = self.queue_counts(), state
         return self._counts.get(topic, 0)
+
+    def born(self, topic: str) -> int | None:
+        """Log offset from which on what was put for a topic belongs to it: one that was deleted here, and is there
+        again, is another one. None where it is not there; as cheap as `queue_count`.
+        """
+        return self._deletions.get(topic, 0) if self.queue_count(topic) else None
 
     def known(self, topic: str) -> int:
         """Number of queues of one topic. Raises `UnknownTopic`, `InvalidTopic`, and `StoreReplaced`."""

@@ -147,9 +147,39 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path) -> None:
     delete_topic(tmp_path, "gone")
     with MessageStore.open(tmp_path) as store:
         transactions = Transactions(store, "sellers")
-        with pytest.raises(UnknownTopic, match="no topic 'gone' any more; roll the transaction back"):
+        with pytest.raises(UnknownTopic, match=r"no topic 'gone' any more, .*; roll it back"):
             transactions.commit(halves)
         transactions.roll_back(halves)
+        assert transactions.open(-1) == []
+
+
+def test_another_topic_of_that_name_gets_nothing(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        halves = Transactions(store, "sellers").prepare(orders(1, 2, 3))
+    delete_topic(tmp_path, "orders")
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        transactions = Transactions(store, "sellers")
+        with pytest.raises(UnknownTopic, match="no topic 'orders' any more, as it was when transaction"):
+            transactions.commit(halves[:1])
+        transactions.roll_back(halves[1:2])
+        transactions.commit(transactions.prepare(orders(4)))
+        assert transactions.check(lambda message: Outcome.COMMIT, -1) == 2
+        assert bodies(store) == [b"4"]
+        assert bodies(store, UNDECIDED_TOPIC) == [b"1", b"3"]
+
+
+def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        Transactions(store, "sellers").prepare(orders(1))
+    delete_topic(tmp_path, "orders")
+    with MessageStore.open(tmp_path) as store:
+        transactions = Transactions(store, "sellers")
+        assert transactions.check(lambda message: Outcome.UNKNOWN, -1) == 1
+        assert bodies(store, UNDECIDED_TOPIC) == [b"1"]
+        store.create_topic("orders", 2)
         assert transactions.open(-1) == []
 
 
@@ -164,9 +194,9 @@ def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: p
     delete_topic(tmp_path, "gone")
     with MessageStore.open(tmp_path) as store:
         transactions = Transactions(store, "sellers")
-        assert transactions.check(lambda _: Outcome.UNKNOWN, -1) == 5
-        assert len(transactions.open(-1)) == 5
-        assert transactions.check(lambda _: Outcome.COMMIT, -1, max_checks=2) == 5
+        assert transactions.check(lambda each: Outcome.COMMIT if each.topic == "gone" else Outcome.UNKNOWN, -1) == 5
+        assert len(transactions.open(-1)) == 4
+        assert transactions.check(lambda _: Outcome.COMMIT, -1, max_checks=2) == 4
         assert sorted(bodies(store)) == [b"0", b"1", b"2", b"3"]
         assert transactions.open(-1) == []
         assert [each.body for each in all_of(store, UNDECIDED_TOPIC)] == [b"gone"]

@@ -175,7 +175,24 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
         until(lambda: len(all_of(store, TOPIC)) == 1)
         assert "gone" not in store.topics()
-    assert "1 delayed messages are lost: no topic gone" in caplog.text
+    assert "1 delayed messages are lost: the topics that they were put for are not there any more: gone" in caplog.text
+
+
+def test_another_topic_of_that_name_gets_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as store:
+        soon = int(time.time() * 1000) + 1000
+        put = [Message(TOPIC, b"by level", delay_level=1), Message(TOPIC, b"at a time", deliver_at=soon)]
+        store.put_many([*put, Message(TOPIC, b"at once")])
+    delete_topic(tmp_path, TOPIC)
+    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
+        assert all_of(store, TOPIC) == []
+        store.put(Message(TOPIC, b"another", delay_level=1))
+        until(lambda: bodies(store) == {b"another": 1})
+    lost = [record for record in caplog.records if "delayed messages are lost" in record.message]
+    assert sum(record.args[1] for record in lost) == 2
+    with opened(tmp_path) as store:  # and not later, either
+        store.put(Message(TOPIC, b"last", delay_level=1))
+        until(lambda: bodies(store) == {b"another": 1, b"last": 1})
 
 
 def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
