@@ -5,9 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
+from store import MessageStore, OffsetLost, OffsetNotYet, StoreUnavailable, UnknownTopic
+from store.delays.successor import deliverer_of
 from store.files.segments import BLOCK_BYTES, list_files
+from store.files.topics import Topics
+from store.format.delayed import WAITING_TOPICS
 from store.format.layout import COMMIT_LOG_DIR
+from store.publish.lock_holders import Holder
 
 SIZES_AT_ONCE = 1_000_000
 
@@ -83,3 +87,15 @@ def log_files(store: MessageStore) -> LogFiles:
         sum(file.st_blocks * BLOCK_BYTES for file in files),
         max(0, confirm - store.dispatched_offset),
     )
+
+
+def deliverer(store: MessageStore, known: Holder | None = None) -> Holder | None:
+    """The process that delivers the store's delayed messages, where there ever were any, and one does.
+
+    known: as it was found the last time, which is much faster.
+    """
+    root = Path(store.path)
+    if any(map(Topics(root).has_queues, WAITING_TOPICS)):
+        with suppress(FileNotFoundError, StoreUnavailable):  # nobody ever locked it, or no system with such locks
+            return deliverer_of(root, known)
+    return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_mq.lag import Lag, lags
-from pyspark_mq.measures import Extent, extents, log_files
+from pyspark_mq.measures import Extent, deliverer, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
 from store.files.consumer_offsets import ConsumerOffsets
@@ -34,6 +34,7 @@ from store.publish.figures import (
     Told,
     told,
 )
+from store.publish.lock_holders import Holder
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -53,6 +54,7 @@ class StoreCollector:
         self._turn = threading.Lock()
         self._seen: Extents = {}
         self._bytes: Counter[str] = Counter()  # that came in, by topic
+        self._deliverer: Holder | None = None  # as last seen
 
     def collect(self) -> Iterator[Metric]:
         """Each metric with its values now."""
@@ -62,10 +64,12 @@ class StoreCollector:
                 before = self._seen.get(key)
                 self._bytes[each.topic] += each.size if before is None else _new_bytes(self._store, before, each)
             self._seen = found
+            self._deliverer = delivers = deliverer(self._store, self._deliverer)
             bytes_in = Counter(self._bytes)
         yield from _of_topics(found, bytes_in)
         yield from _of_groups(self._store)
         yield from _of_log(self._store, found)
+        yield _of_delivery(delivers)
         yield from _of_clients(told(Path(self._store.path)))
 
 
@@ -141,6 +145,13 @@ def _of_log(store: MessageStore, found: Extents) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "rocketmq_storage_message_reserve_time", "Milliseconds since the oldest message was stored", value=kept
     )
+
+
+def _of_delivery(delivers: Holder | None) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    text = "Whether the process is stopped that delivers delayed messages"
+    return GaugeMetricFamily("rocketmq_delivery_stopped", text, value=delivers is not None and delivers.is_stopped)
 
 
 def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:

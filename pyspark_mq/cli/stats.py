@@ -14,22 +14,24 @@ from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.lag import Lag, lags
 from pyspark_mq.latencies import Clients, clients, held, latencies
-from pyspark_mq.measures import Extent, LogFiles, extents, log_files
+from pyspark_mq.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
 from store.publish.figures import HELD
+from store.publish.lock_holders import Holder
 
 Extents = dict[tuple[str, int], Extent]
 Lags = dict[tuple[str, str, int], Lag]  # by group, topic and queue
 
 
 class Look(NamedTuple):
-    """A store at one moment. at: `time.monotonic()`."""
+    """A store at one moment. at: `time.monotonic()`. deliverer: of delayed messages."""
 
     at: float
     queues: Extents
     groups: Lags
     log: LogFiles
     clients: Clients
+    deliverer: Holder | None
 
 
 @click.command()
@@ -47,7 +49,8 @@ def stats(store: str, as_json: bool, watch: float | None, looks: int | None, por
     With --watch also messages a second: what came into each queue, and what each group got through; how long it took to
     send, to deliver and to process them, as producers and consumers tell, and how many requests of theirs wait.
 
-    The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet.
+    The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet. Where messages were
+    ever delayed, it is said which process delivers them, and whether that is stopped.
     """
     if looks is not None and watch is None:
         raise click.UsageError("--count goes with --watch")
@@ -92,7 +95,8 @@ def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
     groups = {(each.group, each.topic, each.queue): each for each in lags(store)}
     queues = extents(store, before.queues if before else {})
-    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)))
+    delivers = deliverer(store, before.deliverer if before else None)
+    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), delivers)
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
@@ -138,6 +142,8 @@ def as_table(before: Look | None, now: Look) -> str:
         f"log: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
         f"taking {log.taken:,} on disk, dispatch lag {log.dispatch_lag:,} bytes"
     )
+    if now.deliverer is not None:
+        tables.append(f"delayed messages: delivered by {now.deliverer}")
     return "\n\n".join(tables)
 
 
@@ -173,7 +179,15 @@ def as_object(before: Look | None, now: Look) -> str:
         "bytesOnDisk": now.log.taken,
         "dispatchLagBytes": now.log.dispatch_lag,
     }
-    found = {"timestamp": round(time.time() * 1000), "queues": queues, "groups": groups, "log": log}
+    by = now.deliverer
+    delivers = None if by is None else {"pid": by.pid, "command": by.command, "stopped": by.is_stopped}
+    found = {
+        "timestamp": round(time.time() * 1000),
+        "queues": queues,
+        "groups": groups,
+        "log": log,
+        "deliverer": delivers,
+    }
     if before is not None:
         found["latencies"] = [each._asdict() for each in latencies(before.clients, now.clients)]
         waiting = sorted(held(now.clients).items())

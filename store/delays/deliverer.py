@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from store.delays.delivery import Delivery
+from store.delays.successor import Successor
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.format.layout import LOCK_FILE
 from store.publish.locks import DELIVERY_BYTE, Turn
@@ -38,6 +39,7 @@ class Deliverer:
         """delivery: makes what delivers, when it is this one's turn. watch: makes what wakes at publications."""
         self._root = root
         self._delivery = delivery
+        self._successor = Successor(root, delivery)
         self._new_watch = watch
         self._watch: Watch | None = None
         self._stopping = threading.Event()
@@ -125,8 +127,11 @@ class Deliverer:
         if self._delivering is None:
             self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():
+                self._successor.look()
                 return _TAKE_OVER_SECONDS
-            self._delivering = self._delivery()
+            delivery = self._delivery()
+            delivery.begin()
+            self._delivering = delivery
             self._save_at = time.monotonic() + _SAVE_SECONDS
         delivery = self._delivering
         look_at = delivery.look()

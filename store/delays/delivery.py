@@ -38,7 +38,7 @@ Append = Callable[[Iterable[Records]], AppendResult | None]
 
 
 class Delivery:
-    """What waits in one store, from the moment when this process has the turn.
+    """What waits in one store, from the moment when this process has the turn, and has called `begin`.
 
     Each message is delivered once, whenever this process or the machine dies: see `delivered`. Where it cannot be, for
     its topic was deleted, also if one of that name is there again, or its record is damaged, it is passed over, and the
@@ -54,7 +54,7 @@ class Delivery:
         encoding: Encoding,
         append: Append,
     ) -> None:
-        """Raises `CorruptStore`."""
+        """Writes nothing. Raises `CorruptStore`."""
         self._root = root
         self._log = log
         self._published_end = published
@@ -63,17 +63,35 @@ class Delivery:
         self._topics = Topics(root)
         confirm, progress = published.confirm_offset, Progress.read(root)
         self._delivered = np.empty(0, np.int64)
-        if progress.delivered_to is not None and progress.delivered_to <= confirm:
+        self._is_told = progress.delivered_to is not None and progress.delivered_to <= confirm
+        if progress.delivered_to is not None and self._is_told:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
-        else:  # from here on what is delivered can be told
+        else:
             progress = progress._replace(delivered_to=published.flushed_offset)
-            progress.write(root)
         self._levels = Levels(queues, progress.levels, confirm)
         self._timers = Timers(log, queues, progress.timers)
         self._look_at = 0.0  # time.monotonic()
         self._moved = False  # since that was noted last
         self._said = progress  # what the files say, or will
         self._noted: int | None = None  # up to where the log must be on the device before they do
+
+    def begin(self) -> None:
+        """Call it before the first step: from here on what is delivered can be told. Raises `StoreUnavailable`."""
+        if not self._is_told:
+            self._said.write(self._root)
+
+    def is_late(self, before: int) -> bool:
+        """Whether anything that was due at `before` (ms) is not delivered. For who does not deliver."""
+        self.look()
+        while True:
+            (by_level, levels), (by_time, timers) = self._levels.due(before), self._timers.due(before)
+            due = Due.in_order([by_level, by_time])
+            if len(due.without(self._delivered)):
+                return True
+            if not len(due):
+                return False
+            self._levels.go_on(levels)
+            self._timers.go_on(timers)
 
     def look(self) -> float:
         """Notice what was put since; when to look again (`time.monotonic`), whatever is put until then."""

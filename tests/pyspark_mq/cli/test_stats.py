@@ -1,14 +1,19 @@
 """`pyspark-mq stats`."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from pyspark_mq.metrics import StoreCollector
 from store import Consumer, Message, MessageStore, Producer
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed
 from tests.waiting import until
@@ -37,6 +42,36 @@ def test_as_json(path: Path) -> None:
         "bytes": found["log"]["publishedBytes"],
     }
     assert found["log"]["dispatchLagBytes"] == 0
+
+
+def test_who_delivers_delayed_messages(path: Path) -> None:
+    assert json.loads(succeed("stats", path, "--json"))["deliverer"] is None
+    code = (
+        "import sys; from store import *; s = MessageStore.open(sys.argv[1]); "
+        "s.put(Message('orders', b'', delay_level=18)); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        registry = CollectorRegistry()
+        with MessageStore.open(path, read_only=True) as store:
+            registry.register(StoreCollector(store))
+            for stopped in (False, True):
+                if stopped:
+                    process.send_signal(signal.SIGSTOP)
+                    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+                until(lambda: json.loads(succeed("stats", path, "--json"))["deliverer"] is not None, every=0.1)
+                by = json.loads(succeed("stats", path, "--json"))["deliverer"]
+                assert (by["pid"], by["stopped"]) == (process.pid, stopped)
+                line = succeed("stats", path).splitlines()[-1]
+                assert line.startswith(f"delayed messages: delivered by process {process.pid} ({sys.executable} -c")
+                assert line.endswith("lets it go on") == stopped
+                assert registry.get_sample_value("rocketmq_delivery_stopped") == stopped
+            process.kill()
+            process.wait()
+            assert registry.get_sample_value("rocketmq_delivery_stopped") == 0
+    assert json.loads(succeed("stats", path, "--json"))["deliverer"] is None
 
 
 def test_again_and_again(path: Path) -> None:
