@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from inspect import signature
@@ -37,23 +36,10 @@ from store import (
     UnknownQueue,
     UnknownTopic,
 )
-from tests.store.client.producers import QUEUES, ROOT, SMALL, bodies, nobody_appends, opened, rows
+from tests.store.client.producers import QUEUES, ROOT, SMALL, bodies, nobody_appends, rows
 from tests.store.format.test_message import messages
 from tests.store.format.test_message_lists import odd_messages
 from tests.waiting import PATIENCE, until
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[MessageStore]:
-    with opened(tmp_path) as it:
-        yield it
-
-
-@pytest.fixture
-def producer(store: MessageStore) -> Iterator[Producer]:
-    with Producer(store.path) as it:
-        yield it
-
 
 # --- what it answers ---------------------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +14,8 @@ from store import (
     Producer,
     StoreLocked,
 )
-from tests.store.client.producers import nobody_appends, opened
+from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[MessageStore]:
-    with opened(tmp_path) as it:
-        yield it
-
-
-@pytest.fixture
-def producer(store: MessageStore) -> Iterator[Producer]:
-    with Producer(store.path) as it:
-        yield it
 
 
 def test_a_full_buffer(store: MessageStore) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,20 +11,7 @@ from store import (
     MessageStore,
     Producer,
 )
-from tests.store.client.producers import opened
 from tests.waiting import PATIENCE, until
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[MessageStore]:
-    with opened(tmp_path) as it:
-        yield it
-
-
-@pytest.fixture
-def producer(store: MessageStore) -> Iterator[Producer]:
-    with Producer(store.path) as it:
-        yield it
 
 
 def test_its_future_is_one(producer: Producer) -> None:
