@@ -183,7 +183,7 @@ class Brokers:
         if command.code == ResponseCode.TOPIC_NOT_EXIST and command.code not in ask.answers:
             return None
         if command.code not in ask.answers:
-            raise explained(command, f"broker {broker.name} at {broker.readable[0]}", ask.code)
+            raise explained(command, f"broker {broker.name} at {broker.readable[0]}", ask.code, ask.queue)
         return command
 
     def send(self, broker: Broker, code: RequestCode, header: Header, body: bytes = b"") -> Future[Command]:
@@ -200,7 +200,7 @@ class Brokers:
             command = answer.result()
             if command.code != ResponseCode.SUCCESS:
                 who = f"broker {broker.name} at {broker.writable[0]}"
-                raise explained(command, who, RequestCode.UPDATE_AND_CREATE_TOPIC)
+                raise explained(command, who, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
 
     def refresh(self, topics: Iterable[str]) -> None:
         """Ask for new routes."""

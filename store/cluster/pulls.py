@@ -133,7 +133,7 @@ class _Pulls:
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             raise UnknownTopic(f"{self._who}: there is no topic {wanted.topic} any more")
         if answer.code not in PULLED:
-            raise explained(answer, self._who, RequestCode.PULL_MESSAGE)
+            raise explained(answer, self._who, RequestCode.PULL_MESSAGE, wanted.queue)
         header = Pulled.of(answer.fields)
         if answer.code != ResponseCode.SUCCESS:
             raise self._missing(wanted, header)

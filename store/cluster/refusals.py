@@ -21,12 +21,12 @@ _PASSING = frozenset(
 )
 
 _REMEDIES = {
-    ResponseCode.SYSTEM_ERROR: "see the broker's log; after an AclException, accessKey and secretKey",
+    ResponseCode.SYSTEM_ERROR: "see the broker's log",
     ResponseCode.SYSTEM_BUSY: "it is busy; read or write with fewer tasks, or give it more to work with",
     ResponseCode.FLOW_CONTROL: "it limits how much it takes; read or write with fewer tasks",
     ResponseCode.SERVICE_NOT_AVAILABLE: "it is starting, stopping, or its disk is full; see its log",
     ResponseCode.NO_PERMISSION: "the account, the topic or the broker does not allow it; see accessKey and secretKey, "
-    "the topic's perm, and the broker's brokerPermission",
+    "consumerGroup (the group for which is read), the topic's perm, and the broker's brokerPermission",
     ResponseCode.TOPIC_NOT_EXIST: "is the topic's name right, and the name server's?",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "make the consumer group, e.g. mqadmin updateSubGroup, or let "
     "the broker do so with autoCreateSubscriptionGroup=true",
@@ -40,13 +40,20 @@ def may_pass(error: RemotingError) -> bool:
     return isinstance(error, Unreachable) or (isinstance(error, RequestRefused) and error.code in _PASSING)
 
 
-def explained(answer: Command, who: str, code: int) -> RequestRefused:
-    """The error for an answer that is none: who was asked for what, what it said, and what to do."""
-    remedy = _REMEDIES.get(ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR)
-    name = RequestCode(code).name if code in _CODES else str(int(code))
-    remark = (answer.remark or "no remark").strip().partition("\n")[0][:300]
-    return RequestRefused(answer.code, remark if remedy is None else f"{remark}; {remedy}", f"{who}, {name}: ")
+def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
+    """The error for an answer that is none: who was asked for what, what it said, and what to do.
+
+    what: the queue or the topic that it was about, if it was about one.
+    """
+    remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
+    means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
+    if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:
+        means = ResponseCode.NO_PERMISSION
+    remedy = _REMEDIES.get(means)
+    asked = f"{RequestCode(code).name if code in _CODES else int(code)}{'' if what is None else f' of {what}'}"
+    return RequestRefused(answer.code, remark if remedy is None else f"{remark}; {remedy}", f"{who}, {asked}: ")
 
 
+_OF_ACCOUNTS = "AclException"  # brokers of RocketMQ 4 answer with it as with any other error
 _KNOWN = frozenset(ResponseCode)
 _CODES = frozenset(RequestCode)

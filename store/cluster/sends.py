@@ -86,7 +86,8 @@ def _send_first_of_each(
             if command.code == ResponseCode.TOPIC_NOT_EXIST:
                 raise UnknownTopic(f"broker {broker.name}: there is no topic {queue.topic} any more")
             if command.code != ResponseCode.SUCCESS:
-                raise explained(command, f"broker {broker.name} at {broker.writable[0]}", left[queue][0].code)
+                who = f"broker {broker.name} at {broker.writable[0]}"
+                raise explained(command, who, left[queue][0].code, queue)
         except RemotingError as error:
             if not (may_pass(error) or (isinstance(error, RequestRefused) and error.code in _NOT_ON_ALL_DEVICES)):
                 raise

@@ -13,11 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import Int64s, Queue
+from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.sends import send
-from store.errors import InvalidColumns, StoreClosed, StoreUnavailable, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.errors import (
+    InvalidColumns,
+    RequestRefused,
+    StoreClosed,
+    StoreUnavailable,
+    UnknownQueue,
+    UnknownTopic,
+    UnsupportedStore,
+)
 from store.format.arrays import constant
 from store.format.entering import check_topic
 from store.format.java_hash import java_hash
@@ -90,12 +99,18 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _until_seen(self, ends: Mapping[Queue, int]) -> None:
-        """A broker puts what it took into its queues a moment later."""
+        """A broker puts what it took into its queues a moment later. Who may only write, does not look."""
         deadline = time.monotonic() + self._brokers.address.patience
         left = dict(ends)
         while left:
             asks = {queue: Ask.of_end(queue) for queue in left}
-            seen = {queue: Offset.of(answer.fields).offset for queue, answer in self._brokers.ask(asks).items()}
+            try:
+                answers = self._brokers.ask(asks)
+            except RequestRefused as error:
+                if error.code != ResponseCode.NO_PERMISSION:
+                    raise
+                return
+            seen = {queue: Offset.of(answer.fields).offset for queue, answer in answers.items()}
             left = {queue: end for queue, end in left.items() if seen.get(queue, end) < end}
             if left and time.monotonic() >= deadline:
                 raise StoreUnavailable(

@@ -10,12 +10,13 @@ import base64
 import hashlib
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -135,10 +136,18 @@ class Clients(Running):
 
 def free_ports() -> dict[str, int]:
     """For the name server, and for the broker, which also takes the port two below."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return {"namesrvPort": one.getsockname()[1], "brokerPort": other.getsockname()[1]}
+    broker = _free_port(-2)
+    return {"namesrvPort": _free_port(), "brokerPort": broker}
+
+
+def _free_port(*also: int) -> int:
+    """One that nobody listens at, nor so many above it; none of those that the system gives to connections."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with suppress(OSError), ExitStack() as taken:
+            for each in (port, *(port + distance for distance in also)):
+                taken.enter_context(socket.create_server(("127.0.0.1", each), reuse_port=False))
+            return port
 
 
 class RocketMQ:
@@ -239,7 +248,7 @@ class RocketMQ:
         """
         with tempfile.TemporaryFile() as words:
             process = subprocess.Popen(
-                self._java("RemoteClient", name_server, *(account or ()), tls=tls),
+                self._java("RemoteClient", name_server, *(account or ()), properties={"tls.enable": tls}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -252,17 +261,25 @@ class RocketMQ:
                 clients.leave()
 
     @contextmanager
-    def broker(self, directory: Path, config: Mapping[str, object] | None = None, **live: Any) -> Iterator[Broker]:
+    def broker(
+        self,
+        directory: Path,
+        config: Mapping[str, object] | None = None,
+        *,
+        properties: Any = None,
+        **live: Any,
+    ) -> Iterator[Broker]:
         """A name server and a broker on `directory`; leaving the block halts both, as a kill does.
 
-        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes, brokerConfig; ports are found.
+        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes, brokerConfig, authConfig; ports are found.
+        `properties` are its JVM's, a mapping.
         """
         with (
             _spec_file({"config": _strings(config), "live": {**free_ports(), **live}}) as spec,
             tempfile.TemporaryFile() as words,
         ):
             process = subprocess.Popen(
-                self._command("broker", directory, spec),
+                self._java("Main", "broker", str(directory), str(spec), properties=properties),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -278,7 +295,7 @@ class RocketMQ:
     def _run(self, verb: str, directory: Path, spec: Json) -> list[Json]:
         with _spec_file(spec) as spec_path:
             done = subprocess.run(
-                self._command(verb, directory, spec_path),
+                self._java("Main", verb, str(directory), str(spec_path)),
                 capture_output=True,
                 timeout=COMMAND_SECONDS,
                 check=False,
@@ -287,17 +304,13 @@ class RocketMQ:
             raise HarnessError(f"RocketMQ {self.line}, {verb} {directory}:\n{_tail(done.stderr)}")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def _command(self, verb: str, directory: Path, spec: Path) -> list[str]:
-        return self._java("Main", verb, str(directory), str(spec))
-
-    def _java(self, main: str, *arguments: str, tls: bool = False) -> list[str]:
+    def _java(self, main: str, *arguments: str, properties: Mapping[str, object] | None = None) -> list[str]:
         classpath = f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath.txt').read_text()}"
-        home = f"-Duser.home={self._target / 'home'}"  # where clients would put their logs
+        given = {"tls.enable": False, "user.home": self._target / "home", **(properties or {})}  # for logs of clients
         return [
             "java",
             *JVM_OPTIONS,
-            home,
-            f"-Dtls.enable={str(tls).lower()}",
+            *(f"-D{name}={value}" for name, value in _strings(given).items()),
             "-cp",
             classpath,
             f"mq.harness.{main}",

@@ -65,7 +65,10 @@ def test_a_cluster_with_accounts(tmp_path: Path) -> None:
                 append.add(topic, pa.table({"body": ["café"]}))
                 if topic == "copy":
                     append.publish()
-            with pytest.raises(RequestRefused, match=r"broker broker-a .*SEND_BATCH_MESSAGE: .*PUB of topic 'orders'"):
+            with pytest.raises(
+                RequestRefused,
+                match=r"broker broker-a .*SEND_BATCH_MESSAGE of orders/broker-a:0: .*PUB of topic 'orders'",
+            ):
                 append.publish()
         for wrong in (None, Credentials("rocketmq2", "another"), Credentials("nobody", "12345678")):
             with replace(address, credentials=wrong).open() as log, pytest.raises(RequestRefused, match="accessKey"):

@@ -181,7 +181,7 @@ def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: 
         moody.moods = [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, None]
         assert log.bounds([queue]) == {queue: (0, 3)}
         moody.moods = [ResponseCode.NO_PERMISSION]
-        told = rf"broker b at {moody.server.address}, GET_MIN_OFFSET: .*in a mood; .*accessKey.*code 16"
+        told = rf"broker b at {moody.server.address}, GET_MIN_OFFSET of orders/b:0: .*in a mood; .*accessKey.*code 16"
         with pytest.raises(RequestRefused, match=told) as refused:
             log.bounds([queue])
         assert "For more" not in str(refused.value)

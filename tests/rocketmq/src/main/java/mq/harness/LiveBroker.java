@@ -4,6 +4,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
+import java.util.Map;
 import java.util.Properties;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
@@ -69,7 +70,7 @@ final class LiveBroker {
         NettyServerConfig server = new NettyServerConfig();
         server.setListenPort(spec.live.brokerPort);
         MessageStoreConfig store = Stores.config(directory, spec);
-        BrokerController broker = new BrokerController(config, server, new NettyClientConfig(), store);
+        BrokerController broker = controller(config, server, store, spec.live.authConfig);
         if (!broker.initialize()) {
             throw new IllegalStateException("the broker does not initialize");
         }
@@ -81,5 +82,23 @@ final class LiveBroker {
             broker.getTopicConfigManager().updateTopicConfig(topic);
         }
         return broker;
+    }
+
+    private static BrokerController controller(
+        BrokerConfig config, NettyServerConfig server, MessageStoreConfig store, Map<String, String> authConfig
+    ) throws ReflectiveOperationException {
+        NettyClientConfig client = new NettyClientConfig();
+        client.setUseTLS(Boolean.getBoolean("tls.enable"));
+        if (authConfig.isEmpty()) {
+            return new BrokerController(config, server, client, store);
+        }
+        Class<?> kind = Class.forName("org.apache.rocketmq.auth.config.AuthConfig");
+        Object auth = kind.getConstructor().newInstance();
+        Properties properties = new Properties();
+        properties.putAll(authConfig);
+        MixAll.properties2Object(properties, auth);
+        return BrokerController.class
+            .getConstructor(BrokerConfig.class, NettyServerConfig.class, NettyClientConfig.class, MessageStoreConfig.class, kind)
+            .newInstance(config, server, client, store, auth);
     }
 }

@@ -68,6 +68,8 @@ final class Spec {
         int bodyBytes = 100;
         /** Keys of RocketMQ's BrokerConfig. */
         Map<String, String> brokerConfig = Map.of();
+        /** Keys of AuthConfig, which RocketMQ has from 5.3 on. */
+        Map<String, String> authConfig = Map.of();
     }
 
     /** A line of standard input to a live broker. */
