@@ -12,12 +12,13 @@ from weakref import finalize
 from store.append import Append
 from store.archive.archiving import Archived
 from store.archive.of_store import StoreArchive, ends
-from store.errors import ReadOnlyStore
+from store.errors import InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.kinds import warn_of_topics
 from store.files.opened import Place
 from store.files.topics import Topics
+from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
 from store.index.index import Index
 from store.integers import seconds
@@ -128,7 +129,19 @@ class MessageStore(StoreReader):
         Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
         """
         writer = self._writing()
-        return writer.exclusively(lambda: self._topics.create(topic, queues))
+        return writer.after_repair(lambda: self._topics.create(topic, queues))
+
+    def delete_topic(self, topic: str, before: Callable[[], None]) -> None:
+        """Delete a topic, with its queues and settings and the offsets of groups; see `store.broker.deletion`.
+
+        Whoever has the store open, in any process, is told `UnknownTopic` from then on, also for what is being put.
+        before: called under the lock of those who append; then it is deleted, even if this process dies.
+
+        Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`.
+        """
+        if topic in NOT_FOR_PUTTING:
+            raise InvalidTopic(f"{self.path}: topic {topic!r} is a broker's own; it cannot be deleted")
+        self._writing().delete_topic(topic, before)
 
     # --- putting ---------------------------------------------------------------------------------------
 

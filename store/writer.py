@@ -31,6 +31,7 @@ from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
 from store.publish.results import AppendResult, Where
 from store.publish.watch import Watch
+from store.upkeep.deletion import Deletion, finish_deletion
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
 from store.upkeep.retention import refuse_when_full
@@ -64,7 +65,9 @@ class Writer:
             lock.close()
             raise
         unflushed = Unflushed(log, queues)
-        self._appender = Appender(lock, self.published, log, index, queues, unflushed, sync_flush=config.sync_flush)
+        self._deletion = Deletion(directory.root, self.published, config.lockTimeoutMillis / 1000)
+        parts = log, index, queues, unflushed, self._deletion.finish
+        self._appender = Appender(lock, self.published, *parts, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
         self._flusher = Flusher(self.published, log, queues, unflushed, self._note_ends, interval, lock.place)
         append = partial(_append, self._flusher, self._appender, directory.root, config)  # refers to no writer
@@ -79,6 +82,7 @@ class Writer:
         self._directory.check_sizes(self._config)
         recovery = Recovery(root, self._log, self._index, size)
         alone = self._lock.join()
+        finish_deletion(root, self._config.lockTimeoutMillis / 1000)
         found = QueueEnds.read(root)
         decision = self._decide(recovery, found, alone=alone)
         self._directory.mark_open()
@@ -94,9 +98,10 @@ class Writer:
         elif ends is not None:
             self._queues.expect(ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
-        self._note_ends = partial(_note_ends, threading.Lock(), ends, root, self._log, self._index)
+        self._note_ends = partial(_note_ends, threading.Lock(), ends, root, Topics(root), self._log, self._index)
         published = PublishedEnd(root, writable=True)
         published.begin_to_know()
+        self._queues.follow(lambda: published.deletions)
         return published
 
     def _decide(self, recovery: Recovery, ends: QueueEnds | None, *, alone: bool) -> Decision | None:
@@ -171,7 +176,7 @@ class Writer:
         """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
         for topic, queues in WAITING_TOPICS.items():
             if self._topics.queue_count(topic) < queues:
-                self.exclusively(partial(self._topics.create, topic, queues))
+                self.after_repair(partial(self._topics.create, topic, queues))
         self._deliverer.start()
 
     def after_repair(self, work: Callable[[], Result]) -> Result:
@@ -182,6 +187,18 @@ class Writer:
             return work()
 
         return self._lock.exclusively(repair_and_work)
+
+    def delete_topic(self, topic: str, before: Callable[[], None]) -> None:
+        """Delete a topic; see `MessageStore.delete_topic`."""
+        self.after_repair(partial(self._delete_topic, topic, before))
+
+    def _delete_topic(self, topic: str, before: Callable[[], None]) -> None:
+        self._topics.known(topic)
+        self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
+        before()
+        # Whom a writer's memory misleads must find what was deleted in the table; only who is alone remembers nothing.
+        forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
+        self._deletion.delete(topic, forgotten_to)
 
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""
@@ -277,6 +294,7 @@ def _note_ends(
     turn: threading.Lock,
     ends: QueueEnds | None,
     root: Path,
+    topics: Topics,
     log: CommitLog,
     index: Index,
     begin: int,
@@ -289,6 +307,7 @@ def _note_ends(
     if ends is None:  # somebody deleted the file while another writer was there
         return
     with turn:
-        ends.follow(begin, end, ranges)
-        if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root)):
+        deleted = topics.deletions()
+        ends.follow(begin, end, ranges, deleted)
+        if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root), deleted):
             ends.write(root, index)

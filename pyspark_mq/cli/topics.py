@@ -42,8 +42,8 @@ def list_topics(store: str) -> None:
 def delete(store: str, name: str, dry_run: bool) -> None:
     """Delete the topic NAME of STORE, its messages, and the offsets that groups have in it, for good.
 
-    Nobody may have STORE open for writing; readers may. The log keeps the records until 'clean' takes their segments.
-    A topic of the same name begins anew, at offset 0.
+    Others may have STORE open, and put into NAME and read it: they are told. The log keeps the records until 'clean'
+    takes their segments. A topic of the same name begins anew, at offset 0.
     """
     with LocalAddress(store).open() as log:
         bounds = bounds_of(log, name).values()

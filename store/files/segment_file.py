@@ -133,15 +133,15 @@ class OpenFiles:
 
     def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
         """The segment of `directory` that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
-        key = str(directory), start
-        file = self._files.get(key)
+        files, key = self._files, (str(directory), start)  # once: what `forget_all` drops meanwhile stays dropped
+        file = files.get(key)
         if file is None:
-            file = self._files[key] = _open(directory, writable, size, start)
-            while len(self._files) > self._limit:
-                self._files.popitem(last=False)
+            file = files[key] = _open(directory, writable, size, start)
+            while len(files) > self._limit:
+                files.popitem(last=False)
             return file
         try:  # not `suppress`: this is called for every look at a file
-            self._files.move_to_end(key)
+            files.move_to_end(key)
         except KeyError:  # another thread closed it just now
             return file
         return file
@@ -155,7 +155,7 @@ class OpenFiles:
 
     def forget_all(self) -> None:
         """Close all; the next look at one opens it by its name."""
-        self._files.clear()
+        self._files = OrderedDict()
 
 
 def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile:

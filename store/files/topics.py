@@ -42,17 +42,34 @@ class Topics:
 
     def queue_count(self, topic: str) -> int:
         """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
+        self._look(always=topic not in self._counts)
+        return self._counts.get(topic, 0)
+
+    def _look(self, *, always: bool = False) -> None:
+        """Read the files if they changed."""
         try:
             status = os.stat(self._path)
             state = (status.st_ino, status.st_mtime_ns)
         except FileNotFoundError:
             state = None
-        if state is None or state != self._seen or topic not in self._counts:
+        if always or state is None or state != self._seen:
             if state != self._seen:
                 self._changed()
-            self._deletions = self._deleted(read_json(self._path))
-            self._counts, self._seen = self.queue_counts(), state
-        return self._counts.get(topic, 0)
+            content = read_json(self._path)
+            self._counts, self._deletions, self._seen = self._counted(content), self._deleted(content), state
+
+    def deletions(self) -> dict[str, int]:
+        """Topic to the log offset where it was deleted last: what lies before does not count any more.
+
+        Those that are there again included, not those of which the log has nothing any more.
+        """
+        self._look()
+        return self._deletions
+
+    def must_not_be_deleted(self, topic: str) -> None:
+        """Raises `UnknownTopic` where a topic was deleted and is not there again; as cheap as `queue_count`."""
+        if not self.queue_count(topic) and topic in self._deletions:
+            raise UnknownTopic(f"{self._root}: no topic {topic!r} any more: it was deleted; nothing was put into it")
 
     def born(self, topic: str) -> int | None:
         """Log offset from which on what was put for a topic belongs to it: one that was deleted here, and is there
@@ -88,10 +105,13 @@ class Topics:
 
         Topics with batch queues are left out.
         """
-        configured = self._table()
+        return self._counted(read_json(self._path))
+
+    def _counted(self, content: dict[str, Any]) -> dict[str, int]:
+        configured = table(self._path, content, _TABLE)
         batches = batch_topics(configured)
         counts = {name: self._configured(name, config) for name, config in configured.items() if name not in batches}
-        for topic, queue_ids in self.on_disk().items():
+        for topic, queue_ids in self._on_disk(content).items():
             counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)
         return dict(sorted(counts.items()))
 
@@ -102,10 +122,21 @@ class Topics:
     def on_disk(self) -> dict[str, list[int]]:
         """Topic to the queue ids that have a ConsumeQueue folder; other names are passed over as RocketMQ does.
 
-        Warns of a number that no queue has: with it a topic had millions of them.
+        Nor does the folder of a topic count that is being deleted. Warns of a number that no queue has: with it a topic
+        had millions of them.
         """
-        folder = self._root / CONSUME_QUEUE_DIR
-        return {topic: sorted(_queue_ids(folder / topic)) for topic in _folders(folder)}
+        return self._on_disk(read_json(self._path))
+
+    def _on_disk(self, content: dict[str, Any]) -> dict[str, list[int]]:
+        folder, gone = self._root / CONSUME_QUEUE_DIR, self._gone(content)
+        return {topic: sorted(_queue_ids(folder / topic)) for topic in _folders(folder) if topic not in gone}
+
+    def gone(self) -> set[str]:
+        """Those of `deletions` that are not there again."""
+        return self._gone(read_json(self._path))
+
+    def _gone(self, content: dict[str, Any]) -> set[str]:
+        return self._deleted(content).keys() - table(self._path, content, _TABLE).keys()
 
     def has_queues(self, topic: str) -> bool:
         """Whether a topic has the folder of a queue: something was ever put there."""
@@ -121,8 +152,8 @@ class Topics:
         The log keeps those of deleted ones. Where there is a table, a topic is not there that is neither in it nor has
         a queue's folder; and of one that was deleted here, what came before that does not count. Raises `CorruptStore`.
         """
-        content, on_disk = read_json(self._path), self.on_disk()
-        listed, deleted = table(self._path, content, _TABLE), self._deleted(content)
+        content = read_json(self._path)
+        on_disk, listed, deleted = self._on_disk(content), table(self._path, content, _TABLE), self._deleted(content)
 
         def is_there(topic: str, at: int) -> bool:
             known = not listed or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)

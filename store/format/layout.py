@@ -275,7 +275,7 @@ TIMER_CHECK_FILE_BYTES: Final = 4096
 # newest first. Its name is the local time of its creation.
 
 INDEX_DIR: Final = "index"
-DELETED_DIR: Final = "deleted"  # this project's: holds the queues of a topic while it is deleted
+DELETED_DIR: Final = "deleted"  # this project's: is there while a topic is deleted, and holds its queues
 REPAIR_DIR: Final = "repair"  # this project's: holds the index while it is made anew
 INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
 INDEX_HEADER: Final = np.dtype(
@@ -357,6 +357,7 @@ PUBLISHED_END: Final = np.dtype(
         ("failure", "S1024"),  # what that was, UTF-8
         ("times_from", ">u8"),  # no store time behind here is below one before it; 0 without its check: not known
         ("keys_from", ">u8"),  # every key of a record behind here is in the index; likewise
+        ("deletions", ">u8"),  # twice the topics that were deleted here; odd: one is under way, or its process died
     ]
 )
 PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it

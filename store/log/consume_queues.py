@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -19,13 +19,13 @@ _SHARE = 8  # of what the process may have open: it may have other stores, and f
 
 
 class ConsumeQueues:
-    """Every queue by its name. Who drops this closes them: nothing in here refers to it."""
+    """Every queue by its name. Who drops this closes them: nothing in here refers to it. topics: of that directory."""
 
     def __init__(
         self, root: Path, file_size: int | None, *, writable: bool, is_message: IsMessage | None = None
     ) -> None:
         """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it."""
-        self._topics = Topics(root)
+        self.topics = Topics(root)
         self._least_ends: dict[QueueName, int] = {}
         self._files = OpenFiles(_open_files())
         queue = partial(
@@ -37,23 +37,40 @@ class ConsumeQueues:
             files=self._files,
         )
         self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._least_ends))
+        self._deletions: Callable[[], int] = _never
+        self._seen = 0  # of the deletions
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, whether it has files or not."""
+        count = self._deletions()
+        if count != self._seen or count % 2:  # odd: of what is opened meanwhile nothing is to stay
+            self.forget()
+            self._seen = count  # not before: whoever sees it relies on that
         return self._opened(topic, queue_id)
+
+    def follow(self, deletions: Callable[[], int]) -> None:
+        """Forget all queues when a topic is deleted. deletions: as `PublishedEnd.deletions`, asked at every look."""
+        self._deletions = deletions
 
     def existing(self) -> list[QueueName]:
         """The queues that have a folder, as it stands now."""
-        return self._topics.queues_on_disk()
+        return self.topics.queues_on_disk()
 
     def forget(self) -> None:
-        """Look at all files anew: a topic may have been deleted and created again. For readers."""
+        """Look at all files anew: a topic may have been deleted and created again."""
+        for name in [name for name in list(self._least_ends) if name[0] in self.topics.deletions()]:
+            self._least_ends.pop(name, None)
         self._opened.cache_clear()
         self._files.forget_all()
 
     def expect(self, ends: Mapping[QueueName, int]) -> None:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
         self._least_ends.update(ends)
+
+
+def _never() -> int:
+    """Nobody tells of deletions."""
+    return 0
 
 
 def _open_files() -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from store.errors import CorruptStore
 from store.files.atomic import read_file, write_file
+from store.files.topics import Topics
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
     CQ_ENTRY,
@@ -28,7 +29,7 @@ from store.format.layout import (
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
-from store.log.unflushed import Ranges, ranges_of
+from store.log.unflushed import NOTHING, Ranges, ranges_of
 
 _VERSION = 1
 _MAX_BYTES = 256 << 20  # ten thousand queues take half a megabyte
@@ -55,7 +56,16 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """What the file of a directory says; None without one, or for one that is damaged."""
+        """What the file of a directory says, without topics that were deleted since; None without one, or for one that
+        is damaged.
+        """
+        found = QueueEnds._read(root)
+        if found is not None:
+            found.forget(Topics(root).deletions())
+        return found
+
+    @staticmethod
+    def _read(root: Path) -> QueueEnds | None:
         try:
             content = json.loads(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES))
             if content["version"] != _VERSION:
@@ -85,14 +95,26 @@ class QueueEnds:
         """Whether much was flushed since it was written."""
         return self.at - self.written_at >= _WRITE_EVERY
 
-    def follow(self, begin: int, end: int, ranges: Ranges) -> None:
-        """Take what [begin, end) of the log brought to the queues; others flushed what lies between."""
+    def forget(self, deleted: Mapping[str, int]) -> None:
+        """Drop the queues of topics that were deleted since: what comes there begins anew. deleted: `Topics.deletions`.
+
+        A topic that was deleted before `at` is a later one of its name: whoever noted it knew.
+        """
+        for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
+            del self.of[name]
+
+    def follow(self, begin: int, end: int, ranges: Ranges, deleted: Mapping[str, int] = NOTHING) -> None:
+        """Take what [begin, end) of the log brought to the queues; others flushed what lies between.
+
+        ranges: without what was `deleted`.
+        """
+        self.forget(deleted)
         if begin > self.at:
             self.gaps.append((self.at, begin))
         self._merge({name: stop for name, (_, stop) in ranges.items()})
         self.at = max(self.at, end)
 
-    def complete(self, log: CommitLog, written: QueueEnds | None) -> bool:
+    def complete(self, log: CommitLog, written: QueueEnds | None, deleted: Mapping[str, int] = NOTHING) -> bool:
         """Close the gaps, by what another may have written meanwhile and by the log; whether all are closed.
 
         They are not where the log is damaged, or its beginning was deleted; then the next opening looks at everything.
@@ -102,7 +124,7 @@ class QueueEnds:
             self.index |= written.index
             self.gaps = [(max(begin, written.at), end) for begin, end in self.gaps if end > written.at]
         for gap in self.gaps:
-            ranges = ranges_of(log, *gap)
+            ranges = ranges_of(log, *gap, deleted)
             if ranges is None:
                 self.written_at = self.at
                 return False
@@ -113,13 +135,20 @@ class QueueEnds:
         return True
 
     def hold(
-        self, root: Path, log: CommitLog, index: Index, queue_file_size: int, topics: Container[str], end: int
+        self,
+        root: Path,
+        log: CommitLog,
+        index: Index,
+        queue_file_size: int,
+        topics: Container[str],
+        end: int,
+        deleted: Mapping[str, int] = NOTHING,
     ) -> bool:
         """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
 
-        A topic that is none any more was deleted by a broker.
+        A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it.
         """
-        appended = ranges_of(log, self.at, end) if self.at <= end else None
+        appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
         if appended is None:
             return False
         self._merge({name: stop for name, (_, stop) in appended.items()})

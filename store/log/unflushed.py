@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ _ID_MASK = (1 << _ID_BITS) - 1
 _QUEUE_COSTS = 64 << 10  # bytes of log that are read in the time of flushing a queue that has nothing new
 _MUCH = 4 << 20  # bytes of log that are read in less time than queues are listed
 _NOTES = 1 << 14  # of some 400 bytes; what falls out is looked up in the log
+NOTHING: Mapping[str, int] = {}
 
 
 class _Note(NamedTuple):
@@ -45,8 +46,8 @@ class Unflushed:
         """An append of [begin, end) was published."""
         self._notes.append(_Note(begin, end, ranges))
 
-    def take(self, begin: int, end: int) -> Ranges | None:
-        """The entries of [begin, end), published, whose notes end with this.
+    def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
+        """The entries of [begin, end), published, whose notes end with this. deleted: as `ranges_of` takes it.
 
         None where the log cannot tell, or where others put so much that flushing all queues takes less time.
         """
@@ -57,11 +58,11 @@ class Unflushed:
         found: Ranges = {}
         at = begin
         for note in (*notes, _Note(end, end, {})):
-            ranges = ranges_of(self._log, at, note.begin)
+            ranges = ranges_of(self._log, at, note.begin, deleted)
             if ranges is None:
                 return None
             _merge(found, ranges.items())
-            _merge(found, note.ranges.items())
+            _merge(found, ((name, its) for name, its in note.ranges.items() if note.begin >= deleted.get(name[0], 0)))
             at = note.end
         return found
 
@@ -77,25 +78,29 @@ class Unflushed:
             yield note
 
 
-def ranges_of(log: CommitLog, begin: int, end: int) -> Ranges | None:
+def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
     """The queue entries of messages put in [begin, end) of the log, by the log; None when it does not have them all.
 
-    What is put enters the queue that it names and no other (see `entering`).
+    What is put enters the queue that it names and no other (see `entering`). deleted: topics and the log offsets where
+    they were deleted: what stands before went with its queues.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)
     at = begin
     for chunk in chunks:
-        _merge(found, _ranges_in(chunk))
+        _merge(found, _ranges_in(chunk, deleted))
         at = chunk.end
     return found if at >= end else None
 
 
-def _ranges_in(chunk: LogChunk) -> Iterator[tuple[QueueName, tuple[int, int]]]:
+def _ranges_in(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[QueueName, tuple[int, int]]]:
     offsets = chunk.records.field("queue_offset")
     topics = numbers(chunk.topics.indices).astype(np.int64)
     queues = topics << _ID_BITS | chunk.records.field("queue_id")
     order = np.argsort(queues, kind="stable")  # so those of a queue ascend
+    if any(at > chunk.begin for at in deleted.values()):
+        begins = np.array([deleted.get(name.decode(), 0) for name in chunk.topics.dictionary.to_pylist()], np.int64)
+        order = order[(chunk.offsets >= begins[topics])[order]]
     bounds = np.flatnonzero(np.diff(queues[order], prepend=-1, append=-1))
     for start, end in itertools.pairwise(bounds.tolist()):
         first, last = order[start], order[end - 1]

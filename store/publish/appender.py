@@ -57,15 +57,18 @@ class Appender:
         index: Index,
         queues: ConsumeQueues,
         unflushed: Unflushed,
+        finish_deletion: Callable[[], None],
         *,
         sync_flush: bool,
     ) -> None:
+        """finish_deletion: called under the lock where a process died that deleted a topic; it ends the deletion."""
         self._lock = lock
         self._published_end = published
         self._log = log
         self._index = index
         self._queues = queues
         self._unflushed = unflushed
+        self._finish_deletion = finish_deletion
         self._sync_flush = sync_flush
         self._next_offsets: NextOffsets | None = None
         self._together = Together(lock)
@@ -80,7 +83,8 @@ class Appender:
         with `sync_flush`. unless: asked under the lock, before anything is written; where it is true nothing is, and
         the answer is None.
 
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, and what making a piece raises; nothing is visible then.
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` where a topic was deleted since its records
+        were made, and what making a piece raises; nothing is visible then.
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
@@ -107,7 +111,7 @@ class Appender:
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """Append a few records, one at least, published together with those of other threads that wait.
 
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`; nothing is visible then.
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic`; nothing is visible then.
         """
         return self._together.append(records, self._append_together)
 
@@ -184,7 +188,8 @@ class Appender:
         self._next_offsets = appended.next_offsets
 
     def repair(self) -> None:
-        """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock.
+        """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock. And
+        finish a deletion that died, before anything is put into a topic of that name.
 
         Raises `FlushFailed` when there was one: nothing is undone then, nor appended.
 
@@ -193,6 +198,8 @@ class Appender:
         records RocketMQ takes the first entry of an empty queue file for a message, should this die on the way.
         """
         self._published_end.check_device()
+        if self._published_end.deletions % 2:
+            self._finish_deletion()
         confirm, announced = self._published_end.confirm_offset, self._published_end.announced_end
         if announced <= confirm:
             return
@@ -208,9 +215,12 @@ class Appender:
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 
     def _take_next_offsets(self, confirm: int) -> NextOffsets:
-        """Those that are known, if nobody else appended; forgotten here until this append is through."""
+        """Those that are known, if nobody else appended, or deleted; forgotten here until this append is through."""
         known, self._next_offsets = self._next_offsets, None
-        return known if known is not None and known.confirm_offset == confirm else NextOffsets(self._queues, confirm)
+        deletions = self._published_end.deletions
+        if known is not None and (known.confirm_offset, known.deletions) == (confirm, deletions):
+            return known
+        return NextOffsets(self._queues, confirm, deletions)
 
 
 def _store_time(last: int) -> int:

@@ -37,12 +37,13 @@ class Flusher:
         interval: float,
         place: Place,
     ) -> None:
-        """note: told what was flushed, as log offsets (bytes) and queue entries."""
+        """note: told what was flushed, as log offsets (bytes) and queue entries, without those of deleted topics."""
         self._published_end = published
         self._log = log
         self._queues = queues
         self._unflushed = unflushed
         self._flushed_to: dict[QueueName, int] = {}
+        self._deletions = 0  # when that was noted
         self._note = note
         self._interval = interval
         self._place = place
@@ -110,7 +111,9 @@ class Flusher:
         self._note(begin, end, ranges)
 
     def _entries(self, begin: int, end: int) -> Ranges:
-        ranges = self._unflushed.take(begin, end)
+        ranges = self._unflushed.take(begin, end, self._queues.topics.deletions())
+        if self._deletions != (count := self._published_end.deletions):
+            self._flushed_to, self._deletions = {}, count
         if ranges is None:
             ranges = {}
             for name in self._queues.existing():

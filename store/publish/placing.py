@@ -22,15 +22,21 @@ Result = TypeVar("Result")
 
 
 class NextOffsets(dict[QueueName, int]):
-    """The next queue offset of each queue that is asked for, exact as long as the confirm offset is this one."""
+    """The next queue offset of each queue that is asked for, exact as long as the confirm offset and the number of
+    deletions are these: nobody else appended, or deleted a topic.
+    """
 
-    def __init__(self, queues: ConsumeQueues, confirm_offset: int) -> None:
+    def __init__(self, queues: ConsumeQueues, confirm_offset: int, deletions: int = 0) -> None:
         super().__init__()
         self._queues = queues
         self.confirm_offset = confirm_offset
+        self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
+        """Raises `UnknownTopic` where the topic was deleted since the record was made."""
         self[name] = found = self._queues.of(*name).max_offset(self.confirm_offset)
+        if not found:
+            self._queues.topics.must_not_be_deleted(name[0])
         return found
 
     def take(self, name: QueueName, count: int) -> int:
@@ -60,7 +66,7 @@ def place_many(
 ) -> tuple[Placed[AppendResult], Stretches]:
     """Place records from log offset `begin` on; and what is to be written in the log. store_timestamp: ms.
 
-    Raises `MessageRefused` for one that fits no segment.
+    Raises `MessageRefused` for one that fits no segment, `UnknownTopic` for one whose topic was deleted meanwhile.
     """
     placement = log.place(begin, records.sizes)
     physical_offsets = placement.physical_offsets

@@ -52,7 +52,7 @@ class PublishedEnd:
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
-    `publish`, `mark_flushed`, `order_from`, `file_from`.
+    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_deletion`, `end_deletion`.
     """
 
     rest_seconds = math.inf
@@ -208,6 +208,20 @@ class PublishedEnd:
     def file_from(self, offset: int) -> None:
         """Record that keys before `offset` may not be in the index, before they are not."""
         self._fields["keys_from"][...] = checked(offset)
+
+    @property
+    def deletions(self) -> int:
+        """Changes when a topic is deleted: before, to an odd number, and when nothing is left of it, to an even one."""
+        count: int = self._fields["deletions"].item()
+        return count
+
+    def begin_deletion(self) -> None:
+        """Say that a topic is being deleted, before anything of it goes."""
+        self._fields["deletions"][...] = self.deletions | 1
+
+    def end_deletion(self) -> None:
+        """Say that nothing is left of the topic."""
+        self._fields["deletions"][...] = (self.deletions | 1) + 1
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from store.errors import MessageRefused, StoreBusy
+from store.errors import MessageRefused, StoreBusy, UnknownTopic
 from store.format.record import Record
 from store.publish.locks import StoreLock
 from store.publish.results import Where
@@ -53,7 +53,7 @@ class Together:
         taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
         try:
             append(taken)
-        except MessageRefused:  # the log has no place for one of them: the others try again, each by itself
+        except (MessageRefused, UnknownTopic):  # there is no place for one of them: the others try again, by themselves
             if len(taken) == 1:
                 raise
             append([own])

@@ -47,10 +47,8 @@ class PublishedQueues:
         queue = self.of(topic, queue_id)
         try:
             return self._bounds(queue, self._log.min_offset())
-        except OffsetLost:
-            if isinstance(self._end, PublishedEnd):  # while anybody writes no topic is deleted
-                raise
-        self._queues.forget()
+        except OffsetLost:  # the topic was deleted, and created again; if not, the next look says it again
+            self._queues.forget()
         return self._bounds(self.of(topic, queue_id), self._log.min_offset())
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:

@@ -71,12 +71,22 @@ class Appending:
         try:
             append.add_messages(*_all_of(waiting))  # the fixed cost of it once
         except StoreError:
-            for each in waiting:
-                try:
-                    self._add(append, each)
-                except StoreError as error:
-                    each.appended.set_exception(error)
-        return append.publish()
+            append = self._each(waiting)
+        try:
+            return append.publish()
+        except UnknownTopic:  # one was deleted just now
+            return self._each(waiting).publish()
+
+    def _each(self, waiting: list[_Waiting]) -> Append:
+        append = self._store.begin()
+        for each in waiting:
+            if each.appended.done():
+                continue
+            try:
+                self._add(append, each)
+            except StoreError as error:
+                each.appended.set_exception(error)
+        return append
 
     def _add(self, append: Append, each: _Waiting) -> None:
         try:

@@ -51,6 +51,13 @@ class ServedOffsets:
         with self._lock:
             self._known[group].setdefault(queue, first).offset = offset
 
+    def forget(self, topic: str) -> None:
+        """It was deleted: in one of the same name these offsets mean other messages."""
+        with self._lock:
+            for known in self._known.values():
+                for queue in [queue for queue in known if queue.topic == topic]:
+                    del known[queue]
+
     def persist(self) -> None:
         """Bring everything new to the files; what cannot be is tried again the next time."""
         with self._lock:
@@ -73,7 +80,9 @@ class ServedOffsets:
     def _persist(self, group: str, topic: str, queues: list[Queue]) -> None:
         offsets: dict[int, int] = {}
         for queue in queues:
-            known = self._known[group][queue]
+            known = self._known[group].get(queue)
+            if known is None:  # forgotten meanwhile
+                continue
             if self._store.consumer_offset(group, *queue) == known.persisted:
                 offsets[queue.queue_id] = known.offset
             else:  # somebody else's word
@@ -82,7 +91,8 @@ class ServedOffsets:
             self._store.flush()  # first, what clients sent back and take for done
             self._store.commit_offsets(group, topic, offsets)
         for queue_id, offset in offsets.items():
-            self._known[group][Queue(topic, queue_id)].persisted = offset
+            if (known := self._known[group].get(Queue(topic, queue_id))) is not None:
+                known.persisted = offset
 
     def _forget(self, group: str, queue: Queue) -> None:
         with self._lock:

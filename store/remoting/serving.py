@@ -77,7 +77,7 @@ class Serving:
             locks,
             retries,
             Offsets(store, offsets),
-            ServedTopics(store, broker),
+            ServedTopics(store, broker, offsets),
             Progress(store, broker, clients, offsets),
             ServedGroups(store, broker, clients, offsets),
             Status(store, broker, cluster),

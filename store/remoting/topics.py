@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 
 from store import MessageStore, RequestRefused
+from store.broker.deletion import delete_topic
 from store.broker.response_codes import ResponseCode
 from store.remoting.codes import RequestCode
+from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
 from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.routes import READ_WRITE
@@ -16,11 +18,12 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 
 
 class ServedTopics:
-    """Makes topics, says what is in them, and finds single messages."""
+    """Makes topics and deletes them, says what is in them, and finds single messages."""
 
-    def __init__(self, store: MessageStore, broker: str) -> None:
+    def __init__(self, store: MessageStore, broker: str, offsets: ServedOffsets) -> None:
         self._store = store
         self._broker = broker
+        self._offsets_of_groups = offsets
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -30,6 +33,7 @@ class ServedTopics:
             RequestCode.GET_TOPIC_STATS_INFO: self._stats,
             RequestCode.VIEW_MESSAGE_BY_ID: self._view,
             RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: lambda request: Response(),  # it has those that the broker has
             RequestCode.QUERY_MESSAGE: self._query,
         }
 
@@ -46,11 +50,9 @@ class ServedTopics:
 
     def _delete(self, request: Request) -> Response:
         topic, _ = self._known(request)
-        raise RequestRefused(
-            ResponseCode.ILLEGAL_OPERATION,
-            f"topic {topic}: a store cannot lose a topic while it is open for writing; end 'pyspark-mq serve' and run "
-            f"'pyspark-mq topic delete {self._store.path} {topic}'",
-        )
+        delete_topic(self._store.path, topic)
+        self._offsets_of_groups.forget(topic)
+        return Response()
 
     def _config(self, request: Request) -> Response:
         topic, queues = self._known(request)

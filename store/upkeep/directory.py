@@ -191,8 +191,9 @@ class Directory:
                 # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
                 # log: a broker, which may have made the index anew.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
-                topics = Topics(self.root).queue_counts()
-                queues = bool(left_alone and ends and ends.hold(self.root, log, index, queue_file_size, topics, end))
+                topics = Topics(self.root)
+                looked_at = self.root, log, index, queue_file_size, topics.queue_counts(), end, topics.deletions()
+                queues = bool(left_alone and ends and ends.hold(*looked_at))
             return Evidence(True, current, queues or published.confirm_offset == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:

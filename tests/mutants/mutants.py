@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CRASHES = "tests/device/test_crashes.py"
+DELETION = "tests/store/broker/test_deletion_in_use.py"
 SYNCED = f"{CRASHES}::test_what_was_promised_is_there[SYNC_FLUSH]"
 
 
@@ -39,9 +40,44 @@ MUTANTS = [
     Mutant(
         "offsets given that were right before another writer's append",
         "store/publish/appender.py",
-        "known is not None and known.confirm_offset == confirm",
-        "known is not None",
+        "(known.confirm_offset, known.deletions) == (confirm, deletions)",
+        "known.deletions == deletions",
         ("tests/store/publish/test_appender.py::test_two_stores_in_turns_keep_their_offsets_dense",),
+    ),
+    Mutant(
+        "offsets given that were right before a topic was deleted",
+        "store/publish/appender.py",
+        "(known.confirm_offset, known.deletions) == (confirm, deletions)",
+        "known.confirm_offset == confirm",
+        (DELETION,),
+    ),
+    Mutant(
+        "a queue's files and end kept when its topic is deleted",
+        "store/log/consume_queues.py",
+        "if count != self._seen or count % 2:",
+        "if False:",
+        (DELETION,),
+    ),
+    Mutant(
+        "messages put into a topic that was deleted since they were made",
+        "store/publish/placing.py",
+        "        if not found:\n",
+        "        if False:\n",
+        (DELETION,),
+    ),
+    Mutant(
+        "a deletion that died, not finished before the next append",
+        "store/publish/appender.py",
+        "        if self._published_end.deletions % 2:\n",
+        "        if False:\n",
+        (DELETION,),
+    ),
+    Mutant(
+        "ends noted of queues that were deleted",
+        "store/log/queue_ends.py",
+        "if deleted.get(name[0], -1) >= self.at",
+        "if False",
+        (DELETION,),
     ),
     Mutant(
         "the last bytes of an append not flushed",

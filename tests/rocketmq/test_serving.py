@@ -446,6 +446,20 @@ def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
     left(clients, "reset")
 
 
-def test_mqadmin_is_told_why_a_topic_is_not_deleted(served: Served, topic: str) -> None:
-    with pytest.raises(HarnessError, match="pyspark-mq topic delete"):
-        mqadmin(served.clients, "deleteTopic", "-c", "DefaultCluster", "-t", topic)
+def test_mqadmin_deletes_a_topic_that_is_in_use(served: Served, topic: str) -> None:
+    """Its messages are gone for who reads it; the next one makes it anew, at offset 0."""
+    store, clients = served
+    clients.answers("send", topic=topic, messages=8)
+    clients.ask("subscribe", id="bereft", group="bereft", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    consumed(clients, 8)
+    until(lambda: committed(store, "bereft", topic) == [2, 2, 2, 2])
+    assert "success" in mqadmin(clients, "deleteTopic", "-c", "DefaultCluster", "-t", topic)
+    assert topic not in store.topics()
+    assert [topic] not in rows_of(mqadmin(clients, "topicList"))
+    left(clients, "bereft")
+    (sent,) = clients.answers("send", topic=topic)
+    assert sent["queueOffset"] == 0
+    assert len(rows(store, topic)) == 1
+    with pytest.raises(HarnessError, match="no_such_topic"):
+        mqadmin(clients, "deleteTopic", "-c", "DefaultCluster", "-t", "no_such_topic")

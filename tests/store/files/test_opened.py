@@ -42,6 +42,7 @@ STORE: dict[str, Verb] = {
     "consumer_offset": lambda it: it.consumer_offset("g", "t", 0),
     "copies": lambda it: it.copies(np.array([0])),
     "create_topic": lambda it: it.create_topic("u", 1),
+    "delete_topic": lambda it: it.delete_topic("none", lambda: None),
     "dispatched_offset": lambda it: it.dispatched_offset,
     "fingerprint": lambda it: it.fingerprint("t", 0, 0),
     "fingerprints": lambda it: it.fingerprints({Queue("t", 0): 0}),

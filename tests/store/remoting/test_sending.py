@@ -11,8 +11,10 @@ from store.broker.response_codes import ResponseCode
 from store.format.layout import SYS_COMPRESSED
 from store.format.properties import encode_properties
 from store.remoting.batches import Batched, encode_batch
+from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.headers import SendMessage, SendMessageV2, Sent
+from store.remoting.headers import SendMessage, SendMessageV2, Sent, Topic
+from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker, send
 
 
@@ -116,3 +118,23 @@ def test_others_may_put_meanwhile(broker: Broker, store: MessageStore) -> None:
     with MessageStore.open(store.path, read_only=True) as reader:
         bodies = [body.as_py() for batch in reader.scan("orders", 0, 0, 100, ["body"]) for body in batch["body"]]
     assert [bodies[offset] for offset in offsets] == [b"sent %d" % n for n in range(50)]
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_nobody_elses_loss(broker: Broker, store: MessageStore) -> None:
+    store.create_topic("kept", 1)
+    begun = []
+    for _ in range(20):
+        for topic in ("orders", "kept") * 5:
+            begun.append((topic, broker.begin(RequestCode.SEND_MESSAGE_V2, send(topic=topic), b"body")))
+        broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders"))
+    assert {answer.result().code for _, answer in begun} == {ResponseCode.SUCCESS}
+    offsets = [Sent.of(answer.result().fields).queue_offset for topic, answer in begun if topic == "kept"]
+    assert sorted(offsets) == list(range(100))
+    assert store.max_offset("kept", 0) == 100
+
+
+def test_a_topic_that_is_deleted_and_not_made(store: MessageStore, client: Client) -> None:
+    with serve(store, "127.0.0.1:0", create_topics=False) as serving:
+        broker = Broker(serving, client)
+        broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders"))
+        assert broker.send(b"").code == ResponseCode.TOPIC_NOT_EXIST

@@ -8,7 +8,7 @@ from store import Message, MessageStore
 from store.broker.response_codes import ResponseCode
 from store.format.stored_message import decode_record
 from store.remoting.codes import RequestCode
-from store.remoting.headers import CreateTopic, QueryMessage, Topic, ViewMessage
+from store.remoting.headers import CommitOffset, CreateTopic, GroupQueue, QueryMessage, Sent, Topic, ViewMessage
 from tests.store.remoting.broker import Broker
 
 
@@ -63,3 +63,27 @@ def test_messages_by_key(broker: Broker, store: MessageStore) -> None:
     assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, records)
     none = broker.ask(RequestCode.QUERY_MESSAGE, QueryMessage("orders", "none", 32, 0, 1 << 50))
     assert none.code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_a_topic_is_deleted_and_the_next_message_makes_it_anew(broker: Broker, store: MessageStore) -> None:
+    for _ in range(5):
+        broker.send(b"old")
+    held = broker.pull(5, seconds=60)
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 4))
+    for code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV):
+        assert broker.ask(code, Topic("orders")).code == ResponseCode.SUCCESS
+    assert broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders")).code == ResponseCode.TOPIC_NOT_EXIST
+    assert store.topics() == {}
+    assert Sent.of(broker.send(b"new", default_topic_queue_nums=1).fields).queue_offset == 0
+    assert store.topics() == {"orders": 1}
+    assert [row["body"] for batch in store.to_arrow("orders", ["body"]) for row in batch.to_pylist()] == [b"new"]
+    asked = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0, False))
+    assert asked.code == ResponseCode.QUERY_NOT_FOUND
+    assert not held.done(), "it waits for a fifth message"
+
+
+def test_a_topic_that_is_not_deleted(broker: Broker, store: MessageStore) -> None:
+    store.create_topic("SCHEDULE_TOPIC_XXXX", 18)
+    for name, code in (("none", ResponseCode.TOPIC_NOT_EXIST), ("SCHEDULE_TOPIC_XXXX", ResponseCode.INVALID_PARAMETER)):
+        answer = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(name))
+        assert (answer.code, name in (answer.remark or "")) == (code, True), answer.remark

@@ -1,0 +1,74 @@
+"""Deleting a topic: its queues, its groups' offsets and its settings go, the log stays.
+
+Others may have the store open, to write and to read. What they remember of the topic they forget when the published
+end's number of deletions changes, before they use it again: whoever appends, under the append lock; so nothing is put
+into a file that is gone. Deleted it is with the table of topics that is written without it, all at once; who dies
+before has deleted nothing, and what is left to do after it is done by the next who appends or opens the store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from store.files.atomic import make_directory, sync_directory
+from store.files.consumer_offsets import ConsumerOffsets
+from store.files.reached import forget_reached
+from store.files.topics import Topics
+from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR
+from store.publish.locks import among_groups
+from store.publish.published_end import PublishedEnd
+
+
+class Deletion:
+    """Deletes topics of one store. Call its verbs under the append lock."""
+
+    def __init__(self, root: Path, published: PublishedEnd, timeout: float) -> None:
+        """timeout: how long to wait for a turn among groups, in seconds."""
+        self._root = root
+        self._published_end = published
+        self._timeout = timeout
+        self._topics = Topics(root)
+
+    def delete(self, topic: str, forgotten_to: int) -> None:
+        """Delete a topic that is there. What was deleted before the log offset `forgotten_to` nobody asks for any more.
+
+        Everything that is published must be on the device, and nothing be there that is not.
+        """
+        self._published_end.begin_deletion()
+        make_directory(self._root / DELETED_DIR)
+        self._topics.forget(topic, forgotten_to, self._published_end.confirm_offset)
+        self.finish()
+
+    def finish(self) -> None:
+        """End a deletion of which nothing, or something, is done: by whoever died."""
+        finish_deletion(self._root, self._timeout)
+        self._published_end.end_deletion()
+
+
+def finish_deletion(root: Path, timeout: float) -> None:
+    """`Deletion.finish`, for who has no published end yet: then nobody else has the store open for writing, or that one
+    is told by the number, which is odd still.
+    """
+    deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
+    if not deleted.exists():
+        return
+    for topic in sorted(Topics(root).gone()):
+        with suppress(FileNotFoundError):  # nothing was ever put, or it is done
+            (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
+            sync_directory(queues)
+        _forget_offsets(root, topic, timeout)
+        forget_reached(root, topic)
+    shutil.rmtree(deleted)
+    sync_directory(root)
+
+
+def _forget_offsets(root: Path, topic: str, timeout: float) -> None:
+    """Of all groups: in a topic of the same name they mean other messages."""
+
+    def forget() -> None:
+        for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
+            offsets.forget(topic)
+
+    among_groups(root, timeout, forget)

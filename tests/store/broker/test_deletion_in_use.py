@@ -1,0 +1,228 @@
+"""A topic is deleted while other stores, here and in other processes, put into it and read it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig, UnknownTopic
+from store.broker.deletion import delete_topic
+from store.files.topics import Topics
+from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE
+from store.log.queue_ends import QueueEnds
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import ROOT
+from tests.store.broker.dying_deleters import QUEUES, TOPIC
+
+ENTRIES = 5  # of a queue's file
+CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20)
+PLACES = int(os.environ.get("MQ_DELETION_KILLS", "1000"))  # at which a deletion is killed, at most: until it survives
+WRITERS = 2
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mq"
+
+
+@pytest.fixture
+def stores(path: Path) -> Iterator[tuple[MessageStore, MessageStore]]:
+    """Two that are open for writing, as two processes have them."""
+    with MessageStore.open(path, config=CONFIG) as one, MessageStore.open(path) as other:
+        one.create_topic("t", 1)
+        one.create_topic("other", 1)
+        one.put(Message("other", b"kept"))
+        yield one, other
+
+
+def put(store: MessageStore, body: str, count: int) -> None:
+    store.put_many([Message("t", f"{body} {n}".encode(), keys=("k",)) for n in range(count)])
+
+
+def bodies(store: MessageStore, topic: str = "t") -> list[bytes]:
+    return [row for batch in store.to_arrow(topic, ["body"]) for row in batch["body"].to_pylist()]
+
+
+def new(count: int) -> list[bytes]:
+    return [f"new {n}".encode() for n in range(count)]
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize("after", [0, 1, 4, 5, 12, 13, 20])
+@pytest.mark.parametrize("before", [1, 4, 5, 12])
+def test_writers_forget_it_and_begin_anew(
+    path: Path, stores: tuple[MessageStore, MessageStore], before: int, after: int, flushed: bool
+) -> None:
+    for store in stores:
+        put(store, "old", before)
+        assert len(bodies(store)) >= before
+        if flushed:
+            store.flush()
+    stores[0].commit_offsets("g", "t", {0: 1})
+    delete_topic(path, "t")
+    for store in stores:
+        with pytest.raises(UnknownTopic):
+            put(store, "late", 1)
+        with pytest.raises(UnknownTopic):
+            store.offsets("t", 0)
+        assert store.topics() == {"other": 1}
+        assert bodies(store, "other") == [b"kept"]
+    stores[0].create_topic("t", 1)
+    put(stores[1], "new", after)
+    for store in stores:
+        assert store.offsets("t", 0) == (0, after)
+        assert bodies(store) == new(after)
+        assert store.consumer_offset("g", "t", 0) is None
+        assert len(store.query("t", "k")) == after
+    put(stores[0], "more", 1)
+    put(stores[1], "more", 1)
+    assert bodies(stores[0]) == [*new(after), b"more 0", b"more 0"]
+    for store in stores:
+        store.close()
+    ends = QueueEnds.read(path)
+    assert ends is not None
+    assert ends.of == {("t", 0): after + 2, ("other", 0): 1}
+    assert verify(path).findings == []
+    for file in (PUBLISHED_END_FILE, "nothing"):
+        (path / file).unlink(missing_ok=True)  # so that all is made anew from the log; or not
+        with MessageStore.open(path) as store:
+            assert bodies(store) == [*new(after), b"more 0", b"more 0"]
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+@pytest.mark.parametrize("few", [True, False])
+def test_what_is_being_put_goes_nowhere_or_into_the_new_one(
+    path: Path, stores: tuple[MessageStore, MessageStore], few: bool, is_created_again: bool
+) -> None:
+    store, other = stores
+    put(store, "old", 7)
+    append, end = store.begin(), store.confirm_offset
+    append.add_messages([Message("other", b"with it")])
+    append.add_messages([Message("t", f"new {n}".encode()) for n in range(2 if few else 200)])
+    delete_topic(path, "t")
+    if is_created_again:
+        other.create_topic("t", 1)
+        append.publish()
+        assert bodies(other) == new(2 if few else 200)
+        assert bodies(other, "other") == [b"kept", b"with it"]
+    else:
+        with pytest.raises(UnknownTopic, match="no topic 't' any more: it was deleted"):
+            append.publish()
+        assert store.confirm_offset == end
+        other.put(Message("other", b"more"))
+        assert bodies(store, "other") == [b"kept", b"more"]
+        assert "t" not in other.topics()
+
+
+def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
+    """What they know of ends is older than the deletion, or younger."""
+    store, idle = stores
+    for round_ in range(3):
+        put(store, "old", 12 - round_)
+        store.flush()
+        with MessageStore.open(path) as joined:
+            delete_topic(path, "t")
+            joined.create_topic("t", 1)
+            put(joined, "new", 3 + round_)
+    put(idle, "more", 1)
+    assert bodies(store) == [*new(5), b"more 0"]
+    store.close()
+    idle.close()
+    ends = QueueEnds.read(path)
+    assert ends is not None
+    assert ends.of == {("t", 0): 6, ("other", 0): 1}
+
+
+def said(path: Path) -> dict[int, tuple[int, int, bytes]]:
+    """Log offset to queue, queue offset, and body of what was acknowledged."""
+    lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {int(at): (int(queue), int(offset), body.encode()) for at, queue, offset, body in lines}
+
+
+@pytest.fixture
+def programs() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    with ExitStack() as stack:
+
+        def start(*arguments: object, **how: object) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "tests.store.broker.dying_deleters", *map(str, arguments)]
+            program = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True, **how)  # type: ignore[call-overload]
+            stack.callback(program.wait)
+            stack.callback(program.kill)
+            return program
+
+        yield start
+
+
+def test_killed_at_any_place_while_others_put(
+    path: Path, tmp_path: Path, programs: Callable[..., subprocess.Popen[str]]
+) -> None:
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic(TOPIC, QUEUES)
+        store.commit_offsets("g", TOPIC, {0: 1})
+    files = [tmp_path / str(number) for number in range(WRITERS)]
+    writers = [programs(path, "put", file.name, stdout=file.open("w")) for file in files]
+    deleter, ends = programs(path, "delete", stdout=subprocess.PIPE), []
+    assert deleter.stdin is not None
+    assert deleter.stdout is not None
+    while len(ends) < PLACES and 0 not in ends:
+        deleter.stdin.write(f"{len(ends)}\n")
+        deleter.stdin.flush()
+        status = int(deleter.stdout.readline())
+        ends += [status] if status <= 0 else []
+    assert set(ends[:-1]) <= {-9}
+    assert PLACES < 1000 or len(ends) > 10
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.close()
+        assert writer.wait() == 0
+    assert verify(path).findings == []
+    assert not (path / DELETED_DIR).exists()
+    deleted = Topics(path).deletions()[TOPIC]
+    acknowledged = {at: where for file in files for at, where in said(file).items()}
+    left = {(queue, offset): body for at, (queue, offset, body) in acknowledged.items() if at >= deleted}
+    assert len(left) == len({at for at in acknowledged if at >= deleted})
+    for file in (PUBLISHED_END_FILE, "nothing"):
+        (path / file).unlink(missing_ok=True)  # so that all is made anew from the log; or not
+        with MessageStore.open(path) as store:
+            found = dict[tuple[int, int], bytes]()
+            if TOPIC in store.topics():
+                assert store.consumer_offset("g", TOPIC, 0) is None
+                for queue in range(QUEUES):
+                    scanned = store.scan(TOPIC, queue, *store.offsets(TOPIC, queue), ["queueOffset", "body"])
+                    rows = [row for batch in scanned for row in batch.to_pylist()]
+                    assert [row["queueOffset"] for row in rows] == list(range(len(rows)))
+                    found |= {(queue, row["queueOffset"]): row["body"] for row in rows}
+            assert found == left
+
+
+def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path) -> None:
+    """What a process left that died right after the topic was deleted: all but its entry in the table."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        put(store, "old", 12)
+        store.commit_offsets("g", "t", {0: 2})
+        store.flush()
+        end = store.confirm_offset
+    (path / DELETED_DIR).mkdir()
+    Topics(path).forget("t", 0, end)
+    assert Topics(path).queue_counts() == {}
+    with (
+        MessageStore.open(shutil.copytree(path, tmp_path / "copy"), read_only=True) as reader,
+        pytest.raises(UnknownTopic),
+    ):
+        reader.offsets("t", 0)
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        assert store.create_topic("t", 1) == 1
+        assert store.consumer_offset("g", "t", 0) is None
+        put(store, "new", 1)
+        assert bodies(store) == new(1)
+    assert not (path / DELETED_DIR).exists()
