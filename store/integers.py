@@ -39,6 +39,14 @@ def seconds(name: str, value: float) -> float:
     return number
 
 
+def span(name: str, value: float) -> float:
+    """A time span, seconds. Raises `InvalidArgument`, as `seconds`, and below 0."""
+    number = seconds(name, value)
+    if number < 0:
+        raise InvalidArgument(f"{name}={value}: give seconds, 0 or more")
+    return number
+
+
 def text(name: str, value: object) -> str:
     """`value`, which is a text. Raises `InvalidArgument`, which names it, for anything else."""
     if not isinstance(value, str):

@@ -26,7 +26,7 @@ from store.client.rebalancer import Rebalancer
 from store.errors import InvalidArgument, StoreBusy, UnknownTopic
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
-from store.integers import integer, one_of, seconds
+from store.integers import integer, one_of, span
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from store.publish.figures import DELIVERED, HELD, Figures
@@ -68,8 +68,8 @@ class ConsumerConfig:
             if field.type == "int":
                 least = {"max_reconsume_times": -1, "consume_timestamp": 0}.get(field.name, 1)
                 integer(field.name, value, least)
-            elif field.type == "float" and seconds(field.name, value) < 0:
-                raise InvalidArgument(f"{field.name}={value}: give seconds, 0 or more")
+            elif field.type == "float":
+                span(field.name, value)
         one_of("consume_from_where", self.consume_from_where, list(ConsumeFromWhere))
         one_of("message_model", self.message_model, list(MessageModel))
 
@@ -111,6 +111,8 @@ class Consumer(Opened):
         """
         if listener is not None:
             check_listener(listener)
+        if not isinstance(config, ConsumerConfig):
+            raise InvalidArgument(f"config={config!r:.40}: a {type(config).__name__}; give a ConsumerConfig")
         subscriptions = _subscriptions(topics)
         filters = {topic: message_filter(*subscription) for topic, subscription in subscriptions.items()}
         self._is_own = isinstance(log, str | os.PathLike)

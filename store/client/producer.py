@@ -26,7 +26,7 @@ from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
-from store.integers import integer, seconds
+from store.integers import integer, span
 from store.message_store import MessageStore
 from store.publish.figures import Figures
 
@@ -66,10 +66,10 @@ class Producer(Opened):
         producer has it, `CorruptStore`, `OffsetLost` where retention took what would tell how far it came.
         """
         limits = Limits(
-            seconds("linger", linger),
+            span("linger", linger),
             integer("batch_bytes", batch_bytes, 1),
             integer("buffer_bytes", buffer_bytes, 1),
-            seconds("timeout", timeout),
+            span("timeout", timeout),
         )
         owns = not isinstance(store, MessageStore)
         self._store = MessageStore.open(store, create=False) if not isinstance(store, MessageStore) else store
@@ -176,9 +176,12 @@ class Producer(Opened):
     def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
         """Send a message, and wait up to `timeout` seconds for what its consumer sends as `reply` to it.
 
-        Raises `NoReply`, and what a future of `send` raises; `StoreClosed` where the producer is closed meanwhile.
+        Raises `NoReply`, and what a future of `send` raises; `InvalidArgument` by a producer with a name; `StoreClosed`
+        where the producer is closed meanwhile.
         """
-        deadline = time.monotonic() + seconds("timeout", timeout)
+        if self._memory is not None:
+            raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
+        deadline = time.monotonic() + span("timeout", timeout)
         with self._first_request:
             if self._replies is None:
                 self._replies = Replies(self._store, self._what)

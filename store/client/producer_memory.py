@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import finalize
 
-from store.errors import OffsetLost, StoreLocked
+from store.errors import InvalidGroup, OffsetLost, StoreLocked
 from store.files.atomic import make_directory
 from store.files.consumer_offsets import check_group_name
 from store.files.opened import Opened, opening
@@ -46,7 +46,10 @@ class Memory(Opened):
     def __init__(self, store: MessageStore, name: str) -> None:
         """Raises `InvalidGroup` for a name that is none, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
         super().__init__(f"{store.path}: producer {name!r}", "Producer(path, name)")
-        check_group_name(name)
+        try:
+            check_group_name(name)
+        except InvalidGroup as error:
+            raise InvalidGroup(f"a producer's name, which is made as that of a group: {error}") from None
         self._store = store
         self._name = name
         folder = Path(store.path, PRODUCERS_FOLDER, name)

@@ -14,6 +14,7 @@ from store.any_group import ConsumeFromWhere, Member
 from store.any_log import Bounds, Log, Queue
 from store.broker.allocation import allocate
 from store.broker.group_offsets import first_offsets
+from store.client import listening
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
@@ -171,9 +172,12 @@ def _within(queue: Queue, position: int, bounds: Bounds) -> int:
 
 
 def _where_is(thread: int) -> str:
-    """The line at which a thread is."""
+    """The line at which a thread is: of the listener, and of what that calls."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return f"{thread}, which ended"
-    at = traceback.extract_stack(frame)[-1]
-    return f"{thread} at {at.filename}:{at.lineno} in {at.name}"
+    stack = traceback.extract_stack(frame)
+    own = [place for place, each in enumerate(stack[:-1]) if each.filename == listening.__file__]
+    listener = stack[own[-1] + 1] if own else stack[-1]
+    at = f"{thread} at {listener.filename}:{listener.lineno} in {listener.name}"
+    return at if listener is stack[-1] else f"{at}, which is in {stack[-1].filename}:{stack[-1].lineno}"

@@ -93,7 +93,6 @@ _HINTS = (
     (r"--|/\*", "a comment ends with a line break, or with */"),
     (r"[.:@#-]\s*[a-z0-9_$]", "names are made of letters, digits, _ and $"),
     (r"[-+*/%]", "there is no arithmetic"),
-    (r"\)", "there is a ( too few"),
 )
 
 
@@ -116,6 +115,7 @@ def parse(expression: str | None) -> SqlFilter:
     condition, end = parse_beginning(expression)
     if end < len(expression):
         what = "nothing can follow here, for the condition is complete"
+        what += "; there is a ( too few" * (expression[end] == ")")
         raise _refusal(expression, _Fault(end, _with_hint(what, expression, end)))
     return SqlFilter(expression, condition)
 

@@ -283,6 +283,7 @@ async def coroutine(messages: Sequence[ReceivedMessage]) -> None:
         ({}, {}, InvalidArgument),
         (7, {}, InvalidArgument),
         ("t", {"listener": 7}, InvalidArgument),
+        ("t", {"config": {"consume_thread_max": 5}}, InvalidArgument),
         ("t", {"listener": coroutine}, InvalidArgument),
     ],
 )

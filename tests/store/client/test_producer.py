@@ -306,7 +306,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"linger": "1"}, {"batch_bytes": 0}, {"buffer_bytes": 1.5}, {"timeout": float("nan")}]
+    "wrong", [{"linger": "1"}, {"batch_bytes": 0}, {"buffer_bytes": 1.5}, {"timeout": float("nan")}, {"linger": -1}]
 )
 def test_settings_that_are_none(store: MessageStore, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):

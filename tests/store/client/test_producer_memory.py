@@ -145,7 +145,7 @@ def test_one_producer_has_a_name(store: MessageStore) -> None:
 
 def test_names_that_are_none(store: MessageStore) -> None:
     for name in ("", "../up", "a b"):
-        with pytest.raises(InvalidGroup):
+        with pytest.raises(InvalidGroup, match="a producer's name, "):
             Producer(store.path, name)
 
 

@@ -93,6 +93,11 @@ def test_a_message_that_is_no_request(store: MessageStore) -> None:
         reply(all_of(store, "questions")[0], b"")
 
 
+def test_a_producer_with_a_name_makes_none(store: MessageStore) -> None:
+    with Producer(store, "importer") as producer, pytest.raises(InvalidArgument, match="by a producer without a name"):
+        producer.request(Message("questions", b""))
+
+
 def test_closed_while_it_waits(store: MessageStore) -> None:
     producer, raised = Producer(store), []
 

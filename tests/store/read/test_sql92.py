@@ -50,6 +50,7 @@ def test_expressions(expression: str, condition: object) -> None:
         ("a + 1 = 2", 3, "there is no arithmetic"),
         ("a = 1 -- end", 7, "a comment ends with a line break"),
         ("a = 1)", 6, "there is a \\( too few"),
+        ("a IN ()", 7, "'\\)' cannot stand here\n"),
         ("(a = 1", 7, "it ends where more has to follow"),
         ("", 1, "it ends where more has to follow"),
         ("a = 5 AND", 10, "it ends where more has to follow"),
