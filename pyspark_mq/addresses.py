@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from pyspark_mq.errors import OptionError
+from pyspark_mq.option_tables import NO_OPTIONS_OF_TABLES
 from store.any_log import LogAddress
 from store.local import LocalAddress
 from store.through import address_at
@@ -23,9 +24,10 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
     if not named:
+        of_table = "" if options else f". {NO_OPTIONS_OF_TABLES}"
         raise OptionError(
             'The option path is missing: give the store\'s directory, e.g. .load("/data/mq"); or nameServer, for a '
-            "RocketMQ cluster"
+            f"RocketMQ cluster{of_table}"
         )
     return _KINDS[named[0]](options)
 

@@ -25,7 +25,7 @@ from pyspark_mq.sink_schema import tables_by_topic
 from pyspark_mq.staging import BATCH, Staging
 from pyspark_mq.write_options import WriteOptions
 from store.any_log import Log, LogAddress, LogWriter
-from store.format.topic_names import COMMITS_TOPIC
+from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
 
 _log = logging.getLogger("pyspark_mq")
 
@@ -203,10 +203,8 @@ def _of_known_topics(
 
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
     """Raises `SubscriptionError` for a topic that the log does not have."""
-    topics = log.topics()
-    if topic not in topics:
+    if topic not in (topics := log.topics()):
+        others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
         of_broker = f"mqadmin updateTopic -t {topic} ..."
         how = of_broker if address.directory is None else f"pyspark-mq topic create {address} {topic!r}"
-        raise SubscriptionError(
-            f"There is no topic {topic!r}, but {', '.join(topics) or 'none'}. Create it first: {how}"
-        )
+        raise SubscriptionError(f"There is no topic {topic!r}, but {others}. Create it first: {how}")

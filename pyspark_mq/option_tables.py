@@ -260,6 +260,18 @@ WRITE_OPTIONS = (
     Option("producerGroup", None, "routed", "for `df.write` in `foreachBatch`: a name for this write, see below"),
 )
 
+NO_OPTIONS_OF_TABLES = (
+    "Spark does not hand the options of CREATE TABLE to Python data sources; "
+    "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
+)
+
+_OF_KAFKA = {
+    "kafka.bootstrap.servers": "here it is path, the store's directory, or nameServer, for a RocketMQ cluster",
+    "kafka.group.id": "here it is consumerGroup",
+    "groupidprefix": "here it is consumerGroup",
+    "includeheaders": "here it is includeProperties, and a write takes the column properties without an option",
+}
+
 
 def names_of(table: Iterable[Option]) -> tuple[str, ...]:
     return tuple(option.name for option in table)
@@ -273,13 +285,18 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
     if "paths" in given:  # DataFrameReader.load of a list
         raise OptionError(f"One query reads one store, got the paths {given['paths']}")
     if "provider" in given:  # what a catalog adds
-        raise OptionError(
-            "Spark does not hand the options of CREATE TABLE to Python data sources; "
-            "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
-        )
+        raise OptionError(NO_OPTIONS_OF_TABLES)
     for name in given:
         if name not in by_lower_name:
-            near = get_close_matches(name, by_lower_name, n=1)
-            known = f"did you mean {by_lower_name[near[0]]}?" if near else f"known are {', '.join(names)}"
-            raise OptionError(f"Unknown option {name!r}: {known}")
+            raise OptionError(f"Unknown option {name!r}: {_hint(name, by_lower_name)}")
     return {by_lower_name[name]: value for name, value in given.items()}
+
+
+def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:
+    """What to write instead of an option that there is not. name: in lower case."""
+    if name in _OF_KAFKA:
+        return f"it is Kafka's; {_OF_KAFKA[name]}"
+    if name.startswith(("kafka", "fetchoffset.")):
+        return "it is Kafka's, and here there is nothing like it; leave it out"
+    near = get_close_matches(name, by_lower_name, n=1)
+    return f"did you mean {by_lower_name[near[0]]}?" if near else f"known are {', '.join(by_lower_name.values())}"

@@ -12,7 +12,7 @@ from pyspark_mq.addresses import address_of
 from pyspark_mq.cluster_options import CLUSTER_NAMES
 from pyspark_mq.errors import OptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
-from pyspark_mq.option_tables import READ_OPTIONS, known_options
+from pyspark_mq.option_tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.orderly import WhenLocked
 from pyspark_mq.shared_folders import why_not_shared
 from pyspark_mq.subscription import Subscription
@@ -78,6 +78,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
+        _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
 
         def value(name: str, parse: Callable[[str, str], T]) -> T:
@@ -179,6 +180,13 @@ class SourceOptions:
             if limit is not None:
                 raise OptionError(f"{name} is for streaming queries; bound a batch query with endingOffsets")
         return start, end
+
+
+def _refuse_options_of_writes(options: Mapping[str, str]) -> None:
+    writing = {name.lower(): name for name in names_of(WRITE_OPTIONS) if name not in names_of(READ_OPTIONS)}
+    for name in options:
+        if name.lower() in writing:
+            raise OptionError(f"{writing[name.lower()]} is for writing; name the topics to read with subscribe")
 
 
 def _message_filter(expression: str | None, expression_type: str | None) -> MessageFilter:

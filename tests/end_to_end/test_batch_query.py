@@ -115,6 +115,33 @@ def test_bad_input(
     assert message in str(caught.value)
 
 
+def test_the_reason_without_a_traceback(spark: SparkSession, filled: Filled) -> None:
+    hides = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
+    spark.conf.set(hides, "true")
+    try:
+        with pytest.raises(PySparkException) as caught:
+            load(spark, filled, startingOffset="earliest")
+    finally:
+        spark.conf.unset(hides)
+    first = str(caught.value).splitlines()[0]
+    assert first.endswith("OptionError: Unknown option 'startingoffset': did you mean startingOffsets?")
+
+
+def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
+    words = "Spark does not hand the options of CREATE TABLE.*CREATE TEMPORARY VIEW"
+    options = f"OPTIONS (path '{filled.path}', subscribe 'orders')"
+    with pytest.raises(PySparkException, match=words):
+        spark.sql(f"CREATE TABLE unnamed USING mq {options}")
+    spark.sql(f"CREATE TABLE named (body BINARY) USING mq {options}")  # of which Spark tells nobody
+    try:
+        with pytest.raises(PySparkException, match=words):
+            spark.table("named").collect()
+        with pytest.raises(PySparkException, match=words):
+            spark.sql("INSERT INTO named VALUES (X'31')")
+    finally:
+        spark.sql("DROP TABLE named")
+
+
 def test_filters_are_pushed_down_where_spark_allows_it(spark: SparkSession, filled: Filled) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:

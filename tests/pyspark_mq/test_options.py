@@ -11,6 +11,7 @@ from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.limits import EARLIEST, LATEST, Named, OffsetsByQueue
 from pyspark_mq.options import SourceOptions
 from pyspark_mq.subscription import Subscription
+from pyspark_mq.write_options import WriteOptions
 from store import TagFilter, message_filter
 from store.any_group import Subscription as Expression
 from store.any_log import Queue
@@ -93,6 +94,16 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
     [
         ("maxOffsetPerTrigger", "1", "did you mean maxOffsetsPerTrigger?"),
         ("bootstrap", "1", "known are path, archive, storageOptions, subscribe"),
+        (
+            "kafka.bootstrap.servers",
+            "broker:9092",
+            "it is Kafka's; here it is path, the store's directory, or nameServer",
+        ),
+        ("includeHeaders", "true", "it is Kafka's; here it is includeProperties"),
+        ("kafka.session.timeout.ms", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
+        ("fetchOffset.numRetries", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
+        ("topic", "orders", "topic is for writing; name the topics to read with subscribe"),
+        ("delivery", "exactly-once", "delivery is for writing"),
         ("realTimes", "true", "did you mean realTime?"),
         ("realTime", "soon", "realTime takes true or false"),
         ("batchDuration", "0.5s", "from 1 second to 24 days, such as '30 seconds'"),
@@ -153,6 +164,8 @@ def test_conditions() -> None:
 def test_path_is_required() -> None:
     with pytest.raises(OptionError, match="The option path is missing"):
         SourceOptions.parse({"subscribe": "orders"})
+    with pytest.raises(OptionError, match=r"is missing.* the options of CREATE TABLE .* use CREATE TEMPORARY VIEW"):
+        WriteOptions.parse({})
 
 
 def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
