@@ -147,8 +147,9 @@ class Brokers:
         found: dict[_Key, Command] = {}
         deadline, pause, attempt, left = time.monotonic() + self.address.patience, _FIRST_PAUSE_SECONDS, 0, dict(asks)
         while left:
-            where = self.readable(ask.queue for ask in left.values())
-            asked = {key: self.begin(where[ask.queue], ask, attempt) for key, ask in left.items() if ask.queue in where}
+            there = self.readable(ask.queue for ask in left.values())
+            where = {queue: broker.next(attempt) for queue, broker in there.items()}
+            asked = {key: self.begin(where[ask.queue], ask) for key, ask in left.items() if ask.queue in where}
             failed: dict[_Key, RemotingError] = {}
             for key, answer in asked.items():
                 try:
@@ -167,11 +168,9 @@ class Brokers:
                 pause, attempt = _PAUSE_SECONDS, attempt + 1
         return {key: found[key] for key in asks if key in found}
 
-    def begin(self, broker: Broker, ask: Ask, attempt: int = 0) -> Future[Command]:
-        """Ask a broker; its copies in turn where it failed before."""
-        return self._begin(
-            broker.readable[attempt % len(broker.addresses)], ask.code, ask.header.texts(), timeout=ask.timeout
-        )
+    def begin(self, broker: Broker, ask: Ask) -> Future[Command]:
+        """Ask a broker."""
+        return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     @staticmethod
     def take(answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
@@ -183,7 +182,7 @@ class Brokers:
         if command.code == ResponseCode.TOPIC_NOT_EXIST and command.code not in ask.answers:
             return None
         if command.code not in ask.answers:
-            raise explained(command, f"broker {broker.name} at {broker.readable[0]}", ask.code, ask.queue)
+            raise explained(command, f"broker {broker.name} at {broker.readable}", ask.code, ask.queue)
         return command
 
     def send(self, broker: Broker, code: RequestCode, header: Header, body: bytes = b"") -> Future[Command]:

@@ -99,8 +99,8 @@ class ClusterHeld:
             return
         seconds = min(HOLD_SECONDS, max(0.0, self._deadline - time.monotonic()))
         ask = held_pull(self._brokers.address.group, queue, position, 1, seconds)
-        attempt = 0 if pull.failing is None else int(time.monotonic() - pull.failing)
-        self._under_way[queue] = answer = self._brokers.begin(broker, ask, attempt)
+        broker = broker.next(0 if pull.failing is None else int(time.monotonic() - pull.failing))
+        self._under_way[queue] = answer = self._brokers.begin(broker, ask)
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
 
     def _taken(self, answered: _Answered) -> QueueRange | None:

@@ -58,7 +58,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
         broker = brokers.readable([wanted.queue]).get(wanted.queue)
         if broker is None:
             raise UnknownTopic(f"{brokers.address}: no broker has {wanted.queue} any more")
-        address = broker.readable[attempt % len(broker.readable)]
+        address = broker.next(attempt).readable
         try:
             for records in _Pulls(brokers, f"broker {broker.name} at {address}", wanted._replace(start=given), address):
                 yield records

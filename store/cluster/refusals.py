@@ -22,7 +22,8 @@ _PASSING = frozenset(
 
 _REMEDIES = {
     ResponseCode.SYSTEM_ERROR: "see the broker's log",
-    ResponseCode.SYSTEM_BUSY: "it is busy; read or write with fewer tasks, or give it more to work with",
+    ResponseCode.SYSTEM_BUSY: "it is busy, or a slave that is not to be read (slaveReadEnable=false); read or write "
+    "with fewer tasks, or give it more to work with",
     ResponseCode.FLOW_CONTROL: "it limits how much it takes; read or write with fewer tasks",
     ResponseCode.SERVICE_NOT_AVAILABLE: "it is starting, stopping, or its disk is full; see its log",
     ResponseCode.NO_PERMISSION: "the account, the topic or the broker does not allow it; see accessKey and secretKey, "

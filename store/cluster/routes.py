@@ -17,15 +17,21 @@ _BARE_KEY = re.compile(rb"([{,])(-?[0-9]+):")  # older name servers write intege
 
 
 class Broker(NamedTuple):
-    """One broker: a master, and what copies it. addresses: "host:port" by broker id, the master's is 0."""
+    """One broker: a master, and what copies it. addresses: "host:port" by broker id, the master's is 0; the one to
+    read from first."""
 
     name: str
     addresses: tuple[tuple[int, str], ...]
 
+    def next(self, attempt: int) -> Broker:
+        """To read from at an attempt, the first of which is 0: its copies have their turn where it failed."""
+        turn = attempt % len(self.addresses)
+        return self._replace(addresses=self.addresses[turn:] + self.addresses[:turn])
+
     @property
-    def readable(self) -> list[str]:
-        """Where to read, the master first."""
-        return [address for _, address in self.addresses]
+    def readable(self) -> str:
+        """Where to read."""
+        return self.addresses[0][1]
 
     @property
     def writable(self) -> list[str]:

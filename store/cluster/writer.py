@@ -125,7 +125,10 @@ class ClusterAppend:
         """Those to write to, in order."""
         route = self._brokers.route(topic) or self._brokers.route(topic, oldest=0.0)
         if route is None or not route.write:
-            raise UnknownTopic(f"{self._brokers.address}: there is no topic {topic!r} that can be written; create it")
+            raise UnknownTopic(
+                f"{self._brokers.address}: there is no topic {topic!r} that can be written; create it; or, if it is "
+                "there, see its perm, and whether its masters run"
+            )
         return list(route.write)
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> Int64s:

@@ -136,11 +136,11 @@ class Clients(Running):
 
 def free_ports() -> dict[str, int]:
     """For the name server, and for the broker, which also takes the port two below."""
-    broker = _free_port(-2)
-    return {"namesrvPort": _free_port(), "brokerPort": broker}
+    broker = free_port(-2)
+    return {"namesrvPort": free_port(), "brokerPort": broker}
 
 
-def _free_port(*also: int) -> int:
+def free_port(*also: int) -> int:
     """One that nobody listens at, nor so many above it; none of those that the system gives to connections."""
     while True:
         port = random.randrange(12_000, 32_000)

@@ -21,12 +21,14 @@ def test_a_route_over_two_brokers_with_integer_keys_as_old_name_servers_write_th
     assert [str(queue) for queue in route.read] == ["orders/broker-a:0", "orders/broker-a:1", "orders/broker-b:0"]
     assert [str(queue) for queue in route.write] == ["orders/broker-a:0"]
     a = route.read[Queue("orders", BrokerQueueId("broker-a", 1))]
-    assert (a.readable, a.writable) == (["10.0.0.1:10911", "10.0.0.3:10911"], ["10.0.0.1:10911"])
+    assert (a.readable, a.writable) == ("10.0.0.1:10911", ["10.0.0.1:10911"])
+    assert [a.next(attempt).readable for attempt in range(3)] == ["10.0.0.1:10911", "10.0.0.3:10911", "10.0.0.1:10911"]
+    assert a.next(1).writable == a.writable
 
 
 def test_a_broker_whose_master_is_gone_is_read_and_not_written() -> None:
     broker = Broker("a", ((1, "10.0.0.3:10911"),))
-    assert (broker.readable, broker.writable) == (["10.0.0.3:10911"], [])
+    assert (broker.readable, broker.writable) == ("10.0.0.3:10911", [])
 
 
 def test_no_route() -> None:
