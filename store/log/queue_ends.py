@@ -17,6 +17,7 @@ from pathlib import Path
 
 from store.errors import CorruptStore
 from store.files.atomic import read_file, write_file
+from store.files.segments import list_files
 from store.files.topics import Topics
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
@@ -25,6 +26,7 @@ from store.format.layout import (
     QUEUE_ENDS_FILE,
     field_offset,
     segment_name,
+    struct_of,
 )
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -37,6 +39,8 @@ _OFFSET, _SIZE = (
     (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
     for name in ("physical_offset", "size")
 )
+# What is raised for JSON of another shape, or with numbers and depths that Python does not take.
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
 
 
@@ -73,7 +77,7 @@ class QueueEnds:
             ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
             index = {str(name): int(end) for name, end in content["index"].items()}
             return QueueEnds(int(content["logOffset"]), ends, index, written_at=int(content["logOffset"]))
-        except (FileNotFoundError, CorruptStore, ValueError, KeyError, TypeError, AttributeError):
+        except (FileNotFoundError, CorruptStore, *_NOT_OURS):
             return None
 
     def write(self, root: Path, index: Index) -> None:
@@ -152,12 +156,13 @@ class QueueEnds:
         if appended is None:
             return False
         self._merge({name: stop for name, (_, stop) in appended.items()})
-        queues_hold = all(
-            _reaches(f"{root}/{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", stop, queue_file_size, end)
-            for (topic, queue_id), stop in self.of.items()
-            if topic in topics
-        )
-        return queues_hold and self._index_holds(log, index)
+        folders = {name: f"{root}/{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}" for name in self.of if name[0] in topics}
+        if not all(_reaches(folder, self.of[name], queue_file_size, end) for name, folder in folders.items()):
+            return False
+        several = {
+            name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
+        }
+        return _begin(several, log) and self._index_holds(log, index)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
@@ -195,3 +200,20 @@ def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
     # Without their signs: what is negative is behind every end then.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)
+
+
+def _begin(folders: Mapping[QueueName, str], log: CommitLog) -> bool:
+    """Whether the first files of queues that have had several are the first ones that the log has something of.
+
+    As a rule their first entries say so: retention takes no file of which the log has a record.
+    """
+    first_byte, late = log.min_offset(), dict[QueueName, tuple[int, int]]()
+    for name, folder in folders.items():
+        first, status = list_files(Path(folder))[0]
+        if status.st_size >= CQ_ENTRY.itemsize and first.isdigit() and int(first):
+            with open(f"{folder}/{first}", "rb", buffering=0) as file:
+                at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
+            if at > first_byte and size != CQ_PRE_BLANK_SIZE:
+                late[name] = int(first) // CQ_ENTRY.itemsize, at
+    ranges = ranges_of(log, first_byte, max(at for _, at in late.values())) if late else {}
+    return ranges is not None and all(ranges.get(name, (start,))[0] >= start for name, (start, _) in late.items())

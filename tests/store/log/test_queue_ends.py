@@ -24,6 +24,7 @@ from store.log.consume_queue import MAKE_ANEW
 from store.log.queue_ends import QueueEnds
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
+from tests.store.upkeep.test_damaged import bodies as what_is_left
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
 ENTRIES = 10  # of a queue file
@@ -60,6 +61,10 @@ def queue_files(path: Path) -> None:
         file.unlink()
 
 
+def first_file(path: Path) -> None:
+    min((path / "consumequeue/t/1").iterdir()).unlink()
+
+
 def last_file(path: Path) -> None:
     max((path / "consumequeue/t/1").iterdir()).unlink()
 
@@ -90,10 +95,18 @@ def damaged_ends(path: Path) -> None:
     (path / "queueends").write_bytes(b"[{")
 
 
+def endless_ends(path: Path) -> None:
+    (path / "queueends").write_text('{"version": 1, "logOffset": 1e999, "queues": [["t", 0, 1e999]], "index": {}}')
+
+
+def deep_ends(path: Path) -> None:
+    (path / "queueends").write_bytes(b"[" * 100_000)
+
+
 Damage = Callable[[Path], None]
 DAMAGES: list[Damage] = [
-    *(folder, moved_folder, topic, all_queues, queue_files, last_file, zeroed, last_entry),
-    *(index, first_index_file, ends, damaged_ends),
+    *(folder, moved_folder, topic, all_queues, queue_files, first_file, last_file, zeroed, last_entry),
+    *(index, first_index_file, ends, damaged_ends, endless_ends, deep_ends),
 ]
 
 
@@ -143,6 +156,42 @@ def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> 
         results = store.put_many([Message("t", b"next", queue_id=queue) for queue in range(3)])
         assert [result.queue_offset for result in results] == [25, 25, 25]
     assert verify(path).findings == []
+
+
+@pytest.fixture(params=[2, 3], ids=["in a file", "at a file's end"])
+def cleaned(path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
+    """Retention took some segments, and files of queue 1, which begins at this offset now."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
+        assert store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=request.param)).queues
+        return path, store.min_offset("t", 1)
+
+
+@pytest.mark.parametrize("removed", [1, 2])
+def test_a_first_file_that_is_gone_behind_what_retention_took(cleaned: tuple[Path, int], removed: int) -> None:
+    path, first = cleaned
+    assert first > ENTRIES
+    with MessageStore.open(path, read_only=True) as reader:
+        before = what_is_left(reader)
+    for file in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
+        file.unlink()
+    assert [finding.where for finding in verify(path).findings] == [f"topic t, queue 1, offset {first}"]
+    with MessageStore.open(path) as store:
+        assert what_is_left(store) == before
+        assert store.min_offset("t", 1) == first
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 50
+    assert verify(path).findings == []
+
+
+def test_a_first_file_that_retention_took_is_not_missed(cleaned: tuple[Path, int]) -> None:
+    """Also where the next begins with the first record that the log has of its queue."""
+    path, first = cleaned
+    last = max((path / "commitlog").iterdir())
+    content = bytearray(last.read_bytes())
+    content[88] ^= 1  # of a body: whoever walks finds this
+    last.write_bytes(content)
+    with MessageStore.open(path) as store:
+        assert store.min_offset("t", 1) == first
 
 
 def test_nothing_is_made_anew_where_nothing_is_gone(path: Path) -> None:
