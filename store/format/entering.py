@@ -24,6 +24,7 @@ from store.format.layout import (
     KEY_SEPARATOR,
     LIGHT_PREFIX,
     LIGHT_SEPARATOR,
+    MAX_RETRY_TOPIC_BYTES,
     PROPERTY_CRC,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
@@ -236,7 +237,8 @@ def _has_light_queues(topic: str) -> bool:
 
 def is_folder_name(topic: str) -> bool:
     """Whether a topic can be a folder of the store: no CRC covers it, and it must not lead elsewhere."""
-    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    is_short = len(topic) <= MAX_RETRY_TOPIC_BYTES >= len(topic.encode())
+    return is_short and topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
 
 
 def _number(text: str) -> int | None:
