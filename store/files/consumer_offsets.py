@@ -93,6 +93,10 @@ class ConsumerOffsets:
                 raise OffsetOutOfRange(
                     f"group {group}, {queue.topic}, queue {queue.queue_id}: {offset} is no offset; they begin at 0"
                 )
+        self.set_positions(group, positions)
+
+    def set_positions(self, group: str, positions: Positions) -> None:
+        """`commit_positions` of a group that is there, whatever its name is: a broker takes any."""
         content = read_json(self._offsets)
         for topic in {queue.topic for queue in positions}:
             key, merged = _key(topic, group), self._committed(content, _key(topic, group))
@@ -119,8 +123,8 @@ class ConsumerOffsets:
         """By group, the queues of these that end before the offset that it has to read next; where they end."""
         found: dict[str, Positions] = {}
         for key, offsets in self.all_offsets().items():
-            topic, _, group = key.partition(GROUP_SEPARATOR)
-            for queue_id, offset in offsets.items():
+            topic, separator, group = key.partition(GROUP_SEPARATOR)
+            for queue_id, offset in offsets.items() if separator else ():
                 if ends.get(queue := Queue(topic, queue_id), offset) < offset:
                     found.setdefault(group, {})[queue] = ends[queue]
         return found

@@ -193,6 +193,15 @@ class Topics:
         next_version(self._path, content)
         write_json(self._path, content)
 
+    def deleted_up_to(self, end: int) -> None:
+        """The log ends at log offset `end`, and no topic was deleted behind it. Call under the store lock."""
+        content = read_json(self._path)
+        deleted = self._deleted(content)
+        if any(at > end for at in deleted.values()):
+            content[_DELETED] = {name: min(at, end) for name, at in deleted.items()}
+            next_version(self._path, content)
+            write_json(self._path, content)
+
     def _deleted(self, content: dict[str, Any]) -> dict[str, int]:
         """Topic to the log offset where it was deleted last."""
         found = content.get(_DELETED) or {}

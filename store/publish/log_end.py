@@ -42,6 +42,7 @@ class LogEnd:
         self._overtaken: tuple[int, int, int] | None = None  # the numbers of a published end that does not count
         self._seen = 0  # confirm offset of the published end while it counted
         self._end = 0  # of the log, as far as it was walked
+        self._flushed = 0  # up to here log and queues were on the device when the machine went down
         self._next_look = 0.0  # time.monotonic()
         self._looking = threading.Lock()  # of all threads one moves this on: answers never step back
         with self._looking:
@@ -87,7 +88,9 @@ class LogEnd:
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
         """Whether a queue entry below the confirm offset counts."""
-        return not self.by_log or is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
+        if not self.by_log or physical_offset + size <= self._flushed:
+            return True
+        return is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
 
     def close(self) -> None:
         """Drop the published end, if there is one."""
@@ -111,12 +114,18 @@ class LogEnd:
         # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if not self.by_log or self._is_deleted(self._end):
-            self.by_log = True
+            self.by_log, self._flushed = True, flushed or 0
             start = last_segment(self._log)
             self._end = max(self._seen, start if flushed is None else min(start, max(flushed, self._log.min_offset())))
+        self._follow(flushed)
+        if flushed is not None and self._end < flushed:  # damage, and no end: whoever reads it is told
+            self._end = flushed
+            self._follow(flushed)
+        return self._end
+
+    def _follow(self, flushed: int | None) -> None:
         for chunk in walk(self._log, self._end, torn_from=flushed):
             self._end = chunk.end
-        return self._end
 
     def _is_deleted(self, at: int) -> bool:
         """Whether retention was faster."""

@@ -8,7 +8,6 @@ in a second walk: a directory that cannot be recovered stays as it is, byte for 
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -20,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from store.any_log import Queue
-from store.errors import CorruptRecord, CorruptSegment, CorruptStore
+from store.errors import CorruptRecord, CorruptSegment
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
-from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
@@ -33,12 +31,11 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import index_keys, queue_entries, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
-from store.publish.locks import among_groups
 from store.publish.log_end import is_message, last_segment
 from store.publish.published_end import PublishedEnd
+from store.upkeep.misplaced import misplaced, place_of
+from store.upkeep.step_back import step_back
 
-_TURN_SECONDS = 30.0  # until those who change offsets let others do that
-_logger = logging.getLogger("store")
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
 
 
@@ -165,8 +162,10 @@ class Recovery:
     def decide(self, plan: Plan) -> Decision:
         """Look at everything that the plan names, and change nothing.
 
-        Raises `ConfigError` for an index of other sizes, `CorruptSegment`, and `CorruptRecord` for damage.
+        Raises `ConfigError` for an index of other sizes, `CorruptStore` for a damaged table of topics,
+        `CorruptSegment`, and `CorruptRecord` for damage.
         """
+        Topics(self._root).queue_counts()
         segments = self._log.segments
         starts = segments.check()
         first_byte = starts[0] if starts else 0
@@ -200,6 +199,8 @@ class Recovery:
                 f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
                 f"{_REMEDY}"
             )
+        if plan.begin is Point.FIRST_BYTE:
+            self._refuse_misplaced(queues.found, end if plan.trusted is Point.LAST_SEGMENT else trusted)
         if plan.left_well:
             self._warn_of_what_goes(end)
         if begin == first_byte > 0:
@@ -208,6 +209,18 @@ class Recovery:
         index_files, filed_from = self._decide_index(plan, begin)
         known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
         return Decision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
+
+    def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
+        """No entry goes that alone knows of a record before log offset `safe`: then it is the record that is wrong."""
+        for name in self._existing_queues:
+            said = found[name].begin, found[name].max_offset
+            for index, record in misplaced(self._log, self._queues, name, *said, safe):
+                folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
+                raise CorruptRecord(
+                    f"{self._log.segments.directory}: {place_of(record)}, but it is the one that topic {name[0]}, "
+                    f"queue {name[1]} has at offset {index}; {_REMEDY}; or, if the queue is wrong, move {folder} out "
+                    "of the store first"
+                )
 
     def _warn_of_what_goes(self, end: int) -> None:
         segments = self._log.segments
@@ -292,24 +305,10 @@ class Recovery:
             self._queues.of(*name).flush(queue.begin, queue.max_offset)
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
-        self._lower_offsets(queues)
+        step_back(self._root, end, {Queue(*name): queue.max_offset for name, queue in queues.items()})
         PublishedEnd.create(self._root, end, decision.store_timestamp, decision.times_from, decision.keys_from)
         ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}
         QueueEnds(end, ends).write(self._root, self._index)
-
-    def _lower_offsets(self, queues: Mapping[QueueName, QueueInLog]) -> None:
-        """Where a crash of the machine took messages that groups had read, they read those that come in their place."""
-        ends = {
-            Queue(topic, queue_id): queues[topic, queue_id].max_offset if (topic, queue_id) in queues else 0
-            for topic, count in Topics(self._root).queue_counts().items()
-            for queue_id in range(count)
-        }
-
-        for offsets in (ConsumerOffsets(self._root), *ConsumerOffsets.of_instances(self._root)):
-            with suppress(CorruptStore):  # whoever needs it is told
-                for group, positions in offsets.beyond(ends).items():
-                    among_groups(self._root, _TURN_SECONDS, partial(offsets.commit_positions, group, positions))
-                    _logger.warning("group %s stood behind what the log has now, and goes on at %s", group, positions)
 
     def _out_of_step(self, name: QueueName, offset: int, max_offset: int, at: int) -> CorruptRecord:
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from store.files.atomic import make_folder
 from store.files.config import StoreConfig
-from store.files.topics import Topics
 from store.format.layout import INDEX_DIR, REPAIR_DIR
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -38,7 +37,6 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     def make_anew() -> None:
         if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
             index.check()
-        Topics(root).queue_counts()  # raises for a damaged table, without which the store could not be opened
         shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import (
+    ABORT_FILE,
     CONSUMER_OFFSETS_FILE,
     CQ_EXTENSION_BELOW,
     DELAY_OFFSETS_FILE,
@@ -42,11 +43,12 @@ from store.publish.log_end import LogEnd, life_begin
 from store.publish.watch import POLL_SECONDS
 from store.system_errors import explained
 from store.upkeep.directory import Directory
+from store.upkeep.findings import Enough, Report
 from store.upkeep.index_check import IndexCheck
+from store.upkeep.misplaced import misplaced, place_of
 
 Progress = Callable[[int, int], None]  # bytes of log done, of all
 
-MAX_FINDINGS = 200
 _NOT_COMPARED = -1
 _DISPATCH_SECONDS = 1.0  # how far the queues of a running broker are behind its log, at most
 _SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
@@ -56,25 +58,11 @@ _REPAIR = "verify --repair"
 _NO_ENTRY = "{count} messages have no entry in the queue"
 _WRONG_ENTRY = "{count} entries are not what their records say"
 _NO_RECORD = "{count} entries have no sound record in the log"
+_BAD_END = (
+    "from here on there is no sound record, although whoever wrote last left in good order: one that died may have "
+    f"left this, and {_REPAIR} cuts it off; if none did, messages are damaged"
+)
 _TWICE = "{count} records have a queue offset that an earlier one has"
-
-
-class Finding(NamedTuple):
-    """What is wrong, where, and what helps."""
-
-    where: str
-    what: str
-    remedy: str
-
-
-@dataclass
-class Report:
-    """What was looked at, and what was found; at most `MAX_FINDINGS`, then it ends early."""
-
-    findings: list[Finding] = field(default_factory=list)
-    records: int = 0
-    log_bytes: int = 0
-    queues: int = 0
 
 
 @explained
@@ -91,17 +79,12 @@ def verify(
     directory = Directory.at(path)
     directory.must_be_store()
     verifier = _Verifier(directory, directory.configuration(config), progress)
-    try:
-        verifier.run()
-    except CorruptStore as error:
-        verifier.add(str(directory.root), f"{error}; no more was looked at", _COPY)
-    except _Enough:
-        pass
+    with suppress(Enough):
+        try:
+            verifier.run()
+        except CorruptStore as error:
+            verifier.add(str(directory.root), f"{error}; no more was looked at", _COPY)
     return verifier.report
-
-
-class _Enough(Exception):
-    """There are `MAX_FINDINGS`."""
 
 
 @dataclass
@@ -134,9 +117,7 @@ class _Verifier:
         self._runs: dict[tuple[QueueName, str], _Run] = {}
 
     def add(self, where: str, what: str, remedy: str) -> None:
-        self.report.findings.append(Finding(where, what, remedy))
-        if len(self.report.findings) >= MAX_FINDINGS:
-            raise _Enough
+        self.report.add(where, what, remedy)
 
     def run(self) -> None:
         self._check_admin_files()
@@ -163,8 +144,10 @@ class _Verifier:
                 self._check_rest(name, queue, end)
             self._report_runs()
             index_check.finish()
-            behind = self._behind(end)
-            is_at_rest = log_end.is_at_rest and end == log_end.confirm_offset
+            behind, is_over = self._behind(end), end == log_end.confirm_offset
+            is_at_rest = log_end.is_at_rest and is_over
+            if log_end.by_log and is_over and not (self._root / ABORT_FILE).exists() and self._left_in_log(end):
+                self.add(self._place(end), _BAD_END, _COPY)
             if is_at_rest:  # or else it is an append under way, or one that died: the next one undoes it
                 for where in behind:
                     self.add(where, "something is left behind the end", _REPAIR)
@@ -288,11 +271,11 @@ class _Verifier:
         """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""
         life_begin = self._life_begin(name)
         born = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
-        if born and offsets[born - 1] >= self._queues[name].first():  # it went back
+        if born and offsets[born - 1] >= self._queues[name].first():  # it went back; or else a file of it is missing
             self._reborn[name[0]] = min(life_begin, self._reborn.get(name[0], life_begin))
-        offsets, entries = offsets[born:], entries[born:]
-        if not len(offsets):
-            return
+            offsets, entries = offsets[born:], entries[born:]
+            if not len(offsets):
+                return
         first, stop = int(offsets[0]), int(offsets[-1]) + 1
         expected = self._next.get(name, first)
         if expected == _NOT_COMPARED:
@@ -300,7 +283,7 @@ class _Verifier:
         self._begin.setdefault(name, first)
         self._next[name] = max(expected, stop)
         if first > expected:
-            self._note(name, _NO_RECORD, expected, first - expected, "")
+            self._note(name, _NO_RECORD, expected, first - expected)
         if first < expected:
             where = int(entries["physical_offset"][0])
             self._note(name, _TWICE, first, min(stop, expected) - first, f"the first is at log offset {where}")
@@ -316,7 +299,7 @@ class _Verifier:
         wrong |= (found["tags_code"] != entries["tags_code"]) & ~extended
         wrong &= ~missing
         if missing.any():
-            self._note(name, _NO_ENTRY, first + int(np.argmax(missing)), int(missing.sum()), "")
+            self._note(name, _NO_ENTRY, first + int(np.argmax(missing)), int(missing.sum()))
         if wrong.any():
             row = int(np.argmax(wrong))
             example = f"the first is {_fields(found[row])}, its record {_fields(entries[row])}"
@@ -349,12 +332,15 @@ class _Verifier:
         min_offset = queue.min_offset(self._log.min_offset(), max_offset)
         begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
         if min_offset < min(begin, max_offset):
-            self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset, "")
+            self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset)
         stop = max(stop, begin, min_offset)
         if max_offset > stop:
-            self._note(name, _NO_RECORD, stop, max_offset - stop, "")
+            self._note(name, _NO_RECORD, stop, max_offset - stop)
+        for index, record in islice(misplaced(self._log, self._all_queues, name, min(begin, max_offset), stop, end), 1):
+            self._is_damaged = True
+            self.add(f"{_name(name)}, offset {index}", f"{place_of(record)}, and no other entry knows it", _COPY)
 
-    def _note(self, name: QueueName, what: str, first: int, count: int, example: str) -> None:
+    def _note(self, name: QueueName, what: str, first: int, count: int, example: str = "") -> None:
         run = self._runs.setdefault((name, what), _Run(first, 0, example))
         run.count += count
 
@@ -370,15 +356,17 @@ class _Verifier:
 
     def _behind(self, end: int) -> list[str]:
         """Where log and queues have something behind the end."""
-        segments = self._log.segments
-        found = []
-        for start in segments.starts()[-1:]:
-            at = segments.first_not_zero(end, start + segments.size)
-            found += [] if at is None else [self._place(at)]
+        found = [self._place(at) for at in self._left_in_log(end)]
         for name, queue in self._queues.items():
             at = queue.stale(max(queue.max_offset(end), self._next.get(name, 0)))
             found += [] if at is None else [f"{_name(name)}, offset {at}"]
         return found
+
+    def _left_in_log(self, end: int) -> list[int]:
+        """Log offset of the first byte behind the end that is not zero, if any."""
+        segments = self._log.segments
+        found = [segments.first_not_zero(end, start + segments.size) for start in segments.starts()[-1:]]
+        return [at for at in found if at is not None]
 
 
 def _name(name: QueueName) -> str:

@@ -21,7 +21,8 @@ from store import MessageStore, StoreConfig
 from store.format.layout import LOCK_FILE
 from store.format.topic_names import is_internal_topic
 from store.publish.locks import DELIVERY_BYTE, Turn
-from store.upkeep.verify import Finding, verify
+from store.upkeep.findings import Finding
+from store.upkeep.verify import verify
 from tests import seen
 from tests.rocketmq.conftest import line_of
 from tests.rocketmq.harness import HarnessError, Json, chosen_lines

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptRecord, Message, MessageStore, NotAStore, StoreConfig
+from store import CorruptRecord, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
+from store.upkeep.findings import MAX_FINDINGS, Finding
 from store.upkeep.repair import repair
-from store.upkeep.verify import MAX_FINDINGS, Finding, verify
+from store.upkeep.verify import verify
+from tests.store.upkeep.crashed import another_boot
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
@@ -159,6 +161,11 @@ DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
         "10 messages have no entry in the queue",
     ),
     "hole": (lambda path: (path / QUEUE / segment_name(200)).unlink(), "queue 0", "no file for bytes 200 to 400"),
+    "first file": (
+        lambda path: (path / QUEUE / segment_name(0)).unlink(),
+        "offset 0",
+        "10 messages have no entry in the queue",
+    ),
     "gone": (lambda path: shutil.rmtree(path / QUEUE), "offset 0", "30 messages have no entry"),
 }
 
@@ -246,3 +253,45 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
     assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
     monkeypatch.setattr("store.upkeep.verify.time.sleep", lambda seconds: late.write_bytes(entries))  # while it waits
     assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_where_the_log_ends_with_damage_though_its_broker_left_in_good_order(path: Path, abort: bool) -> None:
+    """Or else its end may be torn: then it is where the log ends."""
+    (path / "watermark").unlink()
+    if abort:
+        (path / "abort").touch()
+    at = patch_log(path, 28, BODY + 5, b"!")
+    findings = verify(path).findings
+    if abort:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert finding.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
+    assert finding.what.startswith("from here on there is no sound record, although whoever wrote last left in good")
+    assert finding.remedy == "restore the file from a copy"
+    with pytest.warns(RuntimeWarning, match="is cut off, although whoever wrote last left in good order"):
+        repair(path)
+    assert verify(path).findings == []
+
+
+DAMAGED_BELOW: dict[str, Callable[[Path], object]] = {
+    "body": lambda path: patch_log(path, 28, BODY + 5, b"!"),
+    "length": lambda path: patch_log(path, 28, 0, bytes(4)),
+    "segment": lambda path: sorted((path / "commitlog").iterdir())[-1].unlink(),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_BELOW)
+def test_damage_before_what_was_flushed_is_no_end_when_the_machine_came_up(path: Path, case: str) -> None:
+    """Neither here nor for those who read: they would be shown less, without a word."""
+    (path / "abort").touch()
+    another_boot(path)
+    DAMAGED_BELOW[case](path)
+    in_log, in_queue, *_ = verify(path).findings
+    assert "cannot be read" in in_log.what
+    assert "no sound record in the log" in in_queue.what
+    with MessageStore.open(path, read_only=True) as store:
+        assert [store.max_offset("t", queue) for queue in (0, 1)] == [30, 15]
+        with pytest.raises((CorruptRecord, OffsetLost)):
+            list(store.scan("t", 0, 27, 30))

@@ -1,0 +1,149 @@
+"""What a recovery makes of directories as crashes of the machine leave them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from store import CorruptRecord, Message, MessageStore
+from store.format.layout import PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
+from store.publish.published_end import checked
+from tests.end_to_end.test_kill import bodies, check_log
+from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damage, records_before
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_machine_crash(crashed: Crashed, seed: int) -> None:
+    """Nothing that was flushed is lost, nothing torn is served, and what is served was put."""
+    path, flushed, end = crashed
+    chance = random.Random(seed)
+    with MessageStore.open(path.parent / "live", read_only=True) as live:
+        put_once = bodies(live)
+    for file in sorted((path / "commitlog").iterdir()):
+        damage(file, min(max(end - int(file.name), 0), SIZE), chance)
+    for queue in range(3):
+        count = sum(1 for q, _ in flushed if q == queue)
+        for file in sorted((path / f"consumequeue/t/{queue}").iterdir()):
+            damage(file, min(max(count * 20 - int(file.name), 0), 200), chance)
+    if chance.random() < 0.2:  # files that were created since
+        for file in sorted((path / "commitlog").iterdir()):
+            if int(file.name) >= end:
+                file.unlink()
+    with MessageStore.open(path) as store:
+        found = bodies(store)
+        assert flushed.items() <= found.items() <= put_once.items()
+        result = store.put(Message("t", b"next", queue_id=1))
+        assert bodies(store) == {**found, (1, result.queue_offset): b"next"}
+    check_log(path, len(found) + 1)
+
+
+@pytest.mark.parametrize("length", [20, 600])
+def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length: int) -> None:
+    """Its body's CRC holds, and so do all lengths."""
+    live, path = tmp_path / "live", tmp_path / "mq"
+    with MessageStore.open(live, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"%d" % n, properties={"p": "x" * length}) for n in range(60)])
+        shutil.copytree(live, path)
+    another_boot(path)
+    file = path / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    sector = next(
+        at for at in range(SECTOR_BYTES, SIZE, SECTOR_BYTES) if content[at - 3 : at] == content[at : at + 3] == b"xxx"
+    )
+    lost = len(records_before(content, sector))
+    content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
+    file.write_bytes(content)
+    for read_only in (True, False):
+        with MessageStore.open(path, read_only=read_only) as store:
+            assert list(bodies(store).values()) == [b"%d" % n for n in range(lost)]
+
+
+def test_a_crash_that_lost_nothing_loses_nothing(crashed: Crashed) -> None:
+    path, flushed, _ = crashed
+    with MessageStore.open(path) as store:
+        assert len(bodies(store)) == 80
+        assert bodies(store).items() >= flushed.items()
+
+
+def test_a_reader_before_the_recovery_and_after_it(crashed: Crashed) -> None:
+    """It goes by the log itself, and by the watermark as soon as a writer has recovered it."""
+    path, flushed, end = crashed
+    for file in (path / "commitlog").iterdir():
+        damage(file, min(max(end - int(file.name), 0), SIZE), random.Random(1))
+    with MessageStore.open(path, read_only=True) as reader:
+        found = bodies(reader)
+        assert flushed.items() <= found.items()
+        with MessageStore.open(path) as store:
+            assert bodies(store) == bodies(reader) == found
+            store.put(Message("t", b"next", queue_id=0))
+            assert bodies(store) == bodies(reader)
+
+
+def test_damage_below_the_flushed_offset_is_no_torn_end(
+    crashed: Crashed,
+) -> None:
+    """With its queues gone the log is walked from its first byte; a bad record there must not end it."""
+    path, _, _ = crashed
+    shutil.rmtree(path / "consumequeue")
+    file = path / "commitlog" / segment_name(SIZE)
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    before = {entry: entry.read_bytes() for entry in (path / "commitlog").iterdir()}
+    with pytest.raises(CorruptRecord, match=rf"no sound record at log offset {SIZE}, although all is safe up to \d+"):
+        MessageStore.open(path)
+    assert {entry: entry.read_bytes() for entry in (path / "commitlog").iterdir()} == before
+
+
+def test_store_timestamps_do_not_step_back_over_a_crash(
+    crashed: Crashed,
+) -> None:
+    path, _, _ = crashed
+    future = int(time.time() * 1000) + 1_800_000
+    with (path / "watermark").open("r+b") as file:
+        file.seek(field_offset(PUBLISHED_END, "store_timestamp"))
+        file.write(checked(future).to_bytes(8, "big"))
+    with MessageStore.open(path) as store:
+        offset = store.put(Message("t", b"next", queue_id=0)).queue_offset
+        (message,) = store.get_message("g", "t", 0, offset).messages
+        assert message.store_timestamp == future
+
+
+def test_a_damaged_store_timestamp_is_not_gone_on_from(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        at = store.get_message("g", "t", 0, 3, 1).messages[0].physical_offset
+    with (path / "commitlog" / segment_name(at - at % SIZE)).open("r+b") as file:
+        file.seek(at % SIZE + field_offset(RECORD_HEADER, "store_timestamp"))
+        file.write(b"\x7f")
+    (path / "watermark").unlink()
+    with MessageStore.open(path) as store:
+        offset = store.put(Message("t", b"next", queue_id=0)).queue_offset
+        assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp < 1 << 43
+
+
+def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> None:
+    """What was not flushed is gone, and no boot says so: an error, not a shorter log, until its end is deleted."""
+    path, left = tmp_path / "mq", tmp_path / "left"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        flushed = [store.put(Message("t", b"%d" % n)).physical_offset for n in range(3)]
+        store.flush()
+        end = store.confirm_offset
+        store.put_many([Message("t", b"not flushed")] * 3)
+        shutil.copytree(path, left)
+    for file, begin in (left / "commitlog" / segment_name(0), end), (left / "consumequeue/t/0" / segment_name(0), 60):
+        content = file.read_bytes()
+        file.write_bytes(content[:begin].ljust(len(content), b"\0"))
+    before = {each: each.read_bytes() for each in left.rglob("*") if each.is_file()}
+    with pytest.raises(CorruptRecord, match=f"no sound record at log offset {end}, although all is safe up to"):
+        MessageStore.open(left)
+    assert {each: each.read_bytes() for each in left.rglob("*") if each.is_file()} == before
+    (left / "watermark").unlink()
+    with MessageStore.open(left) as store:
+        assert [message.physical_offset for message in store.get_message("g", "t", 0, 0).messages] == flushed
+        assert store.put(Message("t", b"next")).queue_offset == 3

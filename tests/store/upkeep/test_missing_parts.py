@@ -1,0 +1,190 @@
+"""What a recovery makes of directories in which files, or parts of them, are missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import CorruptSegment, Message, MessageStore
+from store.format.layout import CQ_ENTRY, segment_name
+from store.publish.published_end import PublishedEnd
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import bodies, check_log
+from tests.store.upkeep.crashed import SIZE, SMALL, put
+
+
+@pytest.mark.parametrize("also", [[], ["watermark"], ["watermark", "checkpoint", "config"]])
+def test_queues_are_made_from_the_log_alone(path: Path, also: list[str]) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        expected = bodies(reader)
+    files = {file: file.read_bytes() for file in (path / "consumequeue").glob("*/*/*")}
+    shutil.rmtree(path / "consumequeue")
+    for name in also:
+        shutil.rmtree(path / name) if name == "config" else (path / name).unlink()
+    with MessageStore.open(path, config=SMALL) as store:
+        assert bodies(store) == expected
+        put(store, 3)
+    assert all(file.read_bytes()[:180] == content[:180] for file, content in files.items() if file.name == "0" * 20)
+    check_log(path, 83)
+
+
+@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_damaged_record_at_the_end_of_a_clean_directory_is_told(path: Path, damaged: bool, abort: bool) -> None:
+    """A broker's, which has no published end. Where it was killed a torn end is nothing to tell of."""
+    with MessageStore.open(path, read_only=True) as reader:
+        ends = [
+            reader.get_message("g", "t", queue, reader.max_offset("t", queue) - 1).messages[0] for queue in range(3)
+        ]
+        last, count = max(ends, key=lambda message: message.physical_offset), len(bodies(reader))
+    (path / "watermark").unlink()
+    if abort:
+        (path / "abort").touch()
+    at = last.physical_offset % SIZE
+    segment = path / "commitlog" / f"{last.physical_offset - at:020}"
+    if damaged:
+        content = bytearray(segment.read_bytes())
+        content[content.index(last.body, at)] ^= 1
+        segment.write_bytes(content)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with MessageStore.open(path) as store:
+            assert len(bodies(store)) == count - damaged
+    if damaged and not abort:
+        (warning,) = told
+        assert f"{segment}: what lies from byte {at} on (log offset {last.physical_offset}) is" in str(warning.message)
+    else:
+        assert not told
+
+
+def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        expected = bodies(reader)
+    shutil.rmtree(path / "consumequeue/t/1")
+    (path / "watermark").unlink()
+    with MessageStore.open(path) as store:
+        assert bodies(store) == expected
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
+def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable[[Path], None], killed: bool) -> None:
+    """Its records stay in the log; neither its table nor a queue's folder names it. A light queue is in no table."""
+    with MessageStore.open(path) as store:
+        for topic in ("gone", "%LMQ%light"):
+            store.create_topic(topic, 2)
+            store.put_many([Message(topic, b"%d" % n, queue_id=n % 2) for n in range(10)])
+        put(store, 3)
+        expected = bodies(store)
+    topics = json.loads((path / "config/topics.json").read_text())
+    for topic in ("gone", "%LMQ%light"):
+        del topics["topicConfigTable"][topic]
+        shutil.rmtree(path / "consumequeue" / topic)
+    (path / "config/topics.json").write_text(json.dumps(topics))
+    for file in ("watermark", "queueends"):
+        (path / file).unlink()
+    if killed:
+        (path / "abort").touch()
+        (path / "consumequeue/gone").mkdir()  # 4.9 leaves it empty
+    assert {finding.where for finding in verify(path).findings} == {
+        f"topic %LMQ%light, queue {queue}, offset 0" for queue in (0, 1)
+    }
+    for _ in range(2):
+        use(path)
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.topics() == {"%LMQ%light": 2, "t": 3, **({"gone": 0} if killed else {})}
+            assert bodies(reader) == expected
+        assert not list(path.glob("consumequeue/gone/*"))
+        assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        store.create_topic("gone", 2)
+        assert [store.put(Message("gone", b"again", queue_id=queue)).queue_offset for queue in (0, 1)] == [0, 0]
+    assert verify(path).findings == []
+
+
+def test_a_log_whose_head_was_deleted(path: Path) -> None:
+    """Queues begin where the log does, with pre-blank entries before, as RocketMQ makes them."""
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+    for start in (0, SIZE, 2 * SIZE):
+        (path / "commitlog" / segment_name(start)).unlink()
+    shutil.rmtree(path / "consumequeue")
+    with MessageStore.open(path) as store:
+        for queue in range(3):
+            minimum, maximum = store.offsets("t", queue)
+            assert 0 < minimum < maximum
+            found = [
+                body
+                for batch in store.scan("t", queue, minimum, maximum, columns=("body",))
+                for body in batch["body"].to_pylist()
+            ]
+            assert found == [before[queue, offset] for offset in range(minimum, maximum)]
+            file = path / f"consumequeue/t/{queue}" / segment_name(minimum * 20 // 200 * 200)
+            blanks = np.frombuffer(file.read_bytes(), CQ_ENTRY)[: minimum % 10]
+            assert blanks.tolist() == [(0, 0x7FFFFFFF, 0)] * (minimum % 10)
+
+
+def test_queues_that_are_ahead_of_the_log(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+    (path / "watermark").unlink()
+    last = max((path / "commitlog").iterdir())
+    last.write_bytes(bytes(SIZE))
+    with MessageStore.open(path) as store:
+        found = bodies(store)
+        assert 0 < len(found) < len(before)
+        assert found.items() <= before.items()
+        put(store, 80 - len(found))
+        assert bodies(store) == before
+
+
+def test_a_segment_missing_in_the_middle_is_named(path: Path) -> None:
+    (path / "commitlog" / segment_name(SIZE)).unlink()
+    (path / "watermark").unlink()
+    with pytest.raises(CorruptSegment, match=rf"commitlog: no file for bytes {SIZE} to {2 * SIZE}; restore"):
+        MessageStore.open(path)
+    assert not (path / "abort").exists(), "a store that could not be opened is as it was"
+
+
+def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
+    """It died between the log and the queues; RocketMQ looks for a queue's head in its first file only."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes(500), queue_id=n % 2) for n in range(100)])
+        segments = sorted((tmp_path / "commitlog").iterdir())
+        gone = store.get_message("g", "t", 0, 30).messages[0].physical_offset // SIZE
+    for file in segments[:gone]:
+        file.unlink()
+    (tmp_path / "watermark").unlink()
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        heads = [store.min_offset("t", queue_id) for queue_id in range(2)]
+        assert [store.max_offset("t", queue_id) for queue_id in range(2)] == [50, 50]
+    for queue_id, head in enumerate(heads):
+        first = min(int(file.name) // CQ_ENTRY.itemsize for file in (tmp_path / f"consumequeue/t/{queue_id}").iterdir())
+        assert first <= head < first + 10, "of ten entries"
+
+
+def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
+    """The log is walked from its first byte then, and has whole records of it behind the published end."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"%d" % n) for n in range(3)])
+        end = store.confirm_offset
+        store.put_many([Message("t", b"dead")] * 3)
+        announced = store.confirm_offset
+    published = PublishedEnd(tmp_path, writable=True)
+    published.announce(announced, published.store_timestamp)
+    published.publish(end)
+    (tmp_path / "abort").touch()
+    shutil.rmtree(tmp_path / "consumequeue/t")
+    with MessageStore.open(tmp_path) as store:
+        assert list(bodies(store).values()) == [b"0", b"1", b"2"]
+        assert store.put(Message("t", b"next")).queue_offset == 3
+    check_log(tmp_path, 4)

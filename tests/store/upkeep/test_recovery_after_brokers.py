@@ -1,0 +1,120 @@
+"""What a recovery makes of directories where a RocketMQ broker was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import CorruptRecord, Message, MessageStore, StoreConfig
+from store.files.checkpoint import read_checkpoint, write_checkpoint
+from store.format.layout import CQ_ENTRY, segment_name
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.dispatch import index_keys, walk
+from store.upkeep.recovery import Evidence, Filed, Plan, Point, plan_for
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import bodies, check_log
+from tests.store.upkeep.crashed import SIZE, SMALL, put
+
+
+def test_a_broker_that_appended_after_us(path: Path) -> None:
+    """It knows nothing of the watermark, which is left behind: its messages are found, and not written over."""
+    before = (path / "watermark").read_bytes()
+    with MessageStore.open(path) as broker:
+        put(broker, 7)
+        expected = bodies(broker)
+    (path / "watermark").write_bytes(before)
+    for queue in range(3):  # they may not even be in the queues yet
+        for file in sorted((path / f"consumequeue/t/{queue}").iterdir())[-1:]:
+            os.truncate(file, 160)
+            os.truncate(file, 200)
+    with MessageStore.open(path) as store:
+        assert bodies(store) == expected
+        put(store, 3)
+    check_log(path, 90)
+
+
+def test_a_reader_of_a_directory_where_a_broker_appends_after_us(path: Path) -> None:
+    before = (path / "watermark").read_bytes()
+    with MessageStore.open(path) as broker:
+        put(broker, 7)
+        expected = bodies(broker)
+    (path / "watermark").write_bytes(before)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert bodies(reader) == expected
+
+
+def test_stale_entries_of_a_broker_do_not_count(path: Path) -> None:
+    """RocketMQ truncates by moving positions. Here queue 0 has such an entry, and the log has grown over it."""
+    (path / "watermark").unlink()
+    with MessageStore.open(path, read_only=True) as reader:
+        minimum, maximum = reader.offsets("t", 0)
+        other = int(
+            np.frombuffer((path / "consumequeue/t/1" / segment_name(0)).read_bytes(), CQ_ENTRY)[3]["physical_offset"]
+        )
+    stale = np.zeros(1, CQ_ENTRY)
+    stale["physical_offset"], stale["size"] = other, 392
+    file = path / "consumequeue/t/0" / segment_name(maximum * 20 // 200 * 200)
+    with file.open("r+b") as opened:
+        opened.seek(maximum * 20 % 200)
+        opened.write(stale.tobytes())
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.offsets("t", 0) == (minimum, maximum)
+
+
+def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Path) -> None:
+    """Below the last segment that is older than the checkpoint a bad record is damage, behind it a torn end."""
+    assert plan_for(Evidence(False, False, True, True, True)) == Plan(
+        Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
+    )
+    (path / "watermark").unlink()
+    (path / "abort").write_text("1")
+    file = path / "commitlog" / segment_name(SIZE)
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    write_checkpoint(path, (read_checkpoint(path) or 0) + 3001)
+    with pytest.raises(CorruptRecord, match="no sound record at log offset 4096"):
+        MessageStore.open(path)
+    write_checkpoint(path, 1)
+    with MessageStore.open(path) as store:
+        assert store.confirm_offset == SIZE
+
+
+@pytest.mark.parametrize("appends", [False, True])
+@pytest.mark.parametrize("first_kept", [1, 30, 60])
+def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
+    tmp_path: Path, first_kept: int, appends: bool
+) -> None:
+    """RocketMQ 5.5 does, from where it recovers: the keys before are missing, and are filed again."""
+    live, path, copy = (tmp_path / name for name in ("live", "mq", "copy"))
+    store = MessageStore.open(live, config=SMALL)
+    store.create_topic("t", 1)
+    store.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(60)])
+    shutil.copytree(live, path)  # as a killed writer leaves it
+    store.close()
+    ours = {name: (path / name).read_bytes() for name in ("watermark", "queueends")}
+    count = 60
+    if appends:  # as a broker does, who knows neither
+        with MessageStore.open(path) as broker:
+            broker.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(60, 70)])
+        count = 70
+        for name, content in ours.items():
+            (path / name).write_bytes(content)
+    (path / "abort").unlink(missing_ok=True)
+    shutil.rmtree(path / "index")
+    log, index = CommitLog(path, SIZE, writable=False), Index.of(path, StoreConfig(), writable=True)
+    for at in [int(offset) for chunk in walk(log, 0) for offset in chunk.offsets][first_kept : first_kept + 1]:
+        for chunk in walk(log, at):
+            index.append(*index_keys(chunk, tags=False))
+    shutil.copytree(path, copy)
+    with MessageStore.open(path) as store:
+        assert [store.query("t", f"k{n}")[0].body for n in range(count)] == [b"%d" % n for n in range(count)]
+    assert verify(path).findings == []
+    repair(copy)
+    assert verify(copy).findings == []
