@@ -162,7 +162,7 @@ class QueueEnds:
         several = {
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
         }
-        return _begin(several, log) and self._index_holds(log, index)
+        return _begin(several, log, deleted) and self._index_holds(log, index)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
@@ -202,7 +202,7 @@ def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)
 
 
-def _begin(folders: Mapping[QueueName, str], log: CommitLog) -> bool:
+def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:
     """Whether the first files of queues that have had several are the first ones that the log has something of.
 
     As a rule their first entries say so: retention takes no file of which the log has a record.
@@ -215,5 +215,5 @@ def _begin(folders: Mapping[QueueName, str], log: CommitLog) -> bool:
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
             if at > first_byte and size != CQ_PRE_BLANK_SIZE:
                 late[name] = int(first) // CQ_ENTRY.itemsize, at
-    ranges = ranges_of(log, first_byte, max(at for _, at in late.values())) if late else {}
+    ranges = ranges_of(log, first_byte, max(at for _, at in late.values()), deleted) if late else {}
     return ranges is not None and all(ranges.get(name, (start,))[0] >= start for name, (start, _) in late.items())

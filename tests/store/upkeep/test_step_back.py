@@ -53,8 +53,8 @@ def test_groups_of_any_name(crashed: Crashed) -> None:
     assert found == {"t@a.b": {"0": ends[0], "1": 5}, "t@": {"2": ends[2]}, "t": {"0": 99}}
 
 
-def test_a_topic_that_was_deleted_behind_what_was_lost_is_there_when_it_is_made_again(tmp_path: Path) -> None:
-    """The table of topics says up to where the log has messages that do not count, and was on the device."""
+def test_a_topic_that_was_deleted_behind_the_logs_end_is_there_when_it_is_made_again(tmp_path: Path) -> None:
+    """As where a backup has a newer table of topics, which says up to where messages do not count, than log."""
     live, device = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
