@@ -11,12 +11,13 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,8 @@ from store import Message, MessageStore, StoreConfig
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
 INTERRUPTS = int(os.environ.get("INTERRUPTS", "200"))  # in all
+A_BENCH = 300
+SIGNALS = 500  # sent to a process
 QUEUES = 3
 CONFIG = StoreConfig(
     mappedFileSizeCommitLog=4096,
@@ -216,22 +219,24 @@ VERBS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    if not hasattr(fcntl, "F_OFD_SETLK"):
-        pytest.skip("no open-file-description locks here")
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
+def interrupts_of_a_bench(in_all: int) -> list[int]:
+    """A store with a long life takes long to check."""
+    return [min(A_BENCH, in_all - before) for before in range(0, in_all, A_BENCH)]
 
 
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="no open-file-description locks here")
 @pytest.mark.parametrize("name", VERBS)
-def test_interrupted_at_any_place(bench: Bench, name: str) -> None:
-    verb = VERBS[name]
+def test_interrupted_at_any_place(tmp_path: Path, name: str) -> None:
+    for number, rounds in enumerate(interrupts_of_a_bench(max(10, INTERRUPTS // len(VERBS)))):
+        path = tmp_path / str(number)
+        interrupt(path, VERBS[name], rounds, random.Random(f"{name} {number} {rounds}"))
+        shutil.rmtree(path)
+
+
+def interrupt(path: Path, verb: Callable[[Bench], None], rounds: int, choose: random.Random) -> None:
+    bench, interrupted = Bench(path), 0
     bench.put_many(bench.store, 20)
     verb(bench)
-    rounds = max(10, INTERRUPTS // len(VERBS))
-    choose, interrupted = random.Random(f"{name} {rounds}"), 0
     places = interrupted_at(-1, lambda: verb(bench))
     while interrupted < rounds:
         bench.put_many(bench.other, choose.randint(0, 3))
@@ -244,6 +249,7 @@ def test_interrupted_at_any_place(bench: Bench, name: str) -> None:
         if choose.random() < 0.02:
             bench.check()
     bench.check()
+    bench.close()
 
 
 SIGNALLED = """
@@ -272,13 +278,16 @@ print(json.dumps([interrupted, told]))
 
 def test_a_signal_in_a_loop_of_puts(tmp_path: Path) -> None:
     """In two processes at a time, so that one that keeps the lock stops the other."""
-    rounds = max(500, INTERRUPTS)
-    with MessageStore.open(tmp_path, config=CONFIG) as store:
+    for number in range(max(1, INTERRUPTS // SIGNALS)):
+        signalled(tmp_path / str(number))
+        shutil.rmtree(tmp_path / str(number))
+
+
+def signalled(path: Path) -> None:
+    with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", QUEUES)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SIGNALLED, str(tmp_path), str(rounds)], cwd=ROOT, stdout=subprocess.PIPE
-        )
+        subprocess.Popen([sys.executable, "-c", SIGNALLED, str(path), str(SIGNALS)], cwd=ROOT, stdout=subprocess.PIPE)
         for _ in range(2)
     ]
     told: dict[tuple[int, int], bytes] = {}
@@ -287,47 +296,52 @@ def test_a_signal_in_a_loop_of_puts(tmp_path: Path) -> None:
         out, _ = process.communicate(timeout=600)
         assert process.returncode == 0
         count, acknowledged = json.loads(out)
-        assert len(acknowledged) >= rounds / 10
+        assert len(acknowledged) >= SIGNALS / 10
         interrupted += count
         for queue_id, offset, body in acknowledged:
             assert (queue_id, offset) not in told, "an offset was given twice"
             told[queue_id, offset] = body.encode()
-    assert interrupted > rounds / 20
-    with MessageStore.open(tmp_path, read_only=True) as reader:
+    assert interrupted > SIGNALS / 20
+    with MessageStore.open(path, read_only=True) as reader:
         found = bodies(reader)
     assert told.items() <= found.items()
     assert max(Counter(found.values()).values()) <= 2  # both put the same
-    assert not (tmp_path / "abort").exists()
-    check_log(tmp_path, len(found))
+    assert not (path / "abort").exists()
+    check_log(path, len(found))
 
 
 def test_opening_and_closing_interrupted_at_any_place(tmp_path: Path) -> None:
     """Whoever opens next can, and once all are closed nobody holds anything."""
-    with MessageStore.open(tmp_path, config=CONFIG) as store:
+    for number, rounds in enumerate(interrupts_of_a_bench(max(20, INTERRUPTS // 10))):
+        opening_and_closing(tmp_path / str(number), rounds, random.Random(number))
+        shutil.rmtree(tmp_path / str(number))
+
+
+def opening_and_closing(path: Path, rounds: int, choose: random.Random) -> None:
+    with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)
     opened: list[MessageStore] = []
 
     def open_and_close() -> None:
-        opened.append(MessageStore.open(tmp_path))
+        opened.append(MessageStore.open(path))
         opened[0].put(Message("t", b"x"))
         opened[0].close()
 
     places = interrupted_at(-1, open_and_close)
     opened.clear()
-    choose = random.Random(7)
-    for _ in range(max(20, INTERRUPTS // 10)):
+    for _ in range(rounds):
         place = choose.randint(1, places)
         with suppress(Interrupt):
             interrupted_at(place, open_and_close)
         for store in opened:
             store.close()  # a second time, where the first was interrupted
         opened.clear()
-        assert is_free(tmp_path, 0), f"place {place} of {places}"
-        assert is_free(tmp_path, 1), f"place {place} of {places}"
-        with MessageStore.open(tmp_path) as again:
+        assert is_free(path, 0), f"place {place} of {places}"
+        assert is_free(path, 1), f"place {place} of {places}"
+        with MessageStore.open(path) as again:
             before = again.max_offset("t", 0)
             assert again.put(Message("t", b"y")).queue_offset == before
-        assert not (tmp_path / "abort").exists(), f"place {place} of {places}"
-    with MessageStore.open(tmp_path, read_only=True) as reader:
+        assert not (path / "abort").exists(), f"place {place} of {places}"
+    with MessageStore.open(path, read_only=True) as reader:
         found = bodies(reader)
-    check_log(tmp_path, len(found))
+    check_log(path, len(found))
