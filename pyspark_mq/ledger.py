@@ -117,6 +117,11 @@ class Ledger:
                 "checkpoint"
             ) from error
 
+    def knows(self, reader: str) -> bool:
+        """Whether anything of a reader is there, and so the ledger itself. Raises `LedgerError`."""
+        with self._usable():
+            return bool(self._folders.files(self._folder(reader)))
+
     def record(self, name: TaskName, record: TaskRecord) -> TaskRecord:
         """Keep `record` on the device, unless there is one already; returns the one that counts.
 

@@ -134,10 +134,11 @@ class RealTimeStreamReader(MqStreamReader):
 
     def _lost(self, epoch: EpochOffset, task: int) -> LedgerError:
         begin = to_json(epoch.begin)
+        why = "" if self._ledger.knows(epoch.reader) else "nothing here is of this query, so there is "
         return LedgerError(
-            f"{self._ledger}: no record of task {task} of real-time batch {epoch.epoch}, which is committed; without "
-            "it nobody knows what that batch read. Restore the directory, or point ledgerPath to it. To go on "
-            "without it use a new checkpoint and startingOffsets "
+            f"{self._ledger}: {why}no record of task {task} of real-time batch {epoch.epoch}, which is committed; "
+            "without it nobody knows what that batch read. Restore the directory or the bucket, or point ledgerPath to "
+            "it. To go on without it use a new checkpoint and startingOffsets "
             f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages come once more"
         )
 

@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from pyspark_mq.progress import Lag, LagListener, lags, positions, total
 from store import Message, MessageStore
-from store.any_log import Queue
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.address import ClusterAddress
 from store.local import LocalAddress
+from store.remoting.serving import serve
 from tests.filled import Filled
 from tests.waiting import until
 
@@ -66,6 +68,20 @@ def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
         assert by_queue[Queue("orders", 1)] == Lag(0, 0, 0.0)
         gone = lags(source({"orders": {"0": 1}}, {"orders": {"0": 99}}), log)
         assert gone == {Queue("orders", 0): Lag(98)}
+
+
+def test_of_a_cluster(tmp_path: Path) -> None:
+    """It cannot say how large messages are; what a query reports names brokers."""
+    with MessageStore.open(tmp_path / "mq") as store, serve(store, "127.0.0.1:0", broker="b") as serving:
+        store.create_topic("orders", 2)
+        store.put_many([Message("orders", b"x", queue_id=0)] * 9)
+        progress = source({"orders": {"b:0": 5, "b:1": 0}}, {"orders": {"b:0": 9, "b:1": 0}})
+        with ClusterAddress((serving.address,)).open() as log:
+            by_queue = lags(progress, log)
+    behind = by_queue.pop(Queue("orders", BrokerQueueId("b", 0)))
+    assert (behind.messages, behind.bytes) == (4, None)
+    assert 0 <= (behind.seconds or -1) < 600
+    assert by_queue == {Queue("orders", BrokerQueueId("b", 1)): Lag(0, 0, 0.0)}
 
 
 def test_a_query_that_falls_behind_is_seen(

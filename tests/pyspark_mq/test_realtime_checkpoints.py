@@ -67,9 +67,13 @@ def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
     start = it.initialOffset()
     end = latest(it, start)
     run(it, it.partitions(start, end))
-    shutil.rmtree(Path(filled.path) / "ledger" / end["$reader"])
+    ledger, how = Path(filled.path) / "ledger", r'use a new checkpoint and startingOffsets {"orders": {"0": 0, "1": 0}}'
+    (ledger / end["$reader"] / "0-0.json").unlink()
+    with pytest.raises(LedgerError, match=f"ledger: no record of task 0 of real-time batch 0, .*{how}"):
+        latest(reader(filled), end)
+    shutil.rmtree(ledger)
     for real_time in (True, False):
-        with pytest.raises(LedgerError, match=r'use a new checkpoint and startingOffsets {"orders": {"0": 0, "1": 0}}'):
+        with pytest.raises(LedgerError, match=f"ledger: nothing here is of this query, so there is no record.*{how}"):
             latest(reader(filled, real_time=real_time), end)
 
 
