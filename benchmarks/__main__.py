@@ -59,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     # These need settings that are given when Spark starts, so a process of its own.
     "kafka_sink": lambda small: _in_a_process_of_its_own("kafka_sink", small),
     "latency": lambda small: _in_a_process_of_its_own("latency", small),
+    "remote_latency": lambda small: _in_a_process_of_its_own("remote_latency", small),
 }
 
 

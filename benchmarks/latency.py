@@ -182,7 +182,12 @@ def measure(
         rows = source(session, store, batch_seconds if real_time else None)
         query = stage_writer(rows, out, stage).option("checkpointLocation", f"{folder}/checkpoint").start()
         feed(query, store, rate, seconds, batch_seconds)
-        batches = [stamps for files in sink_files(out) if len(stamps := pq.read_table(files))][1:]
+        return stamped(out)
+
+
+def stamped(out: Path) -> tuple[Floats, Floats, Floats]:
+    """As `measure`, of what a `stage_writer` wrote."""
+    batches = [stamps for files in sink_files(out) if len(stamps := pq.read_table(files))][1:]
     if not batches:
         return np.empty(0), np.empty(0), np.empty(0)
     pairs = [[batch[name].to_numpy().astype(np.float64) for name in ("sent", "seen")] for batch in batches]
@@ -207,10 +212,10 @@ def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWri
         return rows.writeStream.format("stamping").option("path", str(out))
     if stage == "mapInArrow":
         rows = rows.mapInArrow(lambda batches: batches, rows.schema)
-    stamped = rows.selectExpr("sent", "unix_micros(cast(reflect('java.time.Instant', 'now') as timestamp)) seen")
+    both = rows.selectExpr("sent", "unix_micros(cast(reflect('java.time.Instant', 'now') as timestamp)) seen")
     if stage is not None and stage.startswith("foreachBatch"):
-        return stamped.writeStream.foreachBatch(lambda frame, batch: frame.write.parquet(f"{out}/{batch}"))
-    return stamped.writeStream.format("parquet").option("path", str(out))
+        return both.writeStream.foreachBatch(lambda frame, batch: frame.write.parquet(f"{out}/{batch}"))
+    return both.writeStream.format("parquet").option("path", str(out))
 
 
 def feed(query: StreamingQuery, store: Path, rate: float, seconds: float, batch_seconds: float) -> None:

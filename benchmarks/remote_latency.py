@@ -1,0 +1,101 @@
+"""How long from a send to who reads from a RocketMQ broker: its own push consumer, and a real-time query?
+
+A program of its own, as `latency` is: `python -m benchmarks.remote_latency [--small]`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import numpy as np
+from pyspark.sql import SparkSession
+
+from benchmarks.bench import QUEUES, TOPIC, show
+from benchmarks.latency import Floats, percentiles, realtime_session, stage_writer, stamped
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.headers import SendMessageV2
+from store.remoting.routes import DEFAULT_TOPIC
+from tests.rocketmq.harness import RocketMQ, free_ports, unavailable
+
+_LINE, _RATE = "5.3", 100
+
+
+@click.command()
+@click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
+def main(small: bool) -> None:
+    """Prints the table: both at once, for the same messages, and each alone."""
+    head = ["", "who else reads", "p50", "p90", "p99"]
+    if (reason := unavailable()) is not None:
+        show(f"no broker to read from: {reason}", head, [])
+        return
+    seconds, batch_seconds = (3, 2) if small else (20, 5)
+    rocketmq, ports, session = RocketMQ(_LINE), free_ports(), realtime_session()
+    name_server, broker = (f"127.0.0.1:{ports[name]}" for name in ("namesrvPort", "brokerPort"))
+    with (
+        TemporaryDirectory(prefix="mq-bench-") as folder,
+        rocketmq.broker(Path(folder) / "mq", None, topic=TOPIC, queues=QUEUES, **ports),
+    ):
+        rows = [
+            ["DefaultMQPushConsumer", "nobody", *percentiles(push(rocketmq, name_server, broker, seconds))],
+            ["real-time query", "nobody", *percentiles(query(session, name_server, broker, seconds, batch_seconds))],
+        ]
+        with rocketmq.clients(name_server) as clients:
+            clients.ask("subscribe", id="other", group="other", topic=TOPIC, latest=True)
+            drained = threading.Thread(target=lambda: [*clients], daemon=True)
+            drained.start()
+            latencies = percentiles(query(session, name_server, broker, seconds, batch_seconds))
+            rows.append(["real-time query", "a push consumer", *latencies])
+    session.stop()
+    show(f"send to a RocketMQ {_LINE} broker, at {_RATE}/s, to listener or JVM row inside a batch, ms", head, rows)
+
+
+def send(broker: str, seconds: float) -> None:
+    """Steadily; each body is when it was sent, in µs since 1970. What a busy broker refuses is sent no more."""
+    with Client(60) as client:
+        begin = time.monotonic()
+        for number in count():
+            time.sleep(max(0.0, begin + number / _RATE - time.monotonic()))
+            if number / _RATE >= seconds:
+                return
+            now = time.time_ns() // 1000
+            header = SendMessageV2("bench", TOPIC, DEFAULT_TOPIC, QUEUES, number % QUEUES, 0, now // 1000, 0)
+            client.ask(broker, RequestCode.SEND_MESSAGE_V2, header.texts(), b"%d" % now).result()
+
+
+def push(rocketmq: RocketMQ, name_server: str, broker: str, seconds: float) -> Floats:
+    """Milliseconds to a listener of RocketMQ's own, by its clock, which is one of milliseconds."""
+    with rocketmq.clients(name_server) as clients:
+        clients.ask("subscribe", id="one", group="bench", topic=TOPIC, latest=True)
+        sending = threading.Thread(target=send, args=(broker, 5 + seconds))  # the first seconds start everything up
+        sending.start()
+        lines = (line for line in clients if line["kind"] == "consumed")
+        found = [float(next(lines)["after"]) for _ in range(int(seconds * _RATE))]  # of more that are sent
+        sending.join()
+    return np.array(found[len(found) // 4 :])
+
+
+def query(session: SparkSession, name_server: str, broker: str, seconds: float, batch_seconds: float) -> Floats:
+    """Milliseconds to rows in a JVM stage, of messages that were sent while a batch was reading."""
+    with TemporaryDirectory(prefix="mq-bench-") as folder:
+        out = Path(folder) / "out"
+        given = {"nameServer": name_server, "subscribe": TOPIC, "ledgerPath": f"{folder}/ledger", "realTime": "true"}
+        frame = session.readStream.format("mq").schema("body binary").options(**given)
+        rows = frame.option("batchDuration", f"{batch_seconds}s").load()
+        rows = rows.selectExpr("cast(cast(body as string) as bigint) sent")
+        running = stage_writer(rows, out, None).option("checkpointLocation", f"{folder}/checkpoint").start()
+        while not any(progress["numInputRows"] for progress in running.recentProgress) and running.isActive:
+            send(broker, 0.5)  # the first batch starts everything up
+        send(broker, seconds)
+        time.sleep(batch_seconds + 2)
+        running.stop()
+        return stamped(out)[1]
+
+
+if __name__ == "__main__":
+    main()
