@@ -1,19 +1,15 @@
 """How far consumer groups are behind the topics that they read."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from store import MessageStore
-from store.any_log import Queue
-from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import GROUP_SEPARATOR
+from store.any_log import Log
 
 
 class Lag(NamedTuple):
     """One group in one queue. offset: the next one to read, None where it never committed any; end: of the queue.
 
-    messages: not read yet, of those that are there; None without an offset.
+    queue: in a cluster a `BrokerQueueId`. messages: not read yet, of those that are there; None without an offset.
     """
 
     group: str
@@ -24,15 +20,13 @@ class Lag(NamedTuple):
     messages: int | None
 
 
-def lags(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[Lag]:
+def lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterator[Lag]:
     """Of each queue of each topic that a group has offsets of; of those topics that are still there."""
-    topics = store.topics()
-    for key, offsets in sorted(ConsumerOffsets(Path(store.path)).all_offsets().items()):
-        name, _, reader = key.partition(GROUP_SEPARATOR)
-        if name not in topics or group not in (None, reader) or topic not in (None, name):
-            continue
-        there = store.bounds(Queue(name, queue) for queue in range(topics[name]))
-        for (_, queue), (first, end) in there.items():
-            offset = offsets.get(queue)
-            messages = None if offset is None else max(0, end - max(offset, first))
-            yield Lag(reader, name, queue, offset, end, messages)
+    topics = log.topics()
+    for reader, offsets in sorted(log.groups().items()):
+        names = {queue.topic for queue in offsets} if group in (None, reader) else set()
+        for name in sorted(name for name in names if name in topics and topic in (None, name)):
+            for queue, (first, end) in log.bounds(topics[name]).items():
+                offset = offsets.get(queue)
+                messages = None if offset is None else max(0, end - max(offset, first))
+                yield Lag(reader, name, queue.queue_id, offset, end, messages)

@@ -21,6 +21,7 @@ from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import DLQ_TOPIC_PREFIX
+from store.local import LocalLog
 from store.publish.figures import (
     BUCKETS,
     DELIVERED,
@@ -114,7 +115,7 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
         "rocketmq_consumer_lag_latency", "Milliseconds since the first message not read was stored", labels=labels
     )
     by_group: dict[tuple[str, str], list[Lag]] = {}
-    for lag in lags(store):
+    for lag in lags(LocalLog(store)):
         by_group.setdefault((lag.topic, lag.group), []).append(lag)
     for key, queues in by_group.items():
         out.add_metric(key, sum(lag.offset or 0 for lag in queues))

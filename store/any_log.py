@@ -230,6 +230,9 @@ class Log(Protocol):
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         """The offset that a consumer group has to read next, of those of `queues` where it has committed one."""
 
+    def groups(self) -> Mapping[str, Positions]:
+        """Consumer groups, each with all that it has committed; none where this log knows of none."""
+
     def commit(self, group: str, positions: Positions) -> None:
         """Set what a consumer group has to read next. Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
 

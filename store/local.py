@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -26,6 +27,7 @@ from store.any_log import (
     ReadSpec,
 )
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.files.consumer_offsets import ConsumerOffsets
 from store.format.stored_message import StoredMessage
 from store.local_group import LocalGroup
 
@@ -82,6 +84,10 @@ class LocalLog:
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         offsets = {queue: self._store.consumer_offset(group, *queue) for queue in queues}
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
+
+    def groups(self) -> Mapping[str, Positions]:
+        """Those that have settings and no offsets, too."""
+        return ConsumerOffsets(Path(self._store.path)).all_positions()
 
     def commit(self, group: str, positions: Positions) -> None:
         by_topic: dict[str, dict[int, int]] = {}

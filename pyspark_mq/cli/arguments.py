@@ -13,9 +13,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from store import StoreError, message_filter
-from store.any_log import MessageFilter
+from store.any_log import LogAddress, MessageFilter
+from store.cluster.address import ClusterAddress
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
+from store.local import LocalAddress
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -44,6 +46,12 @@ GROUP = click.argument("group", shell_complete=groups)
 QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 TAGS = click.option("--tags", help='Only messages with these tags: "paid || shipped".')
 SQL = click.option("--sql", help="Only messages of whose properties this is true: \"region = 'eu' AND amount > 10\".")
+
+
+def address_of(store: str) -> LogAddress:
+    """Of a directory; or of a cluster, "rocketmq://" and its name servers. Raises `InvalidArgument`."""
+    scheme = "rocketmq://"
+    return ClusterAddress.parse(store.removeprefix(scheme)) if store.startswith(scheme) else LocalAddress(store)
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:

@@ -3,20 +3,17 @@
 import json
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import click
 
-from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC
+from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC, address_of
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.lag import Lag, lags
-from store import MessageStore
 from store.any_group import MemberInfo, MessageModel
-from store.any_log import Queue
-from store.files.consumer_offsets import ConsumerOffsets
+from store.any_log import BrokerQueueId, Log, LogAddress, Queue
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 
@@ -30,10 +27,13 @@ def groups() -> None:
 @STORE
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each group and topic.")
 def list_groups(store: str, as_json: bool) -> None:
-    """List the groups of STORE, the topics they read, and how many messages they have not read yet."""
-    with MessageStore.open(store, read_only=True) as opened:
-        found = [(*key, total(list(part))) for key, part in groupby(lags(opened), key=attrgetter("group", "topic"))]
-    idle = set(ConsumerOffsets(Path(store)).names()) - {group for group, _, _ in found}
+    """List the groups of STORE, the topics they read, and how many messages they have not read yet.
+
+    STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
+    """
+    with address_of(store).open() as log:
+        found = [(*key, total(list(part))) for key, part in groupby(lags(log), key=attrgetter("group", "topic"))]
+        idle = log.groups().keys() - {group for group, _, _ in found}
     lines: list[tuple[str, str | None, int | None]] = sorted([*found, *((group, None, None) for group in idle)])
     if as_json:
         for group, topic, lag in lines:
@@ -51,15 +51,22 @@ def list_groups(store: str, as_json: bool) -> None:
 def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
     """Show where GROUP stands in each queue of the topics it reads, or of TOPIC, how far it is behind, and which of its
     members reads the queue.
+
+    STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876. Members are not shown there.
     """
-    with MessageStore.open(store, read_only=True) as opened:
-        found = list(lags(opened, group, topic))
-    owners = owners_of(LocalGroup(store, group).members())
-    if not found:
-        raise click.ClickException(no_offsets(store, group, topic))
+    address = address_of(store)
+    with address.open() as log:
+        if topic is not None and topic not in log.topics():
+            raise click.ClickException(f"{address}: no topic {topic!r}")
+        found = list(lags(log, group, topic))
+        if not found:
+            raise click.ClickException(no_offsets(address, log, group, topic))
+    owners = owners_of(address.group(group).members()) if isinstance(address, LocalAddress) else {}
     if as_json:
         for each in found:
-            click.echo(json.dumps({**each._asdict(), "members": owners.get(Queue(each.topic, each.queue), [])}))
+            queue = str(each.queue) if isinstance(each.queue, BrokerQueueId) else each.queue
+            reads = owners.get(Queue(each.topic, each.queue), [])
+            click.echo(json.dumps({**each._asdict(), "queue": queue, "members": reads}))
         return
     rows: list[Cells] = [("topic", "queue", "offset", "end", "lag", "member")]
     for each in found:
@@ -154,8 +161,11 @@ def mode(member: MemberInfo) -> str:
     return "broadcasting" if broadcasting else "orderly" if member.orderly else "concurrently"
 
 
-def no_offsets(store: str, group: str, topic: str | None) -> str:
+def no_offsets(address: LogAddress, log: Log, group: str, topic: str | None) -> str:
     """What is wrong where a group has no offsets."""
-    LocalGroup(store, group).must_exist()
+    if isinstance(address, LocalAddress):
+        address.group(group).must_exist()
+    if (groups := log.groups()) and group not in groups:
+        return f"{address}: group {group!r} has no offsets; these have: {', '.join(sorted(groups))}"
     where = f"of {topic} " if topic else ""
-    return f"{store}: group {group!r} has no offsets {where}yet; 'groups reset' gives it some"
+    return f"{address}: group {group!r} has no offsets {where}yet; 'groups reset' gives it some"

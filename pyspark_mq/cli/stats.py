@@ -16,6 +16,7 @@ from pyspark_mq.lag import Lag, lags
 from pyspark_mq.latencies import Clients, clients, held, latencies
 from pyspark_mq.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
+from store.local import LocalLog
 from store.publish.figures import HELD
 from store.publish.lock_holders import Holder
 
@@ -93,7 +94,7 @@ def serve(store: str, address: str, port: int) -> None:
 
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
-    groups = {(each.group, each.topic, each.queue): each for each in lags(store)}
+    groups = {(each.group, each.topic, each.queue): each for each in lags(LocalLog(store))}
     queues = extents(store, before.queues if before else {})
     delivers = deliverer(store, before.deliverer if before else None)
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), delivers)

@@ -15,6 +15,7 @@ from pyspark_mq.cli.tables import number
 from pyspark_mq.lag import lags
 from pyspark_mq.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
+from store.local import LocalLog
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -65,7 +66,7 @@ def top(store: str, interval: float, looks: int | None) -> None:
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
     behind: Counter[tuple[str, str]] = Counter()
-    for each in lags(store):
+    for each in lags(LocalLog(store)):
         behind[each.group, each.topic] += each.messages or 0
     return Look(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
 

@@ -173,6 +173,9 @@ class ArchiveLog:
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}
 
+    def groups(self) -> Mapping[str, Positions]:
+        return {}
+
     def commit(self, group: str, positions: Positions) -> None:
         raise ReadOnlyStore(f"{self._place.url}: {_READ_ONLY}")
 

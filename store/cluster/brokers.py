@@ -191,15 +191,27 @@ class Brokers:
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
         """Ask all masters for it. Raises `Unreachable`, `RequestRefused`."""
-        cluster = parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body))
         header = CreateTopic(topic, template, queues, queues, perm, "SINGLE_TAG")
-        masters = [broker for broker in parse_brokers(cluster) if broker.writable]
+        masters = [broker for broker in self._all() if broker.writable]
         asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
         for broker, answer in asked:
             command = answer.result()
             if command.code != ResponseCode.SUCCESS:
                 who = f"broker {broker.name} at {broker.writable[0]}"
                 raise explained(command, who, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
+
+    def ask_all(self, code: RequestCode) -> dict[str, Command]:
+        """What each broker of the cluster answers, by its name. Raises `Unreachable`, `RequestRefused`."""
+        asked = [(broker, self._begin(broker.readable, code, {})) for broker in self._all()]
+        found = {}
+        for broker, answer in asked:
+            found[broker.name] = command = answer.result()
+            if command.code != ResponseCode.SUCCESS:
+                raise explained(command, f"broker {broker.name} at {broker.readable}", code)
+        return found
+
+    def _all(self) -> list[Broker]:
+        return parse_brokers(parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body)))
 
     def refresh(self, topics: Iterable[str]) -> None:
         """Ask for new routes."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from store.any_log import (
     Boundary,
     Bounds,
+    BrokerQueueId,
     Fingerprints,
     MessageFilter,
     Positions,
@@ -23,6 +24,7 @@ from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
 from store.cluster.pulls import pull
+from store.cluster.routes import parse_offsets
 from store.cluster.scan import decoded
 from store.cluster.tails import Tails, held_pull
 from store.cluster.topics import Topics
@@ -91,6 +93,13 @@ class ClusterLog:
             for queue, answer in answers.items()
             if answer.code == ResponseCode.SUCCESS
         }
+
+    def groups(self) -> Mapping[str, Positions]:
+        found: dict[str, Positions] = {}
+        for broker, answer in self._brokers.ask_all(RequestCode.GET_ALL_CONSUMER_OFFSET).items():
+            for topic, group, number, offset in parse_offsets(bytes(answer.body)):
+                found.setdefault(group, {})[Queue(topic, BrokerQueueId(broker, number))] = offset
+        return found
 
     def commit(self, group: str, positions: Positions) -> None:
         check_group_name(group)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from store.any_log import BrokerQueueId, Queue
 from store.errors import BadFrame
+from store.format.layout import GROUP_SEPARATOR
 from store.remoting.command import parse_object
 
 _READ, _WRITE = 4, 2  # bits of perm
@@ -86,6 +87,17 @@ def parse_brokers(json_: dict[str, Any]) -> list[Broker]:
         return [_broker(each) for each in json_["brokerAddrTable"].values()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadFrame(f"a list of brokers that makes no sense: {error!r}") from error
+
+
+def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
+    """The answer to GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset. Raises `BadFrame`."""
+    try:
+        for key, offsets in parse_json(data).get("offsetTable", {}).items():
+            topic, _, group = key.partition(GROUP_SEPARATOR)
+            for number, offset in offsets.items():
+                yield topic, group, int(number), int(offset)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadFrame(f"offsets of groups that make no sense: {error!r}") from error
 
 
 def _broker(json_: dict[str, Any]) -> Broker:

@@ -69,6 +69,14 @@ class ConsumerOffsets:
         found = read_table(self._offsets, _OFFSETS)
         return {key: offset_table(self._offsets, key, value) for key, value in found.items()}
 
+    def all_positions(self) -> dict[str, Positions]:
+        """What each group of `names` has committed."""
+        found: dict[str, Positions] = {group: {} for group in self.names()}
+        for key, offsets in self.all_offsets().items():
+            topic, _, group = key.partition(GROUP_SEPARATOR)
+            found.setdefault(group, {}).update({Queue(topic, queue_id): at for queue_id, at in offsets.items()})
+        return found
+
     def positions(self, group: str, topics: Iterable[str]) -> Positions:
         """What `offsets` gives, of several topics."""
         content = read_json(self._offsets)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from store import Boundary, MessageStore, RequestRefused
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
-from store.files.consumer_offsets import check_group_name
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
-from store.remoting.request import Handler, Request, Response
+from store.remoting.request import Handler, Request, Response, of_json
 
 
 class Offsets:
@@ -25,6 +25,7 @@ class Offsets:
         """Handlers for threads of the pool."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self._query,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self._all,
             RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
             RequestCode.GET_MAX_OFFSET: self._max,
             RequestCode.GET_MIN_OFFSET: self._min,
@@ -41,6 +42,10 @@ class Offsets:
                 raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
             offset = 0
         return Response(header=Offset(offset))
+
+    def _all(self, request: Request) -> Response:
+        self._groups.persist()
+        return of_json({"offsetTable": ConsumerOffsets(self._store.path).all_offsets()})
 
     def _update(self, request: Request) -> Response:
         header = CommitOffset.of(request.command.fields)

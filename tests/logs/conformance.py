@@ -250,6 +250,7 @@ class LogTests:
         told = making.commit("readers", {A0: 4, B0: 0})
         assert log.committed("readers", [A1, A0]) == {queue: at for queue, at in told.items() if queue != B0}
         assert log.committed("others", [A0]) == {}
+        assert log.groups() == ({"readers": told} if told else {})
 
     def test_times(self, making: Making, log: Log) -> None:
         time.sleep(0.005)  # so that there are two times

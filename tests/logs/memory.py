@@ -158,6 +158,9 @@ class MemoryLog:
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         return list(ranges)
 
+    def groups(self) -> Mapping[str, Positions]:
+        return {}
+
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}
 

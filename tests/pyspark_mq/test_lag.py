@@ -14,6 +14,7 @@ from pyspark_mq.measures import Extent, extents
 from pyspark_mq.metrics import StoreCollector
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
+from store.local import LocalLog
 from tests.waiting import PATIENCE
 
 LIVES = 8
@@ -48,7 +49,7 @@ Look = Callable[[], set[str]]  # the topics that it finds
 
 
 def of_lags(store: MessageStore) -> Look:
-    return lambda: {lag.topic for lag in lags(store)}
+    return lambda: {lag.topic for lag in lags(LocalLog(store))}
 
 
 def of_extents(store: MessageStore) -> Look:

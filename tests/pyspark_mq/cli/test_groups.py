@@ -7,8 +7,10 @@ import pytest
 
 from store import Message, MessageStore
 from store.any_group import Subscription
-from store.any_log import Queue
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.address import ClusterAddress
 from store.local_group import LocalGroup
+from store.remoting.serving import serve
 from tests.pyspark_mq.cli.process import run, succeed
 
 
@@ -52,6 +54,34 @@ def test_groups_and_their_lag(read: Path) -> None:
         "messages": 3,
         "members": [],
     }
+
+
+def test_groups_of_a_cluster(read: Path) -> None:
+    with MessageStore.open(read) as store, serve(store, "127.0.0.1:0", broker="broker-a") as serving:
+        cluster = f"rocketmq://{serving.address}"
+        with ClusterAddress((serving.address,)).open() as log:  # not in the files yet
+            log.commit("billing", {Queue("orders", BrokerQueueId("broker-a", 0)): 2})
+        assert [line.split() for line in succeed("groups", "list", cluster).splitlines()] == [
+            ["group", "topic", "lag"],
+            ["billing", "orders", "2"],
+        ]
+        assert [line.split() for line in succeed("groups", "show", cluster, "billing").splitlines()] == [
+            ["topic", "queue", "offset", "end", "lag", "member"],
+            ["orders", "broker-a:0", "2", "4", "2", "-"],
+            ["orders", "broker-a:1", "-", "2", "-", "-"],
+            [],
+            ["2", "messages", "behind"],
+        ]
+        first = json.loads(succeed("groups", "show", cluster, "billing", "--json").splitlines()[0])
+        assert (first["queue"], first["offset"]) == ("broker-a:0", 2)
+        for words, said in (
+            (("nobody",), f"cluster at {serving.address}: group 'nobody' has no offsets; these have: billing"),
+            (("billing", "nowhere"), f"cluster at {serving.address}: no topic 'nowhere'"),
+        ):
+            done = run("groups", "show", cluster, *words)
+            assert (done.returncode, done.stderr.strip()) == (1, f"Error: {said}")
+    done = run("groups", "list", "rocketmq://nonsense")
+    assert (done.returncode, "host:port" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
