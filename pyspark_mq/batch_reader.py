@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from pyspark_mq.reading import RangeReader, partitions_of
 from store.any_log import QueueRange
 
 _logger = logging.getLogger("pyspark_mq")
+if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # a process of Spark's, which keeps what is logged here for its user
+    _logger.setLevel(logging.INFO)
 
 
 class MqBatchReader(DataSourceReader):

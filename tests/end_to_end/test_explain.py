@@ -58,3 +58,17 @@ def test_where_nothing_can_be_said(two: DataFrame, spark: SparkSession) -> None:
     for df, why in ((stream, "batch by batch"), (spark.range(3), "reads no mq")):
         with pytest.raises(PlanError, match=why):
             pyspark_mq.explain(df)
+
+
+def test_what_is_logged_where_spark_plans(two: DataFrame, spark: SparkSession) -> None:
+    keeps = "spark.sql.pyspark.worker.logging.enabled"
+    spark.conf.set(keeps, "true")
+    try:
+        assert two.where("queueId = 1").count() == 20
+        none = spark.read.format("mq").option("subscribePattern", "ord*").load(readings(two)[0].log)
+        assert none.count() == 0
+        logs = spark.tvf.python_worker_logs().where("logger = 'pyspark_mq'").select("level", "msg").collect()
+    finally:
+        spark.conf.unset(keeps)
+    assert any(row.level == "INFO" and row.msg.endswith("reads 20 of 75 messages, by 2 filters") for row in logs)
+    assert any(row.level == "WARNING" and "matches no topic" in row.msg for row in logs)
