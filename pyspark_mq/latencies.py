@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.any_log import Int64s
-from store.publish.figures import BUCKETS, HELD, Told, told
+from store.publish.figures import BUCKETS, HELD, REFUSED, Told, told
 
 Clients = dict[tuple[str, str, str, str], Told]  # by client, name, topic and group
 _NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))
@@ -51,6 +51,11 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
         if each.name == HELD:
             found[each.topic, each.group] += each.counts[0]
     return found
+
+
+def refused(now: Clients) -> Counter[str]:
+    """Connections that servers closed since they were started, by why."""
+    return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:

@@ -30,6 +30,7 @@ from store.publish.figures import (
     PROCESSED,
     PUT,
     PUT_FAILED,
+    REFUSED,
     SEND_FAILED,
     SENT,
     Told,
@@ -157,7 +158,7 @@ def _of_delivery(delivers: Holder | None) -> Metric:
 
 def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
     """A series for each client, for the counters of one that is closed are gone."""
-    from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     client, status = ["topic", "client_id"], ["invocation_status"]
     group = [*client, "consumer_group"]
@@ -175,6 +176,9 @@ def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
     process = HistogramMetricFamily(
         "rocketmq_process_time", "Milliseconds that a call of a listener takes", labels=group + status
     )
+    refused = CounterMetricFamily(
+        "rocketmq_refused_connections", "Connections that a server closed, by why", labels=["reason", "client_id"]
+    )
     held = GaugeMetricFamily("rocketmq_held_requests", "Requests that wait for messages", labels=group)
     families = {
         PUT: (putting, ["success"]),
@@ -189,12 +193,14 @@ def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
         labels = [each.topic, each.client, *filter(None, [each.group])]
         if each.name == HELD:
             held.add_metric(labels, each.counts[0])
+        elif each.name in REFUSED:
+            refused.add_metric([each.name, each.client], each.counts[0])
         elif each.name in families:
             family, more = families[each.name]
             bounds = [*map(str, map(float, BUCKETS[each.name])), "+Inf"]
             buckets = list(zip(bounds, accumulate(each.counts), strict=True))
             family.add_metric(labels + more, buckets, each.total)
-    yield from (putting, sending, delivery, process, held)
+    yield from (putting, sending, delivery, process, held, refused)
 
 
 def _fingerprint(store: MessageStore, topic: str, queue: int, offset: int) -> Fingerprint | None:

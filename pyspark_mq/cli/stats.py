@@ -13,7 +13,7 @@ from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.lag import Lag, lags
-from pyspark_mq.latencies import Clients, clients, held, latencies
+from pyspark_mq.latencies import Clients, clients, held, latencies, refused
 from pyspark_mq.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
 from store.local import LocalLog
@@ -139,6 +139,8 @@ def as_table(before: Look | None, now: Look) -> str:
         rows = [("waits", "topic", "group", "requests")]
         rows += [(HELD, *labels, number(count)) for labels, count in sorted(waiting.items())]
         tables.append(aligned(rows, left=3))
+    if any((closed := refused(now.clients)).values()):
+        tables.append("connections refused: " + ", ".join(f"{count:,} {why}" for why, count in closed.items() if count))
     tables.append(
         f"log: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
         f"taking {log.taken:,} on disk, dispatch lag {log.dispatch_lag:,} bytes"
@@ -188,6 +190,7 @@ def as_object(before: Look | None, now: Look) -> str:
         "groups": groups,
         "log": log,
         "deliverer": delivers,
+        "refused": refused(now.clients),
     }
     if before is not None:
         found["latencies"] = [each._asdict() for each in latencies(before.clients, now.clients)]

@@ -38,6 +38,9 @@ DELIVERED = "delivered"  # from being stored to being in a consumer's memory
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
 HELD = "held"  # requests of a consumer, or of a server's clients, that wait for messages, now
 MEMBERS = "members"  # clients of a server that consume in a group, now
+# Connections that a server closed, by why: one too many; what came is no frame, or too large a one; a frame that was
+# begun and not ended, or answers that nobody reads.
+REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
 _SHORTEST = (0.05, 0.2, 1, 5, 20, 100, 1_000)
 _SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
 BUCKETS: Mapping[str, tuple[float, ...]] = {
@@ -112,8 +115,8 @@ class Figures(Opened):
         self._figures: dict[tuple[str, str, str], Figure] = {}
         self._written: list[bytes] = []
 
-    def of(self, name: str, topic: str, group: str = "") -> Figure:
-        """The one of these labels. name: of BUCKETS, HELD, or MEMBERS."""
+    def of(self, name: str, topic: str = "", group: str = "") -> Figure:
+        """The one of these labels. name: of BUCKETS, HELD, MEMBERS, or of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 

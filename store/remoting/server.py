@@ -14,6 +14,7 @@ from typing import Any
 from store.broker.response_codes import ResponseCode
 from store.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
 from store.files.opened import Opened
+from store.publish.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.remoting.addresses import host_and_port
 from store.remoting.codes import CommandFlag
 from store.remoting.command import Command
@@ -59,14 +60,23 @@ class Server(Opened):
     """Listens, in a thread of its own, until `close`. address: "host:port", the port that it got."""
 
     def __init__(
-        self, thread: LoopThread, processors: Processors, listen: str, limits: Limits, tls: SSLContext | None
+        self,
+        thread: LoopThread,
+        processors: Processors,
+        listen: str,
+        limits: Limits,
+        tls: SSLContext | None,
+        figures: Figures,
     ) -> None:
-        """Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at."""
+        """figures: where it is told how many connections were refused.
+
+        Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at."""
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
         self._thread = thread
         self._processors = processors
         self._limits = limits
         self._tls = tls
+        self._figures = figures
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "mq-serve")
         self._under_way: dict[Connection, _UnderWay] = {}
         try:
@@ -135,16 +145,21 @@ class Server(Opened):
                 stuck = now - (connection.stuck_since or now)
                 idle = 0 if under_way.requests else now - connection.heard
                 if stuck > limits.stuck_seconds or idle > limits.idle_seconds:
+                    if stuck > limits.stuck_seconds:
+                        self._figures.of(STUCK).change(1)
                     _logger.info("%s: closed: idle for %.0f s, stuck for %.0f s", connection.peer, idle, stuck)
                     connection.abort(RemotingError(f"{connection.peer}: idle or stuck"))
 
     def _made(self, connection: Connection) -> None:
         self._under_way[connection] = _UnderWay()
         if len(self._under_way) > self._limits.connections:
+            self._figures.of(CROWDED).change(1)
             _logger.warning("%s: closed: %d connections are enough", connection.peer, self._limits.connections)
             connection.abort(RemotingError(f"{connection.peer}: too many connections"))
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
+        if isinstance(error, BadFrame):
+            self._figures.of(BAD_FRAME).change(1)
         self._under_way.pop(connection, None)
         self._processors.lost(connection)
 

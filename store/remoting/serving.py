@@ -68,7 +68,7 @@ class Serving:
         clients, locks = Clients(retries.prepare, self._neighbours.changed), Locks()
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
-        self._figures = figures = Figures(Path(store.path), f"held pulls of {store.path}")
+        self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
         pulling = Pulling(store, self._hold, clients, offsets, self._thread, figures, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
         others = (
@@ -95,7 +95,7 @@ class Serving:
             check=(lambda request: None) if access is None else access.check,
         )
         try:
-            self._server = Server(self._thread, processors, listen, limits, tls)
+            self._server = Server(self._thread, processors, listen, limits, tls, figures)
         except BaseException:
             self._stop_waiting()
             self._thread.stop()

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from pyspark_mq.metrics import StoreCollector
 from store import Consumer, Message, MessageStore, Producer
+from store.remoting.serving import serve
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed
 from tests.waiting import until
 
@@ -185,3 +186,24 @@ def test_latencies_and_held_requests(path: Path) -> None:
             producer.send("orders", "").result()
             lines = (line.decode().split() for line in stats.stdout)
             assert ["held", "orders", "readers", "2"] in lines
+
+
+def test_connections_that_a_server_refused(path: Path) -> None:
+    registry = CollectorRegistry()
+    with (
+        MessageStore.open(path) as store,
+        serve(store, "127.0.0.1:0") as serving,
+        MessageStore.open(path, read_only=True) as reader,
+    ):
+        registry.register(StoreCollector(reader))
+        assert "refused" not in succeed("stats", path)
+        host, _, port = serving.address.rpartition(":")
+        for _ in range(2):
+            with socket.create_connection((host, int(port)), timeout=TIMEOUT_SECONDS) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                stranger.recv(1)
+        until(lambda: json.loads(succeed("stats", path, "--json"))["refused"]["bad frame"] == 2, every=0.1)
+        assert "connections refused: 2 bad frame\n" in succeed("stats", path)
+        assert "connections refused: 2 bad frame\n" in succeed("stats", path, "--watch", 0.1, "--count", 2)
+        (found,) = (each for each in registry.collect() if each.name == "rocketmq_refused_connections")
+        assert [(each.labels["reason"], each.value) for each in found.samples] == [("bad frame", 2)]

@@ -8,11 +8,13 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from store import InvalidArgument, MessageStore, StoreUnavailable
 from store.broker.response_codes import ResponseCode
+from store.publish.figures import BAD_FRAME, CROWDED, REFUSED, STUCK, told
 from store.remoting.client import Client
 from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import MAX_FRAME_BYTES, Command, encode
@@ -42,6 +44,11 @@ def is_well(broker: Broker) -> bool:
     return broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders")).code == ResponseCode.SUCCESS
 
 
+def refused(store: MessageStore) -> dict[str, int]:
+    """How many connections its servers say they closed, by why."""
+    return {each.name: each.counts[0] for each in told(Path(store.path)) if each.name in REFUSED}
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -53,11 +60,12 @@ def is_well(broker: Broker) -> bool:
         struct.pack(">ii", 50_004, 50_000) + b"[" * 50_000,
     ],
 )
-def test_who_speaks_another_protocol_is_closed(broker: Broker, data: bytes) -> None:
+def test_who_speaks_another_protocol_is_closed(broker: Broker, store: MessageStore, data: bytes) -> None:
     with connected(broker.address) as stranger:
         stranger.sendall(data)
         assert is_closed(stranger)
     assert is_well(broker)
+    until(lambda: refused(store) == {BAD_FRAME: 1})
 
 
 def test_frames_that_were_changed(broker: Broker, store: MessageStore) -> None:
@@ -103,6 +111,7 @@ def test_slow_and_idle_connections_are_closed(store: MessageStore, client: Clien
             assert is_closed(slow)
             assert is_closed(idle)
         assert is_well(Broker(serving, client))
+        until(lambda: refused(store) == {STUCK: 1})
 
 
 def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, client: Client) -> None:
@@ -121,6 +130,7 @@ def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, 
             until(lambda: serving.connections == 1)
             asking.join()
         assert is_well(broker)
+        until(lambda: refused(store) == {STUCK: 1})
 
 
 def ask_for_ever(connection: socket.socket, frame: bytes) -> None:
@@ -135,6 +145,7 @@ def test_more_connections_than_are_taken(store: MessageStore, client: Client) ->
         with connected(serving.address), connected(serving.address) as one_more:
             assert is_closed(one_more)
             assert is_well(Broker(serving, client))
+        until(lambda: refused(store) == {CROWDED: 1})
         until(lambda: serving.connections == 1)
 
 
