@@ -65,19 +65,31 @@ class LocalGroup:
             )
         id_, files = f"{socket.gethostname()}@{instance}", self._files
 
-        if model is MessageModel.CLUSTERING and (clients := served_members(self.path, self.name)):
-            raise GroupConflict(
-                f"{self.path}: group {self.name}: {clients} clients consume in it through a server (pyspark-mq serve), "
-                "and know nothing of members beside it: each message would be read there and here. End those first, "
-                "or join a group of another name"
-            )
+        if model is MessageModel.CLUSTERING:
+            self._must_not_be_served()
 
         def join() -> LocalMember:
             resets, _ = files.resets.read()
             seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, exclusive, resets))
             return LocalMember(files, seat)
 
-        return files.in_turn(join)
+        member = files.in_turn(join)
+        try:
+            if model is MessageModel.CLUSTERING:  # again, now that servers see this one
+                self._must_not_be_served()
+        except BaseException:
+            member.leave()
+            raise
+        return member
+
+    def _must_not_be_served(self) -> None:
+        """Raises `GroupConflict` where clients of a server are members."""
+        if clients := served_members(self.path, self.name):
+            raise GroupConflict(
+                f"{self.path}: group {self.name}: {clients} clients consume in it through a server (pyspark-mq serve), "
+                "and cannot share its queues with members beside it, for they do not say when they gave one up. End "
+                "those first, or join a group of another name"
+            )
 
     def members(self) -> list[MemberInfo]:
         now = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from store import BadFrame, RequestRefused
+from store import BadFrame, RequestRefused, StoreError
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
 from store.remoting.codes import CommandFlag, RequestCode
@@ -35,6 +35,11 @@ class Consumer:
     topics: Mapping[str, Subscribed]
     language: int
     version: int
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether it reads all queues, whoever else is in the group."""
+        return self.said.get("messageModel") == "BROADCASTING"
 
 
 class Producer(NamedTuple):
@@ -92,12 +97,15 @@ class Clients:
     def __init__(
         self,
         joined: Callable[[str], None] = lambda group: None,
+        admit: Callable[[str], None] = lambda group: None,
         changed: Callable[[str, int], None] = lambda group, count: None,
     ) -> None:
-        """joined: called with each consumer group that a client is new in, before it is told of. changed: with each
-        that has others now, and how many, without broadcasting ones.
+        """joined: called with each consumer group that a client is new in, before it is told of. admit: likewise, if it
+        is not broadcasting; raises where it may not be in it. changed: with each that has others now, and how many,
+        without broadcasting ones.
         """
         self._joined = joined
+        self._admit = admit
         self._changed = changed
         self._lock = threading.Lock()
         self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
@@ -171,12 +179,19 @@ class Clients:
         command, connection = request
         beat = Heartbeat.of(bytes(command.body))
         changed, producer = [], Producer(connection, command.language, command.version)
+        refused: StoreError | None = None
         for group, said, topics in beat.consumers:
             consumer = Consumer(connection, said, topics, command.language, command.version)
             before = self.consumers(group).get(beat.client_id)
             if before is None or before.topics.keys() != topics.keys():
                 self._joined(group)
                 changed.append(group)
+            try:
+                if before is None and not consumer.is_broadcasting:
+                    self._admit(group)
+            except StoreError as error:  # its other groups are none the worse for it
+                refused = error
+                continue
             with self._lock:
                 self._consumers.setdefault(group, {})[beat.client_id] = consumer
         with self._lock:
@@ -184,6 +199,8 @@ class Clients:
                 self._producers.setdefault(group, {})[beat.client_id] = producer
         for group in changed:
             self._notify(group)
+        if refused is not None:
+            raise refused
         return Response()
 
     def _unregister(self, request: Request) -> Response:
@@ -208,7 +225,7 @@ class Clients:
         """Tell a group's consumers that its members are others now, so that they share the queues anew."""
         told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, Group(group).texts(), flag=CommandFlag.ONEWAY)
         consumers = self.consumers(group).values()
-        self._changed(group, sum(each.said.get("messageModel") != "BROADCASTING" for each in consumers))
+        self._changed(group, sum(not each.is_broadcasting for each in consumers))
         for consumer in consumers:
             consumer.connection.send_soon(told)
 

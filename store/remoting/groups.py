@@ -19,7 +19,8 @@ from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.topics import message_queue, table_of_queues
 
 _TO_THE_END = -1
-_NUMBERS = ("retryMaxTimes", "retryQueueNums")  # which count here
+# Those that count here.
+_NUMBERS, _SWITCHES = ("retryMaxTimes", "retryQueueNums"), ("consumeEnable", "consumeBroadcastEnable")
 
 
 class ServedGroups:
@@ -44,12 +45,9 @@ class ServedGroups:
 
     def _configure(self, request: Request) -> Response:
         settings = parse_object(bytes(request.command.body))
-        if settings.get("consumeEnable") is False:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, "consumeEnable=false: here a group that is there may consume; delete it"
-            )
-        if any(type(settings.get(name, 0)) is not int for name in _NUMBERS):
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{', '.join(_NUMBERS)} are numbers")
+        for names, kind, what in ((_NUMBERS, int, "numbers"), (_SWITCHES, bool, "true or false")):
+            if any(type(settings.get(name, kind())) is not kind for name in names):
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{', '.join(names)} are {what}")
         self._group(str(settings.get("groupName") or "")).configure(settings)
         return Response()
 

@@ -1,7 +1,8 @@
 """Groups of which some members are clients of a server, and others consumers in processes of this host.
 
-Neither know of the other: each would read all queues of its share, many messages twice. So a server tells which groups
-have members there, and no other consumer joins one (see `LocalGroup.join`); where those were first it says so.
+They cannot share the queues: a queue of a consumer here is its own until it gives it back, and RocketMQ's clients, but
+for orderly ones, never say that they have. So who comes second is refused: a server tells which groups have members
+there, and no other consumer joins one (see `LocalGroup.join`); and it takes no client into a group of others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from store import MessageStore
+from store import GroupConflict, MessageStore
 from store.any_group import MessageModel
 from store.local_group import LocalGroup
 from store.publish.figures import MEMBERS, Figures
@@ -24,20 +25,29 @@ class Neighbours:
         self._root = Path(store.path)
         self._figures = Figures(self._root, f"a server of {store.path}")
 
+    def admit(self, group: str) -> None:
+        """A client is about to be a member here. Raises `GroupConflict` where others are beside the server.
+
+        First it says so, then it looks; they do the same, so not both miss each other.
+        """
+        figure = self._figures.of(MEMBERS, "", group)
+        figure.change(1)
+        self._figures.write()
+        others = [each.id for each in LocalGroup(self._root, group).members() if each.model is MessageModel.CLUSTERING]
+        if others:
+            figure.change(-1)
+            self._figures.write()
+            why = (
+                f"group {group}: consumers in processes of the broker's host read its queues ({', '.join(others)}), "
+                "and clients of this broker cannot share them: end those first, or consume in a group of another name"
+            )
+            _logger.error("%s", why)
+            raise GroupConflict(why)
+
     def changed(self, group: str, count: int) -> None:
         """A group has so many members here now, without broadcasting ones."""
         self._figures.of(MEMBERS, "", group).set(count)
         self._figures.write()
-        if not count:
-            return
-        others = [each.id for each in LocalGroup(self._root, group).members() if each.model is MessageModel.CLUSTERING]
-        if others:
-            _logger.error(
-                "group %s: clients consume in it here, and beside the server %s: all of these read the same queues, "
-                "each message twice. End one kind, or let it consume in a group of another name",
-                group,
-                ", ".join(others),
-            )
 
     def close(self) -> None:
         """There are no members here any more."""

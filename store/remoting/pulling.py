@@ -19,6 +19,7 @@ from store.remoting.connection import Connection
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import Pulled, PullMessage
 from store.remoting.loop import LoopThread, settle
+from store.remoting.permissions import Permissions
 from store.remoting.request import Answer, Handler, Request, Response
 
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
@@ -37,6 +38,7 @@ class Pulling:
         clients: Clients,
         offsets: ServedOffsets,
         thread: LoopThread,
+        permissions: Permissions,
         figures: Figures,
         *,
         max_held: int,
@@ -47,6 +49,7 @@ class Pulling:
         self._clients = clients
         self._offsets = offsets
         self._thread = thread
+        self._permissions = permissions
         self._figures = figures
         self._max_held = max_held
         self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
@@ -66,6 +69,7 @@ class Pulling:
 
     def _pull(self, request: Request) -> Answer:
         header = PullMessage.of(request.command.fields)
+        self._permissions.check(header.consumer_group)
         pull = PullRequest(
             header.consumer_group,
             header.topic,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from store import (
     FilterError,
+    GroupConflict,
     InvalidArgument,
     InvalidGroup,
     InvalidMessageId,
@@ -56,6 +57,7 @@ _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
     ((UnknownQueue, InvalidArgument, InvalidGroup, InvalidTopic, InvalidMessageId), ResponseCode.INVALID_PARAMETER),
     ((UnknownTopic,), ResponseCode.TOPIC_NOT_EXIST),
     ((UnknownGroup,), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ((GroupConflict,), ResponseCode.ILLEGAL_OPERATION),
     ((MessageRefused,), ResponseCode.MESSAGE_ILLEGAL),
     ((FilterError,), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ((OffsetOutOfRange,), ResponseCode.QUERY_NOT_FOUND),

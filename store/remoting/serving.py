@@ -22,6 +22,7 @@ from store.remoting.locks import Locks
 from store.remoting.loop import LoopThread
 from store.remoting.neighbours import Neighbours
 from store.remoting.offsets import Offsets
+from store.remoting.permissions import Permissions
 from store.remoting.progress import Progress
 from store.remoting.pulling import Pulling
 from store.remoting.retries import Retries
@@ -65,11 +66,13 @@ class Serving:
         self._offsets = offsets = ServedOffsets(store)
         retries = Retries(store)
         self._neighbours = Neighbours(store)
-        clients, locks = Clients(retries.prepare, self._neighbours.changed), Locks()
+        clients = Clients(retries.prepare, self._neighbours.admit, self._neighbours.changed)
+        locks = Locks()
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
         self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
-        pulling = Pulling(store, self._hold, clients, offsets, self._thread, figures, max_held=MAX_HELD)
+        reading = clients, offsets, self._thread, Permissions(store, clients), figures
+        pulling = Pulling(store, self._hold, *reading, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
         others = (
             routes,

@@ -394,10 +394,21 @@ def test_mqadmin_changes_groups(served: Served) -> None:
     mqadmin(clients, "updateSubGroup", "-c", "DefaultCluster", "-g", "settled", "-r", "5", "-q", "2")
     settings = ConsumerOffsets(store.path).settings("settled") or {}
     assert (settings["retryMaxTimes"], settings["retryQueueNums"], settings["consumeEnable"]) == (5, 2, True)
-    with pytest.raises(HarnessError, match="consumeEnable=false"):
-        mqadmin(clients, "updateSubGroup", "-b", address, "-g", "settled", "-s", "false")
     assert "success" in mqadmin(clients, "deleteSubGroup", "-b", address, "-g", "settled", "-r", "true")
     assert ConsumerOffsets(store.path).settings("settled") is None
+
+
+def test_mqadmin_lets_a_group_consume_no_more_and_again(served: Served, topic: str) -> None:
+    store, clients = served
+    group = ("updateSubGroup", "-b", f"127.0.0.1:{store.config.listenPort}", "-g", "enabled")
+    mqadmin(clients, *group, "-s", "false")
+    clients.ask("subscribe", id="enabled", group="enabled", topic=topic)
+    assert next(clients)["kind"] == "subscribed"
+    assert len(clients.answers("send", topic=topic, messages=8)) == 8
+    assert '"consumeEnable":false' in mqadmin(clients, "getConsumerConfig", "-g", "enabled").replace(" ", "")
+    mqadmin(clients, *group, "-s", "true")
+    assert len({line["keys"] for line in consumed(clients, 8)}) == 8
+    left(clients, "enabled")
 
 
 def test_mqadmin_finds_sends_and_reads_messages(rocketmq: RocketMQ, served: Served, topic: str) -> None:

@@ -9,9 +9,11 @@ import pytest
 from store import Message, MessageStore
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
+from store.local_group import LocalGroup
 from store.remoting.codes import RequestCode
 from store.remoting.headers import CommitOffset, DeleteGroup, ResetOffset
 from tests.store.remoting.broker import Broker
+from tests.store.remoting.test_clients import heartbeat
 
 CONFIGURE, DELETE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP
 
@@ -30,7 +32,8 @@ def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> N
         ({}, "only letters"),
         ({"groupName": "g", "retryMaxTimes": "many"}, "numbers"),
         ({"groupName": "g", "retryQueueNums": None}, "numbers"),
-        ({"groupName": "g", "consumeEnable": False}, "consumeEnable"),
+        ({"groupName": "g", "consumeEnable": 0}, "true or false"),
+        ({"groupName": "g", "consumeBroadcastEnable": "no"}, "true or false"),
     ],
 )
 def test_settings_that_cannot_be(broker: Broker, store: MessageStore, settings: dict[str, object], why: str) -> None:
@@ -82,3 +85,27 @@ def test_what_cannot_be_reset(broker: Broker) -> None:
     broker.ask(CONFIGURE, None, b'{"groupName":"g"}')
     header = ResetOffset("g", "orders", 0, True, queue_id=7)
     assert broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header).code == ResponseCode.INVALID_PARAMETER
+
+
+def test_a_group_that_may_not_consume(broker: Broker, store: MessageStore) -> None:
+    """Until it may again, whoever says so."""
+    broker.send(b"body")
+    for enabled in (True, False, True):
+        broker.ask(CONFIGURE, None, json.dumps({"groupName": "group", "consumeEnable": enabled}).encode())
+        answer = broker.pull(0).result()
+        assert answer.code == (ResponseCode.SUCCESS if enabled else ResponseCode.NO_PERMISSION)
+        assert enabled or answer.remark == "subscription group no permission, group"
+    LocalGroup(store.path, "group").configure({"consumeEnable": False})
+    assert broker.pull(0).result().code == ResponseCode.NO_PERMISSION
+    broker.ask(DELETE, DeleteGroup("group", False))
+    assert broker.pull(0).result().code == ResponseCode.SUCCESS
+
+
+def test_a_group_that_may_not_broadcast(broker: Broker) -> None:
+    broker.send(b"body")
+    broker.ask(CONFIGURE, None, b'{"groupName":"group","consumeBroadcastEnable":false}')
+    for model, code in (("CLUSTERING", ResponseCode.SUCCESS), ("BROADCASTING", ResponseCode.NO_PERMISSION)):
+        beat = json.loads(heartbeat("a"))
+        beat["consumerDataSet"][0]["messageModel"] = model
+        broker.ask(RequestCode.HEART_BEAT, body=json.dumps(beat).encode())
+        assert broker.pull(0).result().code == code

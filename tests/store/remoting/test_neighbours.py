@@ -1,4 +1,4 @@
-"""Clients of a server, and consumers beside it, in one group: they do not see each other, so they are told."""
+"""Clients of a server, and consumers beside it, in one group: who comes second is refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 
 from store import GroupConflict, MessageModel, MessageStore
 from store.any_group import Subscription
+from store.broker.response_codes import ResponseCode
 from store.local_group import LocalGroup
 from store.publish.figures import served_members
 from store.remoting.codes import RequestCode
 from store.remoting.headers import UnregisterClient
 from tests.store.remoting.broker import Broker
-from tests.store.remoting.test_clients import heartbeat
+from tests.store.remoting.test_clients import heartbeat, members
 
 ALL = {"orders": Subscription()}
 
@@ -31,14 +32,37 @@ def test_nobody_joins_a_group_that_is_served(store: MessageStore, broker: Broker
     group.join(ALL).leave()
 
 
-def test_who_was_there_before_is_named(store: MessageStore, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: Broker) -> None:
+    """It is told why, at each heart-beat; its other groups are none the worse; and it may come when they left."""
+    beat = json.loads(heartbeat("a"))
+    beat["consumerDataSet"].append({**beat["consumerDataSet"][0], "groupName": "own"})
+    beats = json.dumps(beat).encode()
     with LocalGroup(store.path, "group").join(ALL) as member:
-        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-        assert [record.levelname for record in caplog.records] == ["ERROR"]
-        assert member.id in caplog.text
-    caplog.clear()
-    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("b"))
-    assert caplog.records == []
+        for _ in range(2):
+            answer = broker.ask(RequestCode.HEART_BEAT, body=beats)
+            assert answer.code == ResponseCode.ILLEGAL_OPERATION
+            assert f"group group: consumers in processes of the broker's host read its queues ({member.id})" in (
+                answer.remark or ""
+            )
+        assert members(broker) == []
+        assert (served_members(store.path, "group"), served_members(store.path, "own")) == (0, 1)
+    assert broker.ask(RequestCode.HEART_BEAT, body=beats).code == ResponseCode.SUCCESS
+    assert members(broker) == ["a"]
+    with pytest.raises(GroupConflict, match="1 clients consume in it through a server"):
+        LocalGroup(store.path, "group").join(ALL)
+
+
+def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, broker: Broker) -> None:
+    group, both = LocalGroup(store.path, "group"), 0
+    for _ in range(30):
+        begun = broker.begin(RequestCode.HEART_BEAT, body=heartbeat("a"))
+        try:
+            with group.join(ALL):
+                both += begun.result().code == ResponseCode.SUCCESS
+        except GroupConflict:
+            begun.result()
+        broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
+    assert both == 0
 
 
 def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
