@@ -131,17 +131,17 @@ class MessageStore(StoreReader):
         writer = self._writing()
         return writer.after_repair(lambda: self._topics.create(topic, queues))
 
-    def delete_topic(self, topic: str, before: Callable[[], None]) -> None:
+    def delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
         """Delete a topic, with its queues and settings and the offsets of groups; see `store.broker.deletion`.
 
         Whoever has the store open, in any process, is told `UnknownTopic` from then on, also for what is being put.
-        before: called under the lock of those who append; then it is deleted, even if this process dies.
+        forget: called when it is deleted, and before anything of its name can be there again.
 
         Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`.
         """
         if topic in NOT_FOR_PUTTING:
             raise InvalidTopic(f"{self.path}: topic {topic!r} is a broker's own; it cannot be deleted")
-        self._writing().delete_topic(topic, before)
+        self._writing().delete_topic(topic, forget)
 
     # --- putting ---------------------------------------------------------------------------------------
 

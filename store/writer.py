@@ -188,17 +188,16 @@ class Writer:
 
         return self._lock.exclusively(repair_and_work)
 
-    def delete_topic(self, topic: str, before: Callable[[], None]) -> None:
+    def delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
         """Delete a topic; see `MessageStore.delete_topic`."""
-        self.after_repair(partial(self._delete_topic, topic, before))
+        self.after_repair(partial(self._delete_topic, topic, forget))
 
-    def _delete_topic(self, topic: str, before: Callable[[], None]) -> None:
+    def _delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
         self._topics.known(topic)
         self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
-        before()
         # Whom a writer's memory misleads must find what was deleted in the table; only who is alone remembers nothing.
         forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
-        self._deletion.delete(topic, forgotten_to)
+        self._deletion.delete(topic, forgotten_to, forget)
 
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""

@@ -9,6 +9,7 @@ before has deleted nothing, and what is left to do after it is done by the next 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,14 +32,16 @@ class Deletion:
         self._timeout = timeout
         self._topics = Topics(root)
 
-    def delete(self, topic: str, forgotten_to: int) -> None:
+    def delete(self, topic: str, forgotten_to: int, forget: Callable[[], None]) -> None:
         """Delete a topic that is there. What was deleted before the log offset `forgotten_to` nobody asks for any more.
 
-        Everything that is published must be on the device, and nothing be there that is not.
+        forget: called when it is deleted, and nothing of its name can be there again. Everything that is published must
+        be on the device, and nothing be there that is not.
         """
         self._published_end.begin_deletion()
         make_directory(self._root / DELETED_DIR)
         self._topics.forget(topic, forgotten_to, self._published_end.confirm_offset)
+        forget()
         self.finish()
 
     def finish(self) -> None:
