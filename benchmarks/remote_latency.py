@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from base64 import b64decode
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import SendMessageV2
 from store.remoting.routes import DEFAULT_TOPIC
-from tests.rocketmq.harness import RocketMQ, free_ports, unavailable
+from tests.rocketmq.harness import Json, RocketMQ, free_ports, unavailable
 
 _LINE, _RATE = "5.3", 100
 
@@ -70,14 +71,16 @@ def send(broker: str, seconds: float) -> None:
 
 def push(rocketmq: RocketMQ, name_server: str, broker: str, seconds: float) -> Floats:
     """Milliseconds to a listener of RocketMQ's own, by its clock, which is one of milliseconds."""
+    lines: list[Json] = []
     with rocketmq.clients(name_server) as clients:
         clients.ask("subscribe", id="one", group="bench", topic=TOPIC, latest=True)
-        sending = threading.Thread(target=send, args=(broker, 5 + seconds))  # the first seconds start everything up
-        sending.start()
-        lines = (line for line in clients if line["kind"] == "consumed")
-        found = [float(next(lines)["after"]) for _ in range(int(seconds * _RATE))]  # of more that are sent
-        sending.join()
-    return np.array(found[len(found) // 4 :])
+        noting = threading.Thread(target=lambda: lines.extend(clients))
+        noting.start()
+        send(broker, min(10.0, 2 * seconds))  # the start-up is over
+        begin = time.time_ns() // 1000
+        send(broker, seconds)
+    noting.join()
+    return np.array([float(line["after"]) for line in lines if int(b64decode(line.get("body", "MA=="))) >= begin])
 
 
 def query(session: SparkSession, name_server: str, broker: str, seconds: float, batch_seconds: float) -> Floats:
