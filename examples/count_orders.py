@@ -1,8 +1,13 @@
-"""Counts and sums up what a Java program sends to the same directory, while it comes.
+"""Counts and sums up orders, while a Java program sends them: to a store that is served, or to a RocketMQ cluster.
 
     pyspark-mq serve /tmp/orders
-    spark-submit examples/count_orders.py --store /tmp/orders
+    spark-submit examples/count_orders.py --path /tmp/orders
     # then examples/java_producer/OrderProducer.java, which says how it is run
+
+With brokers of RocketMQ's own, one or many, `path` is `nameServer`, and nothing else is otherwise (docs/cluster.md says
+how two are started):
+
+    spark-submit examples/count_orders.py --nameServer 127.0.0.1:9876
 
 With --orders it ends when so many have come.
 """
@@ -12,17 +17,22 @@ import argparse
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from store import MessageStore
+from pyspark_mq.addresses import address_of
+
+TOPIC, QUEUES = "orders", 4
 
 
-def count(store: str, orders: int | None) -> None:
-    with MessageStore.open(store) as opened:  # the query may be there before the first message, which makes the topic
-        if "orders" not in opened.topics():
-            opened.create_topic("orders")
+def make_topic(where: dict[str, str]) -> None:
+    """The query may be there before the first message, which would make it; in a cluster on each broker."""
+    with address_of(where).open_writer() as writer:
+        if TOPIC not in writer.topics():
+            writer.create_topic(TOPIC, QUEUES)
+
+
+def count(where: dict[str, str], orders: int | None) -> None:
+    """where: {"path": a store's directory} or {"nameServer": those of a cluster}."""
     spark = SparkSession.builder.appName("count_orders").config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    found = (
-        spark.readStream.format("mq").option("subscribe", "orders").option("startingOffsets", "earliest").load(store)
-    )
+    found = spark.readStream.format("mq").options(**where, subscribe=TOPIC, startingOffsets="earliest").load()
     amount = F.get_json_object(F.col("body").cast("string"), "$.amount").cast("long")
     totals = found.groupBy("tags").agg(F.count("*").alias("orders"), F.sum(amount).alias("amount"))
     have_come = False
@@ -42,10 +52,14 @@ def count(store: str, orders: int | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Counts orders by their state.")
-    parser.add_argument("--store", required=True, help="the directory that is served")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--path", help="the directory that is served")
+    where.add_argument("--nameServer", help="a cluster's name servers, such as 127.0.0.1:9876")
     parser.add_argument("--orders", type=int, help="end when so many have come")
     arguments = parser.parse_args()
-    count(arguments.store, arguments.orders)
+    log = {"path": arguments.path} if arguments.nameServer is None else {"nameServer": arguments.nameServer}
+    make_topic(log)
+    count(log, arguments.orders)
 
 
 if __name__ == "__main__":

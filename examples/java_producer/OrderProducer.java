@@ -1,7 +1,7 @@
 // Sends orders with RocketMQ's own client, as to any broker.
 //
 //   pyspark-mq serve /tmp/orders                                       # a name server and broker at 127.0.0.1:9876
-//   spark-submit examples/count_orders.py --store /tmp/orders          # counts what comes, until Ctrl-C
+//   spark-submit examples/count_orders.py --path /tmp/orders          # counts what comes, until Ctrl-C
 //   cd examples/java_producer
 //   mvn -q dependency:build-classpath -Dmdep.outputFile=classpath.txt
 //   java -cp "$(cat classpath.txt)" OrderProducer.java 127.0.0.1:9876 1000

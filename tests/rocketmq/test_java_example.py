@@ -1,4 +1,4 @@
-"""examples/java_producer into a served store, while examples/count_orders.py counts beside it."""
+"""examples/java_producer into a served store, and to RocketMQ's own brokers, while examples/count_orders.py counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore
+from store.cluster.address import ClusterAddress
 from store.remoting.serving import serve
-from tests.rocketmq.harness import COMMAND_SECONDS, unavailable
+from tests.rocketmq.harness import COMMAND_SECONDS, RocketMQ, unavailable
+from tests.rocketmq.test_brokers import running
 
 pytestmark = pytest.mark.rocketmq
 
@@ -30,20 +32,16 @@ def classpath(tmp_path: Path) -> str:
     return path.read_text()
 
 
-def test_spark_counts_what_java_sends(tmp_path: Path, classpath: str) -> None:
-    path = tmp_path / "orders"
-    count = [sys.executable, str(EXAMPLES / "count_orders.py"), "--store", str(path), "--orders", str(ORDERS)]
+def count_what_is_sent(tmp_path: Path, classpath: str, *where: str, name_server: str) -> None:
+    """The query is started first."""
+    count = [sys.executable, str(EXAMPLES / "count_orders.py"), *where, "--orders", str(ORDERS)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    with (
-        MessageStore.open(path) as store,
-        serve(store, "127.0.0.1:0") as serving,
-        subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting,
-    ):
+    with subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting:
         try:
             produce = ["java", f"-Duser.home={tmp_path}", "-cp", classpath]
             source = str(EXAMPLES / "java_producer" / "OrderProducer.java")
             done = subprocess.run(
-                [*produce, source, serving.address, str(ORDERS)],
+                [*produce, source, name_server, str(ORDERS)],
                 capture_output=True,
                 text=True,
                 timeout=COMMAND_SECONDS,
@@ -54,3 +52,20 @@ def test_spark_counts_what_java_sends(tmp_path: Path, classpath: str) -> None:
             counting.kill()  # or who leaves waits for orders that do not come
     last = said.splitlines()[-1]
     assert last == "open: 10 orders, 135, paid: 10 orders, 145, shipped: 10 orders, 155"
+
+
+def test_spark_counts_what_java_sends(tmp_path: Path, classpath: str) -> None:
+    path = tmp_path / "orders"
+    with MessageStore.open(path) as store, serve(store, "127.0.0.1:0") as serving:
+        count_what_is_sent(tmp_path, classpath, "--path", str(path), name_server=serving.address)
+
+
+def test_and_on_a_cluster_of_two_brokers(rocketmq5: RocketMQ, tmp_path: Path, classpath: str) -> None:
+    with (
+        running(rocketmq5, tmp_path / "a", "broker-a") as name_server,
+        running(rocketmq5, tmp_path / "b", "broker-b", name_server),
+    ):
+        count_what_is_sent(tmp_path, classpath, "--nameServer", name_server, name_server=name_server)
+        with ClusterAddress.parse(name_server).open() as log:
+            bounds = log.bounds(log.topics()["orders"])
+    assert {queue.queue_id.broker for queue, each in bounds.items() if each.max_offset} == {"broker-a", "broker-b"}
