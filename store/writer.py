@@ -123,7 +123,7 @@ class Writer:
             raise StoreLocked(
                 f"{root}: its file 'watermark' or its queues were deleted while other processes write here; close those"
             )
-        return recovery.decide(plan)
+        return recovery.decide(plan, ends.of if ends is not None else {})
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""

@@ -6,7 +6,7 @@ all entries before the end count, none after it does. So the end is found by bis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,9 +96,11 @@ class ConsumeQueue:
             entries = self.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
         except OffsetLost:
             return None
-        for index, (offset, size, _) in enumerate(entries.tolist(), last):
+        rows = list(enumerate(entries.tolist(), last))
+        for index, (offset, size, _) in rows:
             if not self._is_published(index, offset, size, confirm_offset):
-                return index if index > last else None
+                is_end = index > last and not self._any_counts(rows[index - last + 1 :], confirm_offset)
+                return index if is_end else None
         return None
 
     def _search_end(self, confirm_offset: int) -> tuple[int, int]:
@@ -118,7 +120,23 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
+        self._must_end(low, confirm_offset)
         return start, low
+
+    def _must_end(self, end: int, confirm_offset: int) -> None:
+        """Raises `CorruptSegment` where entries behind the one that ended a search count: then that one is damaged.
+
+        What is being written may be seen in part, but not twice; and no message but the first has log offset 0.
+        """
+        for _ in range(2):
+            behind = self.entries_left(end + 1, end + _NEARBY)
+            if not self._any_counts(enumerate(behind.tolist(), end + 1), confirm_offset):
+                return
+        raise CorruptSegment(f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
+
+    def _any_counts(self, rows: Iterable[tuple[int, tuple[int, int, int]]], confirm_offset: int) -> bool:
+        """Whether any of these entries counts, which come behind another: queue offsets, and what they say."""
+        return any(at and self._is_published(index, at, size, confirm_offset) for index, (at, size, _) in rows)
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
         """Where to search from: damaged entries before it are no end."""

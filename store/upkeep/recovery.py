@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -159,8 +160,11 @@ class Recovery:
         self._queues = ConsumeQueues(root, queue_file_size, writable=True, is_message=self._is_message)
         self._existing_queues = self._queues.existing()
 
-    def decide(self, plan: Plan) -> Decision:
+    def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> Decision:
         """Look at everything that the plan names, and change nothing.
+
+        ends: queue offset after the last entry of each queue at `Point.FLUSHED`, where the plan begins there: no search
+        finds them where an entry, or the record that it names, is damaged, and what lies behind would go.
 
         Raises `ConfigError` for an index of other sizes, `CorruptStore` for a damaged table of topics,
         `CorruptSegment`, and `CorruptRecord` for damage.
@@ -174,7 +178,8 @@ class Recovery:
         queues = QueuesInLog(self._queues, self._is_message, first_byte)
         for name in self._existing_queues:
             self._queues.of(*name).check()
-            queues.begin(name, self._queues.of(*name).max_offset(begin))
+            is_known = plan.begin is Point.FLUSHED
+            queues.begin(name, ends.get(name, 0) if is_known else self._queues.of(*name).max_offset(begin))
         end, store_timestamp, times = begin, _last_timestamp(self._root), _Times(begin)
         until = trusted if plan.trusted is Point.CONFIRMED else None
         torn_from = trusted if plan.trusted is Point.FLUSHED else None

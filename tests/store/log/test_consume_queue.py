@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -323,3 +324,30 @@ def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
     assert [path for (path, *_) in listed if str(path).startswith(str(tmp_path))] == []
     queue.begin_empty(7)
     assert queue.max_offset(1000) == 7
+
+
+@pytest.mark.parametrize("damage", [b"\7", bytes(20), bytes(11) + b"\1"])
+@pytest.mark.parametrize("index", range(24))
+def test_a_damaged_entry_is_no_end(tmp_path: Path, damage: bytes, index: int) -> None:
+    """Wherever a search begins that meets it."""
+    queue(tmp_path).write(0, entries(0, 25))
+    file = tmp_path / "consumequeue/t/0" / segment_name(index // PER_FILE * PER_FILE * CQ_ENTRY.itemsize)
+    with file.open("r+b") as opened:
+        opened.seek(index % PER_FILE * CQ_ENTRY.itemsize)
+        opened.write(damage)
+    told = f"entry {index} is damaged, for more come behind; close the store"
+    for first in (25, index + 1, index):
+        looked, found = queue(tmp_path), []
+        with suppress(CorruptSegment):
+            looked.max_offset(first * 100)
+        try:
+            found.append(looked.max_offset(2500))
+        except CorruptSegment as error:
+            found.append(str(error))
+        assert found == [25] or told in str(found)
+
+
+def test_the_last_entry_of_all_may_be_of_an_append_under_way(tmp_path: Path) -> None:
+    queue(tmp_path).write(0, entries(0, 25))
+    for end in range(26):
+        assert queue(tmp_path).max_offset(end * 100) == end

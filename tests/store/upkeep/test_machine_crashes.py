@@ -7,10 +7,11 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore
-from store.format.layout import PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
+from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.publish.published_end import checked
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damage, records_before
@@ -147,3 +148,24 @@ def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> 
     with MessageStore.open(left) as store:
         assert [message.physical_offset for message in store.get_message("g", "t", 0, 0).messages] == flushed
         assert store.put(Message("t", b"next")).queue_offset == 3
+
+
+@pytest.mark.parametrize("offset", range(27))
+@pytest.mark.parametrize("part", ["record", "entry"])
+def test_no_offset_is_given_twice_where_something_flushed_is_damaged(path: Path, part: str, offset: int) -> None:
+    """A search for the queue's end would end there, and what lies behind be cut off."""
+    file = path / "consumequeue/t/0" / segment_name(offset // 10 * 200)
+    at = int(np.frombuffer(file.read_bytes(), CQ_ENTRY)["physical_offset"][offset % 10])
+    place = offset % 10 * CQ_ENTRY.itemsize
+    if part == "record":
+        file, place = path / "commitlog" / segment_name(at - at % SIZE), at % SIZE
+        place += field_offset(RECORD_HEADER, "queue_id")
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        opened.write(b"\7")
+    if offset % 2:
+        (path / "abort").touch()
+    another_boot(path)
+    with MessageStore.open(path) as store:
+        assert [store.max_offset("t", queue) for queue in range(3)] == [27, 27, 26]
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 27
