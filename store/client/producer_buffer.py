@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from store.client.producer_future import Lot, Row, Sent
+from store.client.producer_future import WIDTH, Lot, Row, Sent
 from store.errors import BufferFull, InvalidArgument, StoreClosed
 
 
@@ -50,12 +50,12 @@ class Buffer:
             if lot is None:
                 lot = self._lots[topic] = Lot(topic)
             self._bytes += size
-            rows = lot.rows
-            rows.append(row)
+            at = len(lot.fields)
+            lot.fields.extend(row)
             if sequence is not None:
                 lot.sequences.append(sequence)
                 self._last_sequences[topic] = sequence
-            return Sent(lot, len(rows) - 1)
+            return Sent(lot, at // WIDTH)
 
     def _check_ascending(self, topic: str, sequence: int) -> None:
         last = self._last_sequences.get(topic, sequence - 1)

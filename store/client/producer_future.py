@@ -8,18 +8,20 @@ import threading
 import time
 from bisect import bisect_right
 from concurrent.futures import Future
-from operator import itemgetter
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from store.errors import PutStatus, StoreError
 from store.format.layout import PROPERTY_UNIQ_KEY
+from store.format.message import Message
 from store.format.stored_message import offset_msg_ids
 from store.publish.putting import PutResult
 from store.publish.results import AppendResult
 
 # What a message is made of besides its topic, in the order of the fields of `Message`.
 Row = tuple[Any, ...]
-_properties = itemgetter(3)
+WIDTH = len(fields(Message)) - 1
+_PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 _logger = logging.getLogger("store")
 
 
@@ -55,14 +57,15 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class Lot:
     """Messages of one topic, on their way together; and later what became of them.
 
-    since: `time.monotonic()` of the first. rows: one a message; empty when all is settled. The sender alone settles,
-    range after range. sequences: of each message of a named producer, ascending.
+    since: `time.monotonic()` of the first. fields: WIDTH of each message, one after the other: an object for each would
+    cost the garbage collector more time than all else takes. Empty when all is settled. The sender alone settles, range
+    after range. sequences: of each message of a named producer, ascending.
     """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.since = time.monotonic()
-        self.rows: list[Row] = []
+        self.fields: list[Any] = []
         self.sequences: list[int] = []
         self._ends: list[int] = []
         self._outcomes: list[Outcome] = []
@@ -70,18 +73,26 @@ class Lot:
         self._turn = threading.Lock()
         self._watched: list[Sent] | None = []  # None when all is settled
 
+    def __len__(self) -> int:
+        return len(self.fields) // WIDTH
+
+    def columns(self, first: int, end: int) -> list[list[Any]]:
+        """Each field of messages [first, end)."""
+        some = self.fields[first * WIDTH : end * WIDTH]
+        return [some[number::WIDTH] for number in range(WIDTH)]
+
     def settle(self, end: int, outcome: Outcome) -> None:
         """Say what became of the rows behind those that were settled, up to `end`; of the last ones all are told."""
         self._ends.append(end)
         self._outcomes.append(outcome)
-        if end < len(self.rows):
+        if end < len(self):
             return
-        if any(all_properties := list(map(_properties, self.rows))):
+        if any(all_properties := self.fields[_PROPERTIES::WIDTH]):
             keys = (properties.get(PROPERTY_UNIQ_KEY) for properties in all_properties)
             self._unique_keys = {row: key for row, key in enumerate(keys) if key}
         with self._turn:
             watched, self._watched = self._watched or (), None
-        self.rows = []
+        self.fields = []
         for each in watched:
             try:
                 self._tell(each)

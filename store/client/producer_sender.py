@@ -8,10 +8,11 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from store.append import Append
 from store.client.producer_buffer import Buffer
-from store.client.producer_future import Failure, Lot, Outcome, Placed, Row
+from store.client.producer_future import Failure, Lot, Outcome, Placed
 from store.client.producer_memory import Memory
 from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreClosed, StoreLocked, UnknownQueue
 from store.format.message import Message
@@ -55,7 +56,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while (lots := self._buffer.take()) is not None:
-            self._carry([(lot, 0, len(lot.rows)) for lot in lots])
+            self._carry([(lot, 0, len(lot)) for lot in lots])
             self._figures.write()
             if self._memory is not None and self._fatal is None:
                 try:
@@ -94,7 +95,7 @@ class Sender(threading.Thread):
     def _append(self, parts: Sequence[_Part]) -> list[Placed]:
         append, firsts, count = self._store.begin(), [], 0
         for lot, first, end in parts:
-            _add(append, lot.topic, lot.rows[first:end])
+            _add(append, lot.topic, lot.columns(first, end))
             firsts.append(count)
             count += end - first
         reached = {lot.topic: lot.sequences[end - 1] for lot, _, end in parts if lot.sequences}
@@ -154,13 +155,13 @@ class Sender(threading.Thread):
         self.join()
 
 
-def _add(append: Append, topic: str, rows: Sequence[Row]) -> None:
+def _add(append: Append, topic: str, columns: Sequence[Sequence[Any]]) -> None:
     """Add messages, many through columns."""
-    if len(rows) >= MANY:
+    if len(columns[0]) >= MANY:
         with suppress(NotColumns):
-            append.add(topic, table_of(*zip(*rows, strict=True)))
+            append.add(topic, table_of(*columns))
             return
-    append.add_messages([Message(topic, *row) for row in rows])
+    append.add_messages([Message(topic, *row) for row in zip(*columns, strict=True)])
 
 
 def _halves(parts: Sequence[_Part]) -> list[list[_Part]]:
