@@ -25,8 +25,7 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.archive.log import ArchiveLog
-from store.archive.of_store import StoreArchive
+from store.archive.older import Older
 from store.errors import FilterError, OffsetLost, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -122,6 +121,8 @@ class StoreReader(Opened):
         becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         as_records: give the records as they stand in the log, mapped and not decoded, instead of messages; tags are
         compared by their hashes only then, and what has the right hash is for the caller to look at.
+        What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`,
+        too, then.
         """
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
         if message_filter is not None and not hasattr(message_filter, "match_codes"):
@@ -131,6 +132,8 @@ class StoreReader(Opened):
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
+        if offset < minimum and not as_records and (older := Older.of(self.path, self.config)):
+            return older.get_message(Queue(topic, queue_id), offset, Bounds(minimum, maximum), max_messages, accept)
         where = self._log, queue, offset, minimum, maximum
         return get_message(*where, max_messages, accept, self.config, as_records=as_records)
 
@@ -197,16 +200,15 @@ class StoreReader(Opened):
         try:
             queue = self._published.holding(wanted)
         except OffsetLost:
-            archive = StoreArchive.remembered(self.path, self.config)
-            if not archive.url:
+            older = Older.of(self.path, self.config)
+            if older is None:
                 raise
-            return self._read_archived(archive, wanted, spec)
+            return self._read_older(older, wanted, spec)
         return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
 
-    def _read_archived(self, archive: StoreArchive, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    def _read_older(self, older: Older, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         at = min(self.min_offset(*wanted.queue), wanted.end)
-        batches = ArchiveLog(archive.place()).scan(wanted._replace(end=at), spec)
-        return self._then(batches, wanted._replace(start=at), spec)
+        return self._then(older.scan(wanted._replace(end=at), spec), wanted._replace(start=at), spec)
 
     def _then(self, batches: Iterator[pa.RecordBatch], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -264,8 +266,9 @@ class StoreReader(Opened):
         """The newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
-        found. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, and `ConfigError` for an index of other sizes
-        than configured.
+        found. Where these are too few, those that the store has no longer come from its archive, if it has one.
+        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `ConfigError` for an index of other sizes than
+        configured, and `ArchiveError`.
         """
         self._topics.known(topic)
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
@@ -273,7 +276,12 @@ class StoreReader(Opened):
         confirm = self.confirm_offset
         has = partial(is_queued, self._log, self._topics.known, self._published.of)
         found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
-        return [self._inflated(message) for message in found]
+        there = [self._inflated(message) for message in found]
+        ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
+        most = max_messages - len(there)
+        if most and any(each.min_offset for each in ours.values()) and (older := Older.of(self.path, self.config)):
+            there = older.with_key(topic, key, most, (begin, end), ours, there) + there
+        return there
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
         """The message with this offsetMsgId; a producer's own id is a key (see `query`). As in RocketMQ, also one of a

@@ -20,6 +20,7 @@ from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.objects import local_path, parsed
 from store.archive.of_store import StoreArchive, remembered_url
 from store.archive.place import is_archive
+from store.cached import cached_property
 from store.local import LocalAddress, LocalLog
 
 _LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
@@ -52,27 +53,30 @@ class ThroughAddress(LocalAddress):
         return self.path
 
     def open(self) -> ThroughLog:
-        """Raises as `LocalAddress.open` and `ArchiveAddress.open`."""
+        """Raises as `LocalAddress.open`. Where the archive is not there, or not reached, whoever asks it is told."""
         store = MessageStore.open(self.path, create=False, read_only=True)
         try:
             archive = StoreArchive.remembered(store.path, store.config, parsed(self.options))
-            log = ArchiveLog(archive.changed(self.url or None, None).place())
-            log.topics()  # or else a slip in the URL would show as messages that are lost
-            return ThroughLog(store, log)
+            return ThroughLog(store, archive.changed(self.url or None, None))
         except BaseException:
             store.close()
             raise
 
 
 class ThroughLog(LocalLog):
-    """A `Log`. Store and archive are this one's from now on."""
+    """A `Log`. The store is this one's from now on. Its archive is asked for what the store has no longer, and for
+    nothing while that has all."""
 
-    def __init__(self, store: MessageStore, archive: ArchiveLog) -> None:
+    def __init__(self, store: MessageStore, archive: StoreArchive) -> None:
         super().__init__(store)
-        self._archive = archive
+        self._of_store = archive
         self._archived: dict[Queue, Bounds] = {}
         self._looked = 0.0
         self._known: set[Queue] = set()  # to have the same messages in both
+
+    @cached_property
+    def _archive(self) -> ArchiveLog:
+        return ArchiveLog(self._of_store.place())
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         local = super().bounds(queues)
@@ -97,7 +101,7 @@ class ThroughLog(LocalLog):
         found: list[QueueRange] = []
         for wanted in ranges:
             before, behind = self._split(wanted)
-            found += [before] if before.length else []
+            found += self._archive.with_keys([before], keys) if before.length else []
             found += super().with_keys([behind], keys) if behind.length else []
         return found
 
@@ -138,6 +142,8 @@ class ThroughLog(LocalLog):
 
     def _first(self, queue: Queue, local: Bounds) -> int:
         """Where the queue begins in both: the archive goes as far as the store begins, or it does not count."""
+        if not local.min_offset:
+            return 0
         archived = self._archived.get(queue)
         if (
             archived is None

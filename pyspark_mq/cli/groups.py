@@ -16,6 +16,7 @@ from store.any_group import MemberInfo, MessageModel
 from store.any_log import BrokerQueueId, Log, LogAddress, Queue
 from store.local import LocalAddress
 from store.local_group import LocalGroup
+from store.through import address_at
 
 
 @click.group()
@@ -112,7 +113,7 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
     it = LocalGroup(store, group)
     if not create:
         it.must_exist()
-    with LocalAddress(store).open() as log:
+    with address_at(store).open() as log:
         bounds = bounds_of(log, topic, queue)
         before = log.committed(group, bounds)
         rows: list[Cells] = [("queue", "from", "to", "lag")]

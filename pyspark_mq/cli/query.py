@@ -10,6 +10,7 @@ from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
+from store.archive.log import ArchiveAddress
 from store.through import address_at
 
 
@@ -57,30 +58,30 @@ def query(
             line = {"queueId": each.queue_id, "queueOffset": offset}
             click.echo(json.dumps(line) if as_json else f"queue {each.queue_id}: offset {offset}")
         return
-    with MessageStore.open(store, read_only=True) as opened:
-        found = by_key(opened, topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
-    for row in found:
-        click.echo((JSON if as_json else BODIES).line(row))
+    address = address_at(store)
+    if isinstance(address, ArchiveAddress):
+        with address.open() as archive:
+            found = archive.query(topic, key, count) if key is not None else archive.with_id(topic, str(msg_id))
+    else:
+        with MessageStore.open(store, read_only=True) as opened:
+            found = opened.query(topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
+    for message in found:
+        click.echo((JSON if as_json else BODIES).line(row(message)))
     if not found:
-        raise click.ClickException(f"no message of {topic} has the key {key!r}")
+        raise click.ClickException(f"no message of {topic} has the {f'key {key!r}' if key else f'id {msg_id!r}'}")
 
 
-def by_key(store: MessageStore, topic: str, key: str, count: int) -> list[Row]:
-    """The newest `count` messages with this key, oldest first."""
-    return [row(message) for message in store.query(topic, key, max_messages=count)]
-
-
-def by_id(store: MessageStore, topic: str, msg_id: str) -> list[Row]:
+def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
     """The message with this id: a producer's own, which is a key, or else one that names the place in the log.
 
     Raises `UnknownTopic` when another topic has it, and as `MessageStore.message_by_id`.
     """
-    if found := by_key(store, topic, msg_id, 1):
+    if found := store.query(topic, msg_id, max_messages=1):
         return found
     message = store.message_by_id(msg_id)
     if message.topic != topic:
         raise UnknownTopic(f"{msg_id}: a message of topic {message.topic!r}, not of {topic!r}")
-    return [row(message)]
+    return [message]
 
 
 def row(message: StoredMessage) -> Row:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import (
+    BATCH_BYTES,
     Boundary,
     Bounds,
     Fingerprint,
@@ -32,14 +33,12 @@ from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place
 from store.errors import NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
-from store.format import compute as pc
-from store.format.arrays import constant
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
 from store.format.stored_message import StoredMessage, inflated
+from store.format.stored_messages import stored_messages
 from store.index.index import END_OF_TIME
 from store.read.checked import Checked, checked_blocks
-from store.read.filters import EVERYTHING
 from store.read.fingerprint import fingerprint
 from store.read.query import offset_by_time
 from store.read.scan import scan_queue
@@ -142,19 +141,14 @@ class ArchiveLog:
         found = self._looked_up(newest)
         return [inflated(message, self._where(Queue(topic, message.queue_id)), _MAX_BODY_BYTES) for message in found]
 
-    def with_id(self, topic: str, msg_id: str) -> list[QueueRange]:
-        """Where the messages of a topic are that have this id, as its column `msgId` shows it: one each.
+    def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
+        """The messages of a topic that have this id, as the column `msgId` shows it.
 
-        Several, where their producer gave them none: then it is that of a place in their queues' own logs.
+        There may be several where their producer gave them none: it is that of a place in their queues' own logs then.
         """
         there = [QueueRange(*queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
-        spec = ReadSpec(("queueOffset", "msgId"), EVERYTHING)
-        return [
-            QueueRange(*wanted.queue, row["queueOffset"], row["queueOffset"] + 1)
-            for wanted in self.with_keys(there, [msg_id])
-            for batch in self.scan(wanted, spec)
-            for row in batch.filter(pc.equal(batch["msgId"], constant(msg_id))).to_pylist()
-        ]
+        pieces = self.with_keys(there, [msg_id])
+        return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
 
     def _looked_up(self, look: Callable[[Finding, Catalog], Found]) -> Found:
         """With the catalog as it is now: while it grows, and when something is deleted, an object that it names may go.
@@ -215,6 +209,12 @@ class ArchiveLog:
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
+
+    def messages(self, wanted: QueueRange) -> Iterator[StoredMessage]:
+        """The messages of a range, one by one, with their bodies as their producers had them. Raises as `scan`."""
+        for checked in self.checked(wanted, BATCH_BYTES):
+            for message in stored_messages(checked.block):
+                yield inflated(message, self._where(wanted.queue), _MAX_BODY_BYTES)
 
     def wait(self, seen: Positions, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -23,14 +23,14 @@ from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
-from store.errors import InvalidArgument, StoreBusy, UnknownTopic
+from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, UnknownTopic
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, span
-from store.local import LocalAddress
 from store.local_group import LocalGroup
 from store.publish.figures import DELIVERED, HELD, Figures
 from store.read.filters import EVERYTHING, message_filter
+from store.through import address_at
 
 _MIB = 1 << 20
 _MAX_RECONSUME_TIMES = 16
@@ -119,7 +119,7 @@ class Consumer(Opened):
         if isinstance(group, str) and not isinstance(log, str | os.PathLike):
             raise InvalidArgument(f"group={group!r}: of a log that is no path, give the group itself")
         group = LocalGroup(log, group) if isinstance(group, str) else group  # type: ignore[arg-type]
-        self._log: Log = LocalAddress(os.fspath(log)).open() if isinstance(log, str | os.PathLike) else log
+        self._log: Log = address_at(os.fspath(log)).open() if isinstance(log, str | os.PathLike) else log
         try:
             _check_topics(self._log, filters)
             root = group.path if isinstance(group, LocalGroup) else None
@@ -300,7 +300,7 @@ class Consumer(Opened):
         while not self._over.is_set():
             try:
                 self._rebalancer.step()
-            except StoreBusy as error:  # what is consumed here is its own for a while yet
+            except (StoreBusy, ArchiveUnavailable) as error:  # what is consumed here is its own for a while yet
                 _logger.warning("%s: tried again: %s", self._what, error)
             self._figures.write()
             self._rebalancer.wait()

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from store import ArchiveOfAnother, NoArchive
+from store import (
+    ArchiveOfAnother,
+    ConsumeFromWhere,
+    Consumer,
+    ConsumerConfig,
+    GetStatus,
+    Message,
+    NoArchive,
+    message_filter,
+)
 from store.any_log import Boundary, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.through import ThroughAddress, ThroughLog
 from tests.filled import Filled
+from tests.waiting import until
 
 ORDERS = Queue("orders", 0)
 BODIES = ReadSpec(("body", "queueOffset"), EVERYTHING)
@@ -94,11 +105,77 @@ def test_the_store_reads_through_by_itself(shortened: Filled) -> None:
 
 
 def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_path: Path) -> None:
-    with pytest.raises(NoArchive):
-        ThroughAddress(shortened.path, str(tmp_path / "nothing")).open()
+    with ThroughAddress(shortened.path, str(tmp_path / "nothing")).open() as log:
+        assert bodies(log, 300, 303)  # which the store has
+        with pytest.raises(NoArchive):
+            log.bounds([ORDERS])
     other = Filled(tmp_path / "other" / "mq", {"orders": 2})
     with other.store:
         other.put("orders", 0, 400)
         other.store.archive(str(tmp_path / "others"))
     with ThroughAddress(shortened.path, str(tmp_path / "others")).open() as log, pytest.raises(ArchiveOfAnother):
         log.bounds([ORDERS])
+
+
+def test_by_key(shortened: Filled, log: ThroughLog) -> None:
+    first = shortened.store.min_offset(*ORDERS)
+    for offset in (0, 7, first - 1, first, 302):
+        (found,) = [each for each in shortened.store.query("orders", f"k{offset}") if each.queue_id == 0]
+        assert (found.queue_offset, found.body) == (offset, bodies(log, offset, offset + 1)[0])
+        pieces = log.with_keys([QueueRange(*ORDERS, 0, 303)], [f"k{offset}"])
+        assert any(each.start <= offset < each.end for each in pieces)
+        assert sum(each.length for each in pieces) < 3
+    shortened.store.put_many(Message("orders", b"%d" % number, keys=("common",)) for number in range(40))
+    shortened.put("orders", 0, 200, 1000)
+    shortened.put("orders", 1, 200, 1000)
+    shortened.store.archive()
+    shortened.store.put_many(Message("orders", b"%d" % number, keys=("common",)) for number in range(40, 60))
+    assert shortened.store.clean(forced=True).log
+    every = [each.body for each in shortened.store.query("orders", "common", 100)]
+    assert sorted(map(int, every)) == list(range(60))
+    newest = shortened.store.query("orders", "common", 30)
+    assert {int(each.body) for each in newest[-20:]} == set(range(40, 60))
+    assert len(newest) == 30
+    assert shortened.store.query("orders", "common", 9, begin=newest[-1].store_timestamp + 1) == []
+
+
+def test_get_message(shortened: Filled) -> None:
+    first, store = shortened.store.min_offset(*ORDERS), shortened.store
+    put = [body for _, queue_id, _, body in shortened.rows if queue_id == 0]
+    offset, got = 0, []
+    while offset < 303:
+        result = store.get_message("readers", *ORDERS, offset)
+        assert result.status is GetStatus.FOUND
+        assert (result.min_offset, result.max_offset) == (0 if offset < first else first, 303)
+        assert 0 < len(result.messages) <= 32
+        got += [each.body for each in result.messages]
+        offset = result.next_begin_offset
+    assert got == put
+    tagged = store.get_message("readers", *ORDERS, 1, 8, message_filter("A"))
+    assert [each.queue_offset for each in tagged.messages] == list(range(2, 18, 2))
+    none = store.get_message("readers", *ORDERS, 0, 8, message_filter("nothing"))
+    assert (none.status, none.messages) == (GetStatus.NO_MATCHED_MESSAGE, [])
+    assert none.next_begin_offset > 0
+    records = store.get_message("readers", *ORDERS, 0, as_records=True)
+    assert (records.status, records.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
+
+
+def test_a_consumer_begins_with_what_only_the_archive_has(shortened: Filled) -> None:
+    config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with Consumer(shortened.path, "readers", "orders", config=config) as consumer:
+        got = [(each.queue_id, each.queue_offset, each.body) for each in islice(consumer, len(shortened.rows))]
+    assert sorted(got) == sorted((row[1], row[2], row[3]) for row in shortened.rows)
+
+
+def test_a_consumer_waits_for_an_archive_that_is_away(
+    shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "archive").rename(tmp_path / "away")
+    (tmp_path / "file").touch()
+    (tmp_path / "archive").symlink_to("file")
+    (tmp_path / "back").symlink_to("away")
+    config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with Consumer(shortened.path, "readers", "orders", config=config) as consumer:
+        until(lambda: "tried again" in caplog.text)
+        (tmp_path / "back").replace(tmp_path / "archive")
+        assert len({(each.queue_id, each.queue_offset) for each in islice(consumer, len(shortened.rows))}) == 308

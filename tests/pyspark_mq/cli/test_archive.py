@@ -1,12 +1,13 @@
 """`pyspark-mq archive`."""
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from store import MessageStore
-from store.any_log import Queue
+from store import Message, MessageStore
+from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from tests.filled import Filled
 from tests.pyspark_mq.cli.process import run, succeed
@@ -75,3 +76,25 @@ def test_an_archive_is_printed_as_a_store_is(filled: Filled, tmp_path: Path) -> 
         printed = succeed("tail", path, "orders", "--from", "earliest", "--until-end")
         assert len(printed.splitlines()) == 308
         assert printed.startswith(shown.partition("\n")[0])
+
+
+def test_messages_are_found_in_an_archive_and_through_the_store(filled: Filled, tmp_path: Path) -> None:
+    filled.put("orders", 0, 300, 1000)
+    filled.store.put(Message("orders", b"by its id", queue_id=0, properties={"UNIQ_KEY": "0A0B0C"}))
+    filled.store.put(Message("orders", b"of a place", queue_id=0))
+    filled.put("orders", 0, 300, 1000)
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    assert filled.store.clean(forced=True).log
+    assert filled.store.min_offset("orders", 0) > 304
+    for path in (filled.path, tmp_path / "archive"):
+        lines = succeed("query", path, "orders", "--key", "k7", "--json").splitlines()
+        assert [(row["queueId"], row["queueOffset"]) for row in map(json.loads, lines)] == [(0, 7)]
+        assert "by its id" in succeed("query", path, "orders", "--id", "0A0B0C")
+        assert "no message of orders has the key 'none'" in run("query", path, "orders", "--key", "none").stderr
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        (message,) = log.messages(QueueRange("orders", 0, 304, 305))
+    assert "of a place" in succeed("query", tmp_path / "archive", "orders", "--id", message.msg_id)
+    assert "has the id 'none'" in run("query", tmp_path / "archive", "orders", "--id", "none").stderr
+    assert "topic 'nothing': not archived" in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
+    succeed("groups", "reset", filled.path, "readers", "orders", "--to", "earliest", "--create")
+    assert filled.store.consumer_offset("readers", "orders", 0) == 0

@@ -1,0 +1,78 @@
+"""What a store has no longer, from the archive that it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from store.any_log import Bounds, MessageFilter, Queue, QueueRange, ReadSpec
+from store.archive.log import ArchiveLog
+from store.archive.of_store import StoreArchive
+from store.files.config import StoreConfig
+from store.format.layout import CQ_ENTRY
+from store.format.stored_message import StoredMessage
+from store.read.getting import GetResult, GetStatus
+
+
+class Older:
+    """An archive, for a store that asks it. Every verb raises `ArchiveError`."""
+
+    def __init__(self, archive: ArchiveLog, config: StoreConfig) -> None:
+        self._archive = archive
+        self._config = config
+
+    @staticmethod
+    def of(root: Path, config: StoreConfig) -> Older | None:
+        """None for a store that archives nowhere. Raises `ArchiveUnavailable`."""
+        archive = StoreArchive.remembered(root, config)
+        return Older(ArchiveLog(archive.place()), config) if archive.url else None
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        """As `Log.scan`."""
+        return self._archive.scan(wanted, spec)
+
+    def get_message(
+        self, queue: Queue, offset: int, ours: Bounds, max_messages: int, message_filter: MessageFilter
+    ) -> GetResult:
+        """As `MessageStore.get_message`, from an offset before `ours`, what the store has; none of that is in it."""
+        config, there = self._config, self._archive.bounds([queue]).get(queue)
+        if there is None or not there.min_offset <= offset or there.max_offset < ours.min_offset:
+            first = ours.min_offset
+            if there is not None and there.max_offset >= first:
+                first = min(first, there.min_offset)
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, first, first, ours.max_offset)
+        most = min(max_messages, config.maxTransferCountOnMessageInMemory)
+        examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
+        found: list[StoredMessage] = []
+        taken, next_begin = 0, offset
+        for message in self._archive.messages(QueueRange(*queue, offset, min(ours.min_offset, offset + examined))):
+            taken += len(message.body)
+            if found and (len(found) >= most or taken > config.maxTransferBytesOnMessageInMemory):
+                break
+            next_begin += 1
+            if message_filter.match(message.tags, message.properties):
+                found.append(message)
+        status = GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, next_begin, there.min_offset, ours.max_offset, found)
+
+    def with_key(
+        self,
+        topic: str,
+        key: str,
+        most: int,
+        times: tuple[int, int],
+        ours: Mapping[Queue, Bounds],
+        found: Sequence[StoredMessage],
+    ) -> list[StoredMessage]:
+        """As `MessageStore.query`, from before what the store has in each queue of the topic.
+
+        times: [begin, end] in ms. found: what the store found, some of which it may have lost since.
+        """
+        if topic not in self._archive.topics():
+            return []
+        before = {queue: bounds.min_offset for queue, bounds in ours.items()}
+        have = {(message.queue_id, message.queue_offset) for message in found}
+        older = self._archive.query(topic, key, most + len(have), *times, before)
+        return [each for each in older if (each.queue_id, each.queue_offset) not in have][-most:]
