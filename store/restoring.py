@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from store import MessageStore, NotAStore, StoreConfig, UnknownTopic
-from store.any_log import Queue, QueueRange
+from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, sync_directory
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
@@ -32,8 +32,14 @@ def restore(
     topics: Sequence[str] = (),
     config: StoreConfig | None = None,
     progress: Progress = lambda done, total: None,
+    *,
+    begin: int | None = None,
+    end: int | None = None,
 ) -> int:
     """Make a store of an archive, or of some of its topics, where nothing is yet; tells how many messages it has.
+
+    begin, end: only what was stored in [begin, end), ms since 1970. What is restored keeps its queue offsets; a queue
+    of which nothing is begins anew at 0.
 
     Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
     `NotAStore` where something is there, `UnknownTopic`, and as reading an archive does.
@@ -53,7 +59,8 @@ def restore(
         chosen = {topic: there[topic] for topic in names}
         unfinished.mkdir(parents=True)
         config = config or StoreConfig()
-        count = _write(log, unfinished, [queue for queues in chosen.values() for queue in queues], config, progress)
+        ranges = _ranges(log, [queue for queues in chosen.values() for queue in queues], begin, end)
+        count = _write(log, unfinished, ranges, config, progress)
     with MessageStore.open(unfinished, config=config) as store:
         for topic, queues in chosen.items():
             store.create_topic(topic, len(queues))
@@ -62,21 +69,32 @@ def restore(
     return count
 
 
-def _write(log: ArchiveLog, root: Path, queues: Sequence[Queue], config: StoreConfig, progress: Progress) -> int:
-    """The commit log of these queues; how many messages it has."""
-    bounds = log.bounds(queues)
-    total, done = sum(it.max_offset - it.min_offset for it in bounds.values()), 0
+def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: int | None) -> list[QueueRange]:
+    """What there is of each queue, without those that have nothing."""
+    there = log.bounds(queues)
+    starts = {queue: bounds.min_offset for queue, bounds in there.items()}
+    stops = {queue: bounds.max_offset for queue, bounds in there.items()}
+    if begin is not None:
+        starts |= log.offsets_by_time(there, begin, Boundary.LOWER)
+    if end is not None:
+        stops |= log.offsets_by_time(there, end, Boundary.LOWER)
+    return [QueueRange(*queue, starts[queue], stops[queue]) for queue in there if starts[queue] < stops[queue]]
+
+
+def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:
+    """The commit log of these ranges; how many messages it has."""
+    total, done = sum(wanted.length for wanted in ranges), 0
     # A queue begins later than at 0 in a log only whose first segments are gone.
-    is_shortened = any(it.min_offset for it in bounds.values())
-    begin = at = config.mappedFileSizeCommitLog if is_shortened else 0
+    is_shortened = any(wanted.start for wanted in ranges)
+    first = at = config.mappedFileSizeCommitLog if is_shortened else 0
     make_folder(root / COMMIT_LOG_DIR)
     written = CommitLog(root, config.mappedFileSizeCommitLog, writable=True)
-    for queue, ends in bounds.items():
-        for checked in log.checked(QueueRange(*queue, *ends), _BYTES_AT_ONCE):
+    for wanted in ranges:
+        for checked in log.checked(wanted, _BYTES_AT_ONCE):
             at = _append(written, at, checked)
             done += len(checked.block)
             progress(done, total)
-    written.segments.flush(begin, at)
+    written.segments.flush(first, at)
     written.segments.flush_names()
     return done
 

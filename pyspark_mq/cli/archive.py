@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.places import age
+from pyspark_mq.cli.places import age, moment
 from store import Archived, ArchiveUnavailable, MessageStore
 from store.archive.log import ArchiveAddress
 from store.restoring import restore as restore_store
@@ -72,8 +72,13 @@ def _archive(
 @click.argument("archive")
 @click.argument("store", type=click.Path(file_okay=False))
 @click.option("--topic", "topics", multiple=True, help="Only this one; may be repeated (default: all).")
-def restore(archive: str, store: str, topics: tuple[str, ...]) -> None:
-    """Make STORE, a directory that is not there yet, of ARCHIVE: the same topics, queues, offsets and times."""
+@click.option("--from", "begin", callback=moment, help="Only what was stored then or after: 2013-01-31T06:00, or 3d.")
+@click.option("--to", "end", callback=moment, help="Only what was stored before: a time, or an age, likewise.")
+def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None, end: int | None) -> None:
+    """Make STORE, a directory that is not there yet, of ARCHIVE: the same topics, queues, offsets and times.
+
+    What is restored keeps its queue offsets. A RocketMQ broker may run on the directory, too.
+    """
     with (
         interruptible(lambda: f"nothing is in {store}"),
         tqdm(unit="msg", unit_scale=True, desc="restored", delay=0.5, disable=None) as bar,
@@ -83,5 +88,5 @@ def restore(archive: str, store: str, topics: tuple[str, ...]) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        count = restore_store(ArchiveAddress(archive), Path(store), topics, progress=progress)
+        count = restore_store(ArchiveAddress(archive), Path(store), topics, progress=progress, begin=begin, end=end)
     click.echo(f"restored {count:,} messages")

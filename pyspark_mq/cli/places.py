@@ -47,6 +47,14 @@ def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pl
         raise click.BadParameter(f"{value!r} is none of: {FORMS}") from error
 
 
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Reads a time or an age as ms since 1970, as an option's callback."""
+    found = place(ctx, param, value)
+    if value is not None and not isinstance(found, Moment):
+        raise click.BadParameter(f"{value!r} is neither an age (10m, 2h, 3d) nor a time (2013-01-31T06:00)")
+    return found.milliseconds if isinstance(found, Moment) else None
+
+
 def age(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     """Reads an age in seconds, as an option's callback."""
     found = _AGE.fullmatch(value)

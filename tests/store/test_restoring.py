@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from tests.filled import Filled
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
 COLUMNS = ("queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
+SPEC = ReadSpec(COLUMNS, EVERYTHING)
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
@@ -84,3 +86,40 @@ def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None
         restore(address, tmp_path / "new")
     with pytest.raises(UnknownTopic, match=r"no topic nowhere \(there are: more, orders\)"):
         restore(address, tmp_path / "other", ["nowhere"])
+
+
+def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> None:
+    def between() -> int:
+        time.sleep(0.01)
+        now = int(time.time() * 1000)
+        time.sleep(0.01)
+        return now
+
+    begin = between()
+    filled.put("orders", 0, 50)
+    filled.store.create_topic("later", 1)
+    end = between()
+    filled.put("orders", 0, 20)
+    filled.put("later", 0, 5)
+    filled.store.archive(str(tmp_path / "archive"))
+    address = ArchiveAddress(str(tmp_path / "archive"))
+    wanted = {
+        (begin, end): {"orders": (3, 53), "later": (0, 0)},
+        (None, end): {"orders": (0, 53), "later": (0, 0)},
+        (end, None): {"orders": (53, 73), "later": (0, 5)},
+        (end + 60_000, None): {"orders": (0, 0), "later": (0, 0)},
+    }
+    for number, ((first, last), offsets) in enumerate(wanted.items()):
+        path = tmp_path / f"new{number}"
+        count = restore(address, path, config=SMALL, begin=first, end=last)
+        assert not verify(str(path)).findings
+        with MessageStore.open(path, create=False) as store, address.open() as log:
+            assert {topic: store.offsets(topic, 0) for topic in store.topics()} == offsets
+            for topic, ends in offsets.items():
+                queue = QueueRange(topic, 0, *ends)
+                rows = [
+                    [row for batch in batches for row in batch.to_pylist()]
+                    for batches in (log.scan(queue, SPEC), store.read(queue, SPEC))
+                ]
+                assert rows[0] == rows[1]
+            assert sum(bounds[1] - bounds[0] for bounds in offsets.values()) == count - store.max_offset("orders", 1)

@@ -64,6 +64,16 @@ def test_restore(filled: Filled, tmp_path: Path) -> None:
         assert store.offsets("orders", 1) == (0, 5)
 
 
+def test_restore_a_range_of_times(filled: Filled, tmp_path: Path) -> None:
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    assert succeed("restore", tmp_path / "archive", tmp_path / "new", "--from", "1h", "--to", "0s") == (
+        "restored 8 messages\n"
+    )
+    assert succeed("restore", tmp_path / "archive", tmp_path / "none", "--to", "2013-01-31") == "restored 0 messages\n"
+    said = run("restore", tmp_path / "archive", tmp_path / "other", "--from", "17").stderr
+    assert "'17' is neither an age (10m, 2h, 3d) nor a time" in said
+
+
 def test_an_archive_is_printed_as_a_store_is(filled: Filled, tmp_path: Path) -> None:
     shown = succeed("tail", filled.path, "orders", "--from", "earliest", "--until-end")
     assert len(shown.splitlines()) == 8
