@@ -31,6 +31,7 @@ from store.read.filters import EVERYTHING
 from tests.filled import Filled
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
+SEED = int(os.environ.get("SEED", "0"))
 COLUMNS = ("topic", "queueId", "queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
 SPEC = ReadSpec(COLUMNS, EVERYTHING)
 
@@ -188,11 +189,41 @@ with MessageStore.open(sys.argv[1], create=False) as store:
 """
 
 
+READER = """
+import sys, time
+from store.any_log import Queue, QueueRange, ReadSpec
+from store.read.filters import EVERYTHING
+from store.through import address_at
+queues, passes = [Queue("orders", 0), Queue("orders", 1)], 0
+with address_at(sys.argv[1]).open() as log:
+    print("begun", flush=True)
+    while True:
+        for queue, bounds in log.bounds(queues).items():
+            assert bounds.min_offset == 0, bounds
+            at = 0
+            for batch in log.scan(QueueRange(*queue, *bounds), ReadSpec(("queueOffset", "body"), EVERYTHING)):
+                offsets = batch["queueOffset"].to_pylist()
+                assert offsets == list(range(at, at + len(offsets))), (queue, at, offsets)
+                for offset, body in zip(offsets, batch["body"].to_pylist()):
+                    assert body.rstrip(b".") == b"%d-%d" % (queue.queue_id, offset), (queue, offset, body)
+                at += len(offsets)
+            assert at == bounds.max_offset, (queue, at, bounds)
+        passes += 1
+        print(passes, flush=True)
+"""
+
+
 def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    """While it archives and cleans; what is written meanwhile comes with the next time."""
-    filled, moments, url = Filled(tmp_path / "mq", {"orders": 2}), random.Random(0), tmp_path / "archive"
+    """While it archives and cleans, and others read all of it; what is written meanwhile comes with the next time.
+
+    Readers are killed, too, every now and then; one that fails says so.
+    """
+    filled, moments, url = Filled(tmp_path / "mq", {"orders": 2}), random.Random(SEED), tmp_path / "archive"
+    read = [sys.executable, "-c", READER, filled.path]
     with filled.store:
-        for _ in range(ROUNDS):
+        filled.store.archive(str(url))
+        reader = subprocess.Popen(read, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for round_ in range(ROUNDS):
             command = [sys.executable, "-c", PROGRAM, filled.path, str(url)]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 assert process.stdout is not None
@@ -202,11 +233,29 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None
                     filled.put("orders", 1, moments.randrange(100), 1000)
                 time.sleep(moments.random() * 0.2)
                 process.send_signal(signal.SIGKILL)
+            if round_ % 4 == 3:
+                ended(reader)
+                reader = subprocess.Popen(read, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         filled.store.archive(str(url))
+        ended(reader)
     bodies: dict[tuple[object, object], list[object]] = {}
     with ArchiveAddress(str(url)).open() as log:
         for queue, bounds in log.bounds([Queue("orders", 0), Queue("orders", 1)]).items():
             assert bounds.min_offset == 0
             bodies[queue] = [row["body"] for row in rows(log, queue, *bounds)]
+        for queue in bodies:
+            for offset in moments.sample(range(len(bodies[queue])), min(30, len(bodies[queue]))):
+                found = [each.queue_offset for each in log.query("orders", f"k{offset}") if each.queue_id == queue[1]]
+                assert found == [offset]
     for queue in (Queue("orders", 0), Queue("orders", 1)):
         assert bodies[queue] == [body for topic, queue_id, _, body in filled.rows if queue_id == queue.queue_id]
+
+
+def ended(reader: subprocess.Popen[bytes]) -> None:
+    """Kill one that has read everything once at least, and found nothing wrong until then."""
+    assert reader.stdout is not None
+    lines = [reader.stdout.readline(), reader.stdout.readline()]
+    reader.send_signal(signal.SIGKILL)
+    _, errors = reader.communicate()
+    assert lines[1], errors.decode()
+    assert reader.returncode == -signal.SIGKILL, errors.decode()
