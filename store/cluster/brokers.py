@@ -133,7 +133,7 @@ class Brokers:
                     raise explained(answer, f"name server {server}", code)
                 return answer
             if time.monotonic() >= deadline:
-                raise Unreachable(f"no name server answers: {'; '.join(silent)}. Is the option nameServer right?")
+                raise Unreachable(f"no name server answers (option nameServer): {'; '.join(silent)}")
             time.sleep(pause)
             pause = _PAUSE_SECONDS
 

@@ -31,7 +31,8 @@ _REMEDIES = {
     ResponseCode.TOPIC_NOT_EXIST: "is the topic's name right, and the name server's?",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "make the consumer group, e.g. mqadmin updateSubGroup, or let "
     "the broker do so with autoCreateSubscriptionGroup=true",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "it is no RocketMQ broker, or too old a one; 4.9 or later is needed",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "it is another kind of server (name servers listen at 9876 by default, "
+    "brokers at 10911), or too old a one; 4.9 or later is needed",
     ResponseCode.MESSAGE_ILLEGAL: "the broker takes no such message; see its maxMessageSize",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,4 +50,5 @@ def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> Remo
     if tls and isinstance(error, ssl.SSLError | ConnectionResetError):
         said = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
         return Unreachable(f"{address}: it does not answer by TLS{said}; has it TLS at all? (option useTls)")
-    return Unreachable(f"{address}: {error.strerror or error}; {hint}")
+    why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
+    return Unreachable(f"{address}: {why}; {hint}")  # asyncio's own text is another

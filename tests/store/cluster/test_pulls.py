@@ -17,6 +17,7 @@ from store.any_log import QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.log import ClusterLog
+from store.publish.figures import Figures
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Offset
@@ -79,7 +80,7 @@ def test_nobody_answers_for_longer_than_patience_lasts(store: MessageStore) -> N
     with serve(store, "127.0.0.1:0") as serving:
         log = replace(ClusterAddress((serving.address,)), patience=0.2).open()
         wanted = everything(log)
-    with log, pytest.raises(Unreachable, match=f"no name server answers: {serving.address}.*nameServer"):
+    with log, pytest.raises(Unreachable, match=rf"no name server answers \(option nameServer\): {serving.address}"):
         log.bounds([wanted.queue])
     with (
         replace(ClusterAddress((serving.address, "127.0.0.1:1")), patience=0.0).open() as log,
@@ -111,7 +112,8 @@ class Moody:
     None: as it should.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
+        self.figures = Figures(folder, "moody")
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
@@ -122,12 +124,13 @@ class Moody:
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
         }
         self.server = Server(
-            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls
+            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, self.figures
         )
 
     def close(self) -> None:
         self.server.close()
         self.thread.stop()
+        self.figures.close()
 
     def _route(self, request: Request) -> Response:
         if self.is_gone:
@@ -142,8 +145,8 @@ class Moody:
 
 
 @pytest.fixture
-def moody() -> Iterator[Moody]:
-    it = Moody()
+def moody(tmp_path: Path) -> Iterator[Moody]:
+    it = Moody(tmp_path)
     yield it
     it.close()
 
