@@ -7,8 +7,9 @@ of a delay level that grows with the number of tries; or into %DLQ%group after t
 from __future__ import annotations
 
 import ipaddress
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from store.format.layout import (
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
 )
@@ -32,6 +34,8 @@ MAX_RECONSUME_TIMES = 16
 _LEVEL_OF_FIRST = 3  # of a message that failed for the first time
 _TIMES = "reconsume_times"
 DEAD_LETTER_QUEUES = 1
+_SHOWN = 5  # message ids
+_logger = logging.getLogger("store")
 
 
 def send_back(
@@ -46,7 +50,7 @@ def send_back(
 
     level: the delay level to wait for; 0: 3 at first, one more each time (at most 18); below 0: among the dead letters
     at once. max_reconsume_times: how often a message comes again before it goes there; default: the group's setting
-    (`retryMaxTimes`), which is 16. Missing topics are made.
+    (`retryMaxTimes`), which is 16. The logger `store` names dead ones. Missing topics are made.
 
     Raises `InvalidGroup`, `OffsetLost` where a message was deleted meanwhile, and what `MessageStore.put` raises.
     """
@@ -65,7 +69,18 @@ def send_back(
             places = _places(some, topic, random.randrange(queues))
             append.add_copies(copies, _dead(places) if is_dead else _later(places, level))
     placed, back = append.publish(), np.argsort(order)
+    if dead.any():
+        lost = [messages[row] for row in np.flatnonzero(dead).tolist()]
+        ids = ", ".join(first_id(message.msg_id, message.properties) for message in lost[:_SHOWN])
+        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+        _logger.warning("group %s: given up, and put into %s: %s%s", group, DLQ_TOPIC_PREFIX + group, ids, more)
     return AppendResult(placed.queue_ids[back], placed.queue_offsets[back], placed.physical_offsets[back])
+
+
+def first_id(msg_id: str, properties: Mapping[str, str]) -> str:
+    """The id that a message had before it was sent back for the first time: its producer's own stays, another is that
+    of its place."""
+    return msg_id if PROPERTY_UNIQ_KEY in properties else properties.get(PROPERTY_ORIGIN_ID, msg_id)
 
 
 def _made(store: MessageStore, topic: str, queues: int) -> str:

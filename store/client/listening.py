@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
+from store.broker.retries import first_id
 from store.client.messages import Messages, ReceivedMessage
 from store.errors import InvalidArgument
 
@@ -66,7 +67,13 @@ def call(listener: Listener, messages: Messages, group: str) -> Outcome:
             return Outcome(len(messages))
         what = f"the listener returned {answer!r:.80}; it has to return nothing, or raise ReconsumeLater"
     if not messages.tries:
-        ids = ", ".join(f"{message.msg_id} of {message.topic}" for message in messages[:_SHOWN])
+        ids = ", ".join(map(_named, messages[:_SHOWN]))
         more = f" and {len(messages) - _SHOWN} more" if len(messages) > _SHOWN else ""
-        _logger.warning("group %s: failed, and to come again: %s%s: %s", group, ids, more, what)
+        _logger.warning("group %s: failed: %s%s: %s", group, ids, more, what)
     return Outcome(0)
+
+
+def _named(message: ReceivedMessage) -> str:
+    """By the id that it had at the first try."""
+    again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
+    return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"

@@ -84,7 +84,9 @@ def dead_letters(store: MessageStore) -> list[bytes]:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_after_so_many_tries_it_is_a_dead_letter(store: MessageStore, orderly: bool) -> None:
+def test_after_so_many_tries_it_is_a_dead_letter(
+    store: MessageStore, caplog: pytest.LogCaptureFixture, orderly: bool
+) -> None:
     put(store, range(8))
     seen = Seen(lambda message: raising() if message.body == b"5" else None)
     none = config(max_reconsume_times=0)
@@ -93,6 +95,21 @@ def test_after_so_many_tries_it_is_a_dead_letter(store: MessageStore, orderly: b
         until(lambda: len(seen.numbers) == 8)
     assert sorted(seen.numbers) == [*range(8)]
     assert committed(store) == dict.fromkeys(TOPIC, 2)
+    (message,) = store.get_message("g", "t", 1, 1, 1).messages
+    failed, given_up = (record.getMessage() for record in caplog.records if record.name == "store")
+    assert failed.startswith(f"group g: failed: {message.msg_id} of t: Traceback")
+    assert given_up == f"group g: given up, and put into %DLQ%g: {message.msg_id}"
+
+
+def test_it_keeps_its_name_however_often_it_comes(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    put(store, [5])
+    (message,) = store.get_message("g", "t", 1, 0, 1).messages
+    tries = iter([later, raising, lambda: None])
+    with Consumer(store.path, "g", "t", lambda messages: next(tries)(), config=config(max_reconsume_times=1)):
+        until(lambda: dead_letters(store) == [b"5"])
+    failed, given_up = (record.getMessage() for record in caplog.records if record.name == "store")
+    assert failed.startswith(f"group g: failed: {message.msg_id} of t (try 2): Traceback")
+    assert given_up.endswith(f": {message.msg_id}")
 
 
 def test_orderly_it_is_tried_again_in_place(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
