@@ -79,8 +79,8 @@ class DefaultSource(DataSource):
         from pyspark_mq.pushdown import pushdown_is_on
 
         spare_what_is_loaded()  # here this object came out of a pickle, without __init__
-        kind = FilteringBatchReader if pushdown_is_on() else MqBatchReader
-        return kind(options, schema)
+        pushes = options.push_down_predicate and pushdown_is_on()
+        return (FilteringBatchReader if pushes else MqBatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> RealTimeStreamReader:
         options = self.source_options()

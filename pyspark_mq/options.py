@@ -64,6 +64,7 @@ class SourceOptions:
     max_trigger_delay_seconds: float
     min_partitions: int | None
     max_records_per_partition: int | None
+    push_down_predicate: bool
     fail_on_data_loss: bool
     include_properties: bool
     check_crc: bool
@@ -102,6 +103,7 @@ class SourceOptions:
             max_trigger_delay_seconds=value("maxTriggerDelay", _duration),
             min_partitions=if_given("minPartitions", _positive),
             max_records_per_partition=if_given("maxRecordsPerPartition", _positive),
+            push_down_predicate=value("pushDownPredicate", _boolean),
             fail_on_data_loss=value("failOnDataLoss", _boolean),
             include_properties=value("includeProperties", _boolean),
             check_crc=value("checkCRC", _boolean),
@@ -120,6 +122,11 @@ class SourceOptions:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read); a "
                 "streaming query has no end"
+            )
+        if self.push_down_predicate:
+            raise OptionError(
+                "pushDownPredicate is for batch queries (spark.read): Spark hands no conditions of a stream to sources "
+                "in Python; use subExpression"
             )
         if self.real_time:
             self._refuse_limits()

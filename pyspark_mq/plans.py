@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+OPTION = "the option pushDownPredicate"
 
 
 class Share(NamedTuple):
@@ -37,21 +38,22 @@ class Share(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is read of one log: by topic; which columns are made; by which filters (SQL), and whether they are used."""
+    """What is read of one log: by topic; which columns are made; by which filters (SQL), and why they are not used, or
+    None."""
 
     log: str
     topics: dict[str, Share]
     columns: tuple[str, ...]
     filters: tuple[str, ...]
-    is_pushed: bool
+    unused: str | None
 
     def __str__(self) -> str:
         lines = [f"mq {self.log}"]
         for topic, share in self.topics.items():
             read, of = (_amount(*amount) for amount in (share[:2], share[2:]))
             lines.append(f"  {topic}: reads {read} of {of}")
-        if not self.is_pushed:
-            lines.append(f"  filters: not used to read less, for {PUSHDOWN} is not true")
+        if self.unused is not None:
+            lines.append(f"  filters: not used to read less, for {self.unused} is not true")
         elif self.filters:
             lines.append(f"  filters: {' and '.join(self.filters)}")
         else:
@@ -77,16 +79,17 @@ def readings(df: DataFrame) -> list[Reading]:
     if df.isStreaming:
         raise PlanError("A stream is planned batch by batch; see pyspark_mq.progress for how far it is behind")
     execution = df._jdf.queryExecution()
-    is_pushed = df.sparkSession.conf.get(PUSHDOWN, "false") == "true"
+    is_on = df.sparkSession.conf.get(PUSHDOWN, "false") == "true"
     nodes = list(_nodes(execution.optimizedPlan()))
     scans = [leaf for leaf in _nodes(execution.sparkPlan()) if leaf.nodeName() == f"BatchScan {DefaultSource.name()}"]
     if not scans:
         raise PlanError("This DataFrame reads no mq: it may be cached, or made of other sources only")
-    return [_reading(scan, nodes, is_pushed=is_pushed) for scan in scans]
+    return [_reading(scan, nodes, is_on=is_on) for scan in scans]
 
 
-def _reading(scan: Any, nodes: list[Any], *, is_pushed: bool) -> Reading:
-    """scan: of the physical plan. nodes: of the logical one, in which the same scan has its options."""
+def _reading(scan: Any, nodes: list[Any], *, is_on: bool) -> Reading:
+    """scan: of the physical plan. nodes: of the logical one, in which the same scan has its options. is_on: whether
+    `PUSHDOWN` is."""
     relation = next(node for node in nodes if _is_of(node, scan.scan()))
     above = [
         node.condition().sql() for node in nodes if node.nodeName() == "Filter" and _is_of(node.child(), scan.scan())
@@ -96,8 +99,9 @@ def _reading(scan: Any, nodes: list[Any], *, is_pushed: bool) -> Reading:
     everything = MqBatchReader(options, default_schema(include_properties=False)).partitions()
     with options.address.open() as log:
         left, there = (_by_topic(log, _ranges(partitions)) for partitions in (planned, everything))
+    unused = OPTION if not options.push_down_predicate else PUSHDOWN if not is_on else None
     topics = {topic: Share(*left.get(topic, (0, 0)), *there[topic]) for topic in sorted(there)}
-    return Reading(str(options.address), topics, tuple(scan.scan().readSchema().fieldNames()), tuple(above), is_pushed)
+    return Reading(str(options.address), topics, tuple(scan.scan().readSchema().fieldNames()), tuple(above), unused)
 
 
 def _ranges(partitions: Iterable[Any]) -> list[QueueRange]:

@@ -127,6 +127,14 @@ def test_the_reason_without_a_traceback(spark: SparkSession, filled: Filled) -> 
     assert first.endswith("OptionError: Unknown option 'startingoffset': did you mean startingOffsets?")
 
 
+def test_a_view_is_planned_once(spark: SparkSession, filled: Filled) -> None:
+    for before, after in ((8, 8), (9, 9)):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW once USING mq OPTIONS (path '{filled.path}', subscribe 'orders')")
+        assert spark.table("once").count() == before
+        filled.put("orders", 0, 1)
+        assert spark.table("once").count() == after
+
+
 def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
     words = "Spark does not hand the options of CREATE TABLE.*CREATE TEMPORARY VIEW"
     options = f"OPTIONS (path '{filled.path}', subscribe 'orders')"
@@ -143,16 +151,28 @@ def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
 
 
 def test_filters_are_pushed_down_where_spark_allows_it(spark: SparkSession, filled: Filled) -> None:
+    pushed = {"pushDownPredicate": "true"}
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        queue = load(spark, filled, maxRecordsPerPartition="1").where("queueId = 1 and queueOffset >= 3")
+        queue = load(spark, filled, maxRecordsPerPartition="1", **pushed).where("queueId = 1 and queueOffset >= 3")
         assert queue.rdd.getNumPartitions() == 2
         assert sorted(row.queueOffset for row in queue.collect()) == [3, 4]
-        tagged = load(spark, filled, subExpression="A || B").where("tags = 'B' and keys != 'k3'")
+        tagged = load(spark, filled, subExpression="A || B", **pushed).where("tags = 'B' and keys != 'k3'")
         assert sorted((row.queueId, row.queueOffset) for row in tagged.collect()) == [(0, 1), (1, 1)]
-        assert load(spark, filled, subExpression="A").where("tags = 'B'").collect() == []
-        condition = {"subExpression": "KEYS IS NOT NULL", "expressionType": "SQL92"}
+        assert load(spark, filled, subExpression="A", **pushed).where("tags = 'B'").collect() == []
+        condition = {**pushed, "subExpression": "KEYS IS NOT NULL", "expressionType": "SQL92"}
         assert load(spark, filled, **condition).where("tags = 'B'").count() == 3
-        assert load(spark, filled).count() == 8
+        assert load(spark, filled, **pushed).count() == 8
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_one_dataframe_serves_any_number_of_queries(spark: SparkSession, filled: Filled) -> None:
+    """Spark keeps with it what was planned for the last one, so nothing is left out unless that is asked for."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        rows = load(spark, filled)
+        first, second = rows.where("queueId = 0"), rows.where("queueId = 1")
+        assert [first.count(), rows.count(), first.union(second).count()] == [3, 8, 8]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")

@@ -22,7 +22,7 @@ def two(spark: SparkSession, tmp_path: Path) -> Iterator[DataFrame]:
     with filled.store:
         for topic, queue, count in (("orders", 0, 50), ("orders", 1, 20), ("others", 0, 5)):
             filled.put(topic, queue, count)
-        yield spark.read.format("mq").option("subscribe", "orders,others").load(filled.path)
+        yield spark.read.format("mq").options(subscribe="orders,others", pushDownPredicate="true").load(filled.path)
     spark.conf.unset(PUSHDOWN)
 
 
@@ -51,6 +51,8 @@ def test_what_is_read(two: DataFrame, capsys: pytest.CaptureFixture[str]) -> Non
 def test_where_nothing_can_be_said(two: DataFrame, spark: SparkSession) -> None:
     spark.conf.set(PUSHDOWN, "false")
     assert f"{PUSHDOWN} is not true" in str(readings(two.where("topic = 'others'"))[0])
+    without = spark.read.format("mq").option("subscribe", "orders").load(readings(two)[0].log)
+    assert "the option pushDownPredicate is not true" in str(readings(without)[0])
     assert [
         len(readings(each)) for each in (two.union(two), two.join(two.withColumnRenamed("keys", "k"), "msgId"))
     ] == [2, 2]
