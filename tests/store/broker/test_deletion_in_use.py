@@ -17,6 +17,7 @@ from store.broker.deletion import delete_topic
 from store.files.topics import Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE
 from store.log.queue_ends import QueueEnds
+from store.upkeep import deletion
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.broker.dying_deleters import QUEUES, TOPIC
@@ -226,3 +227,28 @@ def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path
         put(store, "new", 1)
         assert bodies(store) == new(1)
     assert not (path / DELETED_DIR).exists()
+
+
+def test_a_dead_one_is_finished_by_who_has_the_store_open(
+    path: Path, stores: tuple[MessageStore, MessageStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = stores
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for life in range(3):
+        put(store, "old", 7)
+        other.commit_offsets("g", "t", {0: 2})
+        with monkeypatch.context() as patch:
+            patch.setattr(deletion, "finish_deletion", die)
+            with pytest.raises(KeyboardInterrupt):
+                delete_topic(path, "t")
+        assert (path / DELETED_DIR).exists()
+        if life == 1:
+            other.put(Message("other", b"first"))
+            assert not (path / DELETED_DIR).exists()
+        other.create_topic("t", 1)
+        assert other.consumer_offset("g", "t", 0) is None
+        assert store.offsets("t", 0) == (0, 0)
+        assert bodies(other) == []
