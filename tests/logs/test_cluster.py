@@ -14,7 +14,8 @@ from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import serve
-from tests.logs.conformance import A0, WriterTests
+from tests.logs.conformance import WriterTests
+from tests.logs.made import A0
 from tests.logs.test_local import Directory
 
 BROKER = BrokerConfig.brokerName

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from store.any_log import Queue, QueueRange
 from store.format.topic_names import COMMITS_TOPIC
-from tests.logs.conformance import A0, A1, messages, numbers, scan
+from tests.logs.made import A0, A1, messages, numbers, scan
 from tests.logs.memory import Memory, MemoryAddress, serve
 from tests.logs.memory_source import MemorySource
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from store import MessageStore, StoreConfig
+from store.remoting.serving import serve
+from store.remoting.transactions import Checks
 from tests import seen
-from tests.rocketmq.harness import RocketMQ, chosen_lines, unavailable
+from tests.rocketmq.harness import RocketMQ, chosen_lines, free_ports, unavailable
+from tests.rocketmq.served import Served
 
 
 @pytest.fixture(scope="session", params=chosen_lines())
@@ -31,6 +35,27 @@ def line_of(line: str) -> RocketMQ:
     if reason is not None:
         pytest.skip(reason)
     return RocketMQ(line)
+
+
+@pytest.fixture(scope="module")
+def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    port = free_ports()["brokerPort"]  # which ids of messages name
+    config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000, listenPort=port)
+    with (
+        MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
+        serve(store, f"127.0.0.1:{port}", checks=Checks(interval_seconds=0.5, immunity_seconds=1, most=2)) as serving,
+        rocketmq.clients(serving.address) as clients,
+    ):
+        yield Served(store, clients)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, served: Served) -> str:
+    """A topic of this test's own, with four queues."""
+    name = request.node.originalname.removeprefix("test_")[:60]
+    if name not in served.store.topics():
+        served.store.create_topic(name, 4)
+    return name
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from store.read.filters import EVERYTHING
 from store.remoting.tls import Tls
 from tests.certificates import Certificate, certificate
 from tests.rocketmq.harness import RocketMQ, free_ports
-from tests.rocketmq.test_serving import mqadmin
+from tests.rocketmq.served import mqadmin
 from tests.waiting import until
 
 pytestmark = pytest.mark.rocketmq

@@ -1,74 +1,16 @@
-"""RocketMQ's own producer, push consumer and admin tool, unchanged, against a store that is served."""
+"""RocketMQ's own producer and consumers, unchanged, against a store that is served."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import pytest
 
-from store import MessageStore, StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import UNDECIDED_TOPIC
-from store.format.stored_message import offset_msg_id
-from store.remoting.serving import serve
-from store.remoting.transactions import Checks
-from tests.rocketmq.harness import Clients, HarnessError, Json, RocketMQ, free_ports
+from tests.rocketmq.harness import HarnessError, Json
+from tests.rocketmq.served import Served, committed, consumed, ends, left, rows, until
 
 pytestmark = pytest.mark.rocketmq
-
-SECONDS = 120.0  # as long as a busy machine may take
-
-
-class Served(NamedTuple):
-    """A store that is served, and RocketMQ's clients of it."""
-
-    store: MessageStore
-    clients: Clients
-
-
-@pytest.fixture(scope="module")
-def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    port = free_ports()["brokerPort"]  # which ids of messages name
-    config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000, listenPort=port)
-    with (
-        MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
-        serve(store, f"127.0.0.1:{port}", checks=Checks(interval_seconds=0.5, immunity_seconds=1, most=2)) as serving,
-        rocketmq.clients(serving.address) as clients,
-    ):
-        yield Served(store, clients)
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest, served: Served) -> str:
-    """A topic of this test's own, with four queues."""
-    name = request.node.originalname.removeprefix("test_")[:60]
-    if name not in served.store.topics():
-        served.store.create_topic(name, 4)
-    return name
-
-
-def rows(store: MessageStore, topic: str) -> list[Json]:
-    columns = ("body", "tags", "keys", "properties", "queueId", "queueOffset", "msgId", "bornHost")
-    return [row for batch in store.to_arrow(topic, columns) for row in batch.to_pylist()]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def consumed(clients: Clients, count: int) -> list[Json]:
-    """So many messages as consumers get them."""
-    found: list[Json] = []
-    while len(found) < count:
-        line = next(clients)
-        assert line["kind"] == "consumed", line
-        found.append(line)
-    return found
 
 
 @pytest.mark.parametrize("how", ["sync", "async", "batch"])
@@ -139,14 +81,6 @@ def test_a_push_consumer_gets_what_is_there_and_what_comes(served: Served, topic
     until(lambda: committed(store, "pushed", topic) == ends(store, topic))
 
 
-def committed(store: MessageStore, group: str, topic: str) -> list[int | None]:
-    return [store.consumer_offset(group, topic, queue) for queue in range(store.topics()[topic])]
-
-
-def ends(store: MessageStore, topic: str) -> list[int | None]:
-    return [store.max_offset(topic, queue) for queue in range(store.topics()[topic])]
-
-
 def test_a_group_goes_on_where_it_was(served: Served, topic: str) -> None:
     store, clients = served
     for _ in range(2):
@@ -189,14 +123,6 @@ def test_two_members_share_the_queues_until_one_leaves(served: Served, topic: st
     until(lambda: readers() == {"second"})
     clients.ask("leave", id="second")
     assert next(clients)["kind"] == "left"
-
-
-def left(clients: Clients, name: str) -> None:
-    """Wait until that consumer has left."""
-    clients.ask("leave", id=name)
-    for line in clients:
-        if line["kind"] == "left":
-            return
 
 
 def test_messages_that_fail_come_again(served: Served, topic: str) -> None:
@@ -290,187 +216,26 @@ def test_a_transaction_that_nobody_knows_of_is_given_up(served: Served, topic: s
     assert rows(store, topic) == []
 
 
-def test_the_admin_tool_sees_how_far_a_group_is(served: Served, topic: str) -> None:
+def test_who_broadcast_all_get_everything(served: Served, topic: str) -> None:
     clients = served.clients
     clients.answers("send", topic=topic, messages=8)
-    clients.ask("subscribe", id="watched", group="watched", topic=topic)
-    assert next(clients)["kind"] == "subscribed"
-    consumed(clients, 8)
-
-    def progress() -> list[Json]:
-        return clients.answers("progress", group="watched")
-
-    until(lambda: sum(line["consumer"] for line in progress()[:-1] if line["topic"] == topic) == 8)
-    *queues, last = progress()
-    assert [id.rpartition("@")[2] for id in last["clients"]] == ["watched"]
-    assert sorted(line["broker"] for line in queues if line["topic"] == topic) == [2, 2, 2, 2]
-    left(clients, "watched")
+    for name in ("here", "there"):
+        clients.ask("subscribe", id=name, group="broadcast", topic=topic, broadcasting=True)
+        assert next(clients)["kind"] == "subscribed"
+        assert {line["id"] for line in consumed(clients, 8)} == {name}
+    clients.ask("send", topic=topic, messages=4)
+    lines = [line for line in (next(clients) for _ in range(4 + 1 + 8)) if line["kind"] == "consumed"]
+    assert sorted(line["id"] for line in lines) == ["here"] * 4 + ["there"] * 4
+    assert committed(served.store, "broadcast", topic) == [None] * 4, "each keeps its own offsets"
+    for name in ("here", "there"):
+        left(clients, name)
 
 
-def test_the_admin_tool_makes_topics_and_lists_them(served: Served) -> None:
-    store, clients = served
-    clients.answers("createTopic", topic="made_by_admin", queues=6)
-    assert store.topics()["made_by_admin"] == 6
-    clients.ask("topics")
-    assert set(next(clients)["names"]) >= {"made_by_admin"}
-    clients.ask("cluster")
-    assert next(clients)["brokers"] == ["broker-a"]
-
-
-def test_the_admin_tool_sees_offsets(served: Served, topic: str) -> None:
-    store, clients = served
-    clients.answers("send", topic=topic, messages=10)
-    found = {line["queueId"]: line for line in clients.answers("offsets", topic=topic)}
-    assert [found[queue]["max"] for queue in range(4)] == ends(store, topic)
-    assert {(line["min"], line["at"]) for line in found.values()} == {(0, 0)}
-    later = clients.answers("offsets", topic=topic, time=int(time.time() * 1000) + 100_000)
-    assert {line["queueId"]: line["at"] for line in later} == {line["queueId"]: line["max"] for line in later}
-    stats = {line["queueId"]: line for line in clients.answers("stats", topic=topic)}
-    assert [stats[queue]["max"] for queue in range(4)] == ends(store, topic)
-    assert all(line["time"] > 0 for line in stats.values() if line["max"])
-
-
-def test_the_admin_tool_finds_messages(served: Served, topic: str) -> None:
+def test_a_pull_consumer(served: Served, topic: str) -> None:
+    """RocketMQ's own (DefaultLitePullConsumer): it gets all, commits, and goes on from there."""
     clients = served.clients
-    sent = clients.answers("send", topic=topic, messages=5)
-    where = [(line["queueId"], line["queueOffset"]) for line in sent]
-    keys = {(row["queueId"], row["queueOffset"]): row["keys"] for row in rows(served.store, topic)}
-    for line, at in zip(sent, where, strict=True):
-        key = keys[at]
-        (found,) = clients.answers("find", topic=topic, key=key)
-        assert (found["queueId"], found["queueOffset"], found["msgId"]) == (*at, line["msgId"])
-        (found,) = clients.answers("find", topic=topic, id=line["msgId"])
-        assert (found["queueId"], found["queueOffset"], found["keys"]) == (*at, key)
-
-
-def mqadmin(clients: Clients, *words: str) -> str:
-    """What a command of mqadmin writes."""
-    clients.ask("mqadmin", words=words)
-    for line in clients:
-        if line["kind"] == "failed":
-            raise HarnessError(f"{words}: {line['why']}")
-        if line["kind"] == "written":
-            return str(line["text"])
-    raise AssertionError
-
-
-def rows_of(text: str) -> list[list[str]]:
-    """The words of each line."""
-    return [line.split() for line in text.splitlines() if line.strip()]
-
-
-def test_mqadmin_looks_at_broker_topics_and_clients(served: Served, topic: str) -> None:
-    store, clients = served
-    clients.answers("send", topic=topic, messages=4)
-    clients.ask("subscribe", id="seen", group="seen", topic=topic)
-    assert next(clients)["kind"] == "subscribed"
-    consumed(clients, 4)
-    address = f"127.0.0.1:{store.config.listenPort}"
-    assert ["DefaultCluster", "broker-a", "0", address] in [row[:4] for row in rows_of(mqadmin(clients, "clusterList"))]
-    status = dict(row[::2] for row in rows_of(mqadmin(clients, "brokerStatus", "-b", address)) if len(row) == 3)
-    assert 0 < int(status["commitLogMaxOffset"]) <= store.confirm_offset
-    settings = rows_of(mqadmin(clients, "getBrokerConfig", "-b", address))
-    assert ["listenPort", "=", str(store.config.listenPort)] in settings
-    assert {(topic,), ("%RETRY%seen",)} <= {tuple(row) for row in rows_of(mqadmin(clients, "topicList"))}
-    assert '"readQueueNums":4' in mqadmin(clients, "topicRoute", "-t", topic)
-    assert len([row for row in rows_of(mqadmin(clients, "topicStatus", "-t", topic)) if row[0] == "broker-a"]) == 4
-    producers = mqadmin(clients, "producerConnection", "-g", "remote-producers", "-t", topic)
-    assert "127.0.0.1:" in producers
-    assert "JAVA" in producers
-    assert "seen" in mqadmin(clients, "consumerConnection", "-g", "seen")
-    until(lambda: committed(store, "seen", topic) == ends(store, topic))
-    assert "Diff Total: 0" in mqadmin(clients, "consumerProgress", "-g", "seen")
-    everybody = [row[:2] for row in rows_of(mqadmin(clients, "consumerProgress"))]
-    assert ["seen", "1"] in everybody
-    of_broker = [row[:4] for row in rows_of(mqadmin(clients, "brokerConsumeStats", "-b", address))]
-    assert [topic, "seen", "broker-a", "0"] in of_broker
-    assert [topic, "seen", "0"] in [row[:3] for row in rows_of(mqadmin(clients, "statsAll", "-t", topic))]
-    left(clients, "seen")
-
-
-def test_mqadmin_changes_groups(served: Served) -> None:
-    store, clients = served
-    address = f"127.0.0.1:{store.config.listenPort}"
-    mqadmin(clients, "updateSubGroup", "-c", "DefaultCluster", "-g", "settled", "-r", "5", "-q", "2")
-    settings = ConsumerOffsets(store.path).settings("settled") or {}
-    assert (settings["retryMaxTimes"], settings["retryQueueNums"], settings["consumeEnable"]) == (5, 2, True)
-    assert "success" in mqadmin(clients, "deleteSubGroup", "-b", address, "-g", "settled", "-r", "true")
-    assert ConsumerOffsets(store.path).settings("settled") is None
-
-
-def test_mqadmin_lets_a_group_consume_no_more_and_again(served: Served, topic: str) -> None:
-    store, clients = served
-    group = ("updateSubGroup", "-b", f"127.0.0.1:{store.config.listenPort}", "-g", "enabled")
-    mqadmin(clients, *group, "-s", "false")
-    clients.ask("subscribe", id="enabled", group="enabled", topic=topic)
-    assert next(clients)["kind"] == "subscribed"
-    assert len(clients.answers("send", topic=topic, messages=8)) == 8
-    assert ["consumeEnable", "=", "false"] in rows_of(mqadmin(clients, "getConsumerConfig", "-g", "enabled"))
-    mqadmin(clients, *group, "-s", "true")
-    assert len({line["keys"] for line in consumed(clients, 8)}) == 8
-    left(clients, "enabled")
-
-
-def test_mqadmin_finds_sends_and_reads_messages(rocketmq: RocketMQ, served: Served, topic: str) -> None:
-    store, clients = served
-    assert "SEND_OK" in mqadmin(clients, "sendMessage", "-t", topic, "-p", "by mqadmin", "-k", "own", "-c", "paid")
-    (row,) = rows(store, topic)
-    assert (row["body"], row["keys"], row["tags"]) == (b"by mqadmin", "own", "paid")
-    queue = ["-b", "broker-a", "-i", str(row["queueId"]), "-o", "0"]
-    offset_id = offset_msg_id(*store.config.store_host, store.query(topic, "own")[0].physical_offset)
-    for words in (
-        ["queryMsgById", "-i", offset_id, *(["-t", topic] if rocketmq.line >= "5" else [])],
-        ["queryMsgByUniqueKey", "-t", topic, "-i", row["msgId"]],
-        ["queryMsgByOffset", "-t", topic, *queue],
-    ):
-        assert ["Keys:", "[own]"] in rows_of(mqadmin(clients, *words)), words
-    assert [row["msgId"], str(row["queueId"]), "0"] in [
-        found[:3] for found in rows_of(mqadmin(clients, "queryMsgByKey", "-t", topic, "-k", "own"))
-    ]
-    assert "BODY: by mqadmin" in mqadmin(clients, "consumeMessage", "-t", topic, *queue)
-    assert "BODY: by mqadmin" in mqadmin(clients, "printMsg", "-t", topic)
-
-
-def test_mqadmin_resets_a_group_that_is_away(served: Served, topic: str) -> None:
-    store, clients = served
-    clients.answers("send", topic=topic, messages=8)
-    store.commit_offsets("away", topic, dict.fromkeys(range(4), 2))
-    mqadmin(clients, "updateSubGroup", "-c", "DefaultCluster", "-g", "away")
-    mqadmin(clients, "resetOffsetByTime", "-g", "away", "-t", topic, "-s", "0")
-    assert committed(store, "away", topic) == [0, 0, 0, 0]
-    mqadmin(clients, "skipAccumulatedMessage", "-g", "away", "-t", topic)
-    assert committed(store, "away", topic) == [2, 2, 2, 2]
-
-
-def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
-    """Its members are told, and get the messages again."""
-    clients = served.clients
-    clients.answers("send", topic=topic, messages=8)
-    clients.ask("subscribe", id="reset", group="reset", topic=topic)
-    assert next(clients)["kind"] == "subscribed"
-    first = {line["keys"] for line in consumed(clients, 8)}
-    clients.ask("mqadmin", words=["resetOffsetByTime", "-g", "reset", "-t", topic, "-s", "0"])
-    again = set()
-    while again != first:
-        line = next(clients)
-        again |= {line["keys"]} if line["kind"] == "consumed" else set()
-    left(clients, "reset")
-
-
-def test_mqadmin_deletes_a_topic_that_is_in_use(served: Served, topic: str) -> None:
-    """Its messages are gone for who reads it; the next one makes it anew, at offset 0."""
-    store, clients = served
-    clients.answers("send", topic=topic, messages=8)
-    clients.ask("subscribe", id="bereft", group="bereft", topic=topic)
-    assert next(clients)["kind"] == "subscribed"
-    consumed(clients, 8)
-    until(lambda: committed(store, "bereft", topic) == [2, 2, 2, 2])
-    assert "success" in mqadmin(clients, "deleteTopic", "-c", "DefaultCluster", "-t", topic)
-    assert topic not in store.topics()
-    assert [topic] not in rows_of(mqadmin(clients, "topicList"))
-    left(clients, "bereft")
-    (sent,) = clients.answers("send", topic=topic)
-    assert sent["queueOffset"] == 0
-    assert len(rows(store, topic)) == 1
-    with pytest.raises(HarnessError, match="no_such_topic"):
-        mqadmin(clients, "deleteTopic", "-c", "DefaultCluster", "-t", "no_such_topic")
+    for _ in range(2):
+        clients.answers("send", topic=topic, messages=12, tags=["paid", "open"])
+        clients.ask("poll", group="pulling", topic=topic, expression="paid", messages=6)
+        assert [line["tags"] for line in consumed(clients, 6)] == ["paid"] * 6
+        assert next(clients)["kind"] == "done"

@@ -11,7 +11,7 @@ from store.remoting.access import Access
 from store.remoting.serving import serve
 from tests.certificates import certificate
 from tests.rocketmq.harness import HarnessError, RocketMQ
-from tests.rocketmq.test_serving import consumed, left, mqadmin
+from tests.rocketmq.served import consumed, left, mqadmin
 
 pytestmark = pytest.mark.rocketmq
 

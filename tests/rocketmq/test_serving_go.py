@@ -14,7 +14,7 @@ from store import MessageStore
 from store.remoting.access import Access
 from store.remoting.serving import serve
 from tests.rocketmq.harness import COMMAND_SECONDS, HERE, Json
-from tests.rocketmq.test_serving import until
+from tests.rocketmq.served import until
 
 pytestmark = pytest.mark.rocketmq
 

@@ -21,6 +21,7 @@ import org.apache.commons.cli.Options;
 import org.apache.commons.cli.PosixParser;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -91,6 +92,7 @@ public final class RemoteClient {
             case "send" -> send(asked);
             case "burst" -> burst(asked);
             case "subscribe" -> subscribe(asked);
+            case "poll" -> poll(asked);
             case "leave" -> {
                 consumers.remove(asked.get("id").getAsString()).shutdown();
                 say("left");
@@ -323,6 +325,9 @@ public final class RemoteClient {
         consumer.setConsumeFromWhere(asked.has("latest") ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
             : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setSuspendCurrentQueueTimeMillis(100);
+        if (asked.has("broadcasting")) {  // its type is in another package in each line
+            consumer.setMessageModel(Enum.valueOf(consumer.getMessageModel().getDeclaringClass(), "BROADCASTING"));
+        }
         if (asked.has("sql")) {
             consumer.subscribe(asked.get("topic").getAsString(), MessageSelector.bySql(asked.get("sql").getAsString()));
         } else {
@@ -343,6 +348,25 @@ public final class RemoteClient {
         consumer.start();
         consumers.put(id, consumer);
         say("subscribed", "id", id);
+    }
+
+    /** So many messages by RocketMQ's pull consumer, which then commits and leaves. */
+    private void poll(JsonObject asked) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(asked.get("group").getAsString(), hook);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setInstanceName("poll");
+        consumer.setAutoCommit(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(asked.get("topic").getAsString(), text(asked, "expression", "*"));
+        consumer.start();
+        for (int left = number(asked, "messages", 1); left > 0; ) {
+            List<MessageExt> messages = consumer.poll(1000);
+            consumed("poll", messages, 0);
+            left -= messages.size();
+        }
+        consumer.commitSync();
+        consumer.shutdown();
+        say("done");
     }
 
     private static boolean consumed(String id, List<MessageExt> messages, int failures) {

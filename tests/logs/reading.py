@@ -1,0 +1,169 @@
+"""What every kind of log has to do for who reads it."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from store import (
+    COLUMNS,
+    OffsetLost,
+    OffsetNotYet,
+    TagFilter,
+    UnknownTopic,
+    message_filter,
+)
+from store.any_log import (
+    Boundary,
+    Bounds,
+    Log,
+    MessageFilter,
+    QueueRange,
+)
+from tests.logs.made import A0, A1, ALL_A0, B0, InRegion, LogKind, Making, messages, numbers, scan
+
+
+class ReadingTests(LogKind):
+    # --- what there is ---------------------------------------------------------------------------------
+
+    def test_an_address_goes_to_other_processes(self, making: Making, log: Log) -> None:
+        other = pickle.loads(pickle.dumps(making.address))
+        assert other == making.address
+        assert hash(other) == hash(making.address)
+        assert str(other)
+        with other.open() as again:
+            assert numbers(again, QueueRange(*A0, 0, 10)) == numbers(log, QueueRange(*A0, 0, 10)) == [*range(10)]
+
+    def test_topics_as_they_stand_now(self, making: Making, log: Log) -> None:
+        assert dict(log.topics()) == {"a": (A0, A1), "b": (B0,)}
+        making.create_topic("b", 2)
+        making.create_topic("c", 1)
+        assert dict(log.topics()) == {"a": (A0, A1), "b": (B0, self.queue("b", 1)), "c": (self.queue("c", 0),)}
+
+    def test_bounds_as_they_stand_now(self, making: Making, log: Log) -> None:
+        missing = [self.queue("a", 2), self.queue("nowhere", 0)]
+        assert list(log.bounds([B0, *missing, A1, A0]).items()) == [(B0, (0, 3)), (A1, (0, 0)), (A0, (0, 10))]
+        assert isinstance(log.bounds([A0])[A0], Bounds)
+        assert log.bounds([]) == {}
+        making.append(messages(A1, range(2)))
+        assert log.bounds([A1]) == {A1: (0, 2)}
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def test_all_columns_as_they_are_declared(self, log: Log) -> None:
+        for names in (tuple(COLUMNS), tuple(reversed(COLUMNS)), ("tags",), ("body", "properties")):
+            batches = scan(log, QueueRange(*A0, 0, 10), names)
+            assert {batch.schema for batch in batches} == {pa.schema([(name, COLUMNS[name]) for name in names])}
+            assert sum(map(len, batches)) == 10
+
+    def test_a_message_as_it_was_put(self, log: Log) -> None:
+        (batch,) = scan(log, QueueRange(*A0, 4, 5), tuple(COLUMNS))
+        (row,) = batch.to_pylist()
+        assert (row["topic"], row["queueId"], row["queueOffset"], row["body"]) == ("a", 0, 4, b"4")
+        assert (row["tags"], row["keys"], dict(row["properties"])["region"]) == ("A", "k4", "us")
+        assert abs(row["storeTimestamp"].timestamp() - time.time()) < 600
+
+    @pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 7), (9, 10), (0, 0), (5, 5), (10, 10)])
+    def test_a_range_is_a_range(self, log: Log, start: int, end: int) -> None:
+        assert numbers(log, QueueRange(*A0, start, end)) == list(range(start, end))
+
+    def test_batches_of_at_most_so_many_rows(self, log: Log) -> None:
+        batches = scan(log, QueueRange(*A0, 0, 10), max_rows=3)
+        assert max(map(len, batches)) <= 3
+        assert [int(body) for batch in batches for body in batch["body"].to_pylist()] == list(range(10))
+
+    @pytest.mark.parametrize(
+        ("message_filter", "matching"),
+        [
+            (TagFilter.parse("B"), [1, 3, 5, 7]),
+            (TagFilter.parse("A || B"), [*range(1, 9)]),
+            (TagFilter.parse("C"), []),
+            (InRegion("eu"), [3, 6]),
+            (InRegion("nowhere"), []),
+            (message_filter("region = 'eu' AND TAGS <> 'A'", "SQL92"), [3]),
+            (message_filter("region IS NULL OR KEYS ENDSWITH '8'", "SQL92"), [8]),
+            (message_filter("1 > 2", "SQL92"), []),
+        ],
+    )
+    def test_filters(self, log: Log, message_filter: MessageFilter, matching: list[int]) -> None:
+        wanted = QueueRange(*A0, 1, 9)
+        assert numbers(log, wanted, message_filter=message_filter) == matching
+        assert numbers(log, wanted, columns=("tags", "body"), message_filter=message_filter, max_rows=2) == matching
+
+    def test_what_cannot_be_read(self, making: Making, log: Log) -> None:
+        for wanted, error in (
+            (QueueRange(*A0, 0, 11), OffsetNotYet),
+            (QueueRange(*A1, 0, 1), OffsetNotYet),
+            (QueueRange(*self.queue("nowhere", 0), 0, 1), UnknownTopic),
+            (QueueRange(*self.queue("a", 2), 0, 1), UnknownTopic),
+        ):
+            with pytest.raises(error):
+                scan(log, wanted)
+        making.append(messages(A1, range(250), size=1000))
+        making.delete_oldest(A1)
+        first, end = log.bounds([A1])[A1]
+        assert 0 < first < end == 250
+        with pytest.raises(OffsetLost):
+            scan(log, QueueRange(*A1, first - 1, end))
+        assert sum(map(len, scan(log, QueueRange(*A1, first, end)))) == end - first
+
+    # --- what it may be unable to tell -----------------------------------------------------------------
+
+    def test_sizes_or_none(self, making: Making, log: Log) -> None:
+        making.append(messages(A1, range(250), size=1000))
+        before = log.sizes(QueueRange(*A1, 10, 250))
+        making.delete_oldest(A1)
+        after = log.sizes(QueueRange(*A1, 0, 250))
+        if before is None or after is None:
+            assert before is after
+            return
+        assert (before.dtype, before.shape) == (np.int64, (240,))
+        assert (before > 1000).all()
+        first = log.bounds([A1])[A1].min_offset
+        assert after.tolist() == [0] * first + before[first - 10 :].tolist()
+
+    def test_fingerprints_tell_one_message_from_another_if_anything(self, making: Making, log: Log) -> None:
+        making.append(messages(A1, range(250), size=1000))
+        positions = {A0: 10, A1: 1, B0: 3}
+        found = log.fingerprints({**positions, B0: 0})
+        assert found.keys() in (set(), {A0, A1})
+        assert log.strangers(positions, found) == []
+        if found:
+            assert log.strangers({A0: 9, A1: 1}, found) == [A0]
+            making.delete_oldest(A1)
+            assert A1 not in log.fingerprints(positions)
+        assert log.strangers(positions, found) == []
+
+    def test_a_group(self, making: Making, log: Log) -> None:
+        assert log.committed("readers", [A0, A1, B0]) == {}
+        told = making.commit("readers", {A0: 4, B0: 0})
+        assert log.committed("readers", [A1, A0]) == {queue: at for queue, at in told.items() if queue != B0}
+        assert log.committed("others", [A0]) == {}
+        assert log.groups() == ({"readers": told} if told else {})
+
+    def test_times(self, making: Making, log: Log) -> None:
+        time.sleep(0.005)  # so that there are two times
+        making.append(messages(A0, range(10, 20)))
+        (batch,) = scan(log, QueueRange(*A0, 0, 20), ("storeTimestamp",))
+        times = [int(stored) // 1000 for stored in batch["storeTimestamp"].cast(pa.int64()).to_pylist()]
+        for at in range(times[0] - 1, times[-1] + 2):
+            older, not_newer = sum(t < at for t in times), sum(t <= at for t in times)
+            lower = log.offsets_by_time([A0, A1, self.queue("nowhere", 0)], at, Boundary.LOWER)
+            assert lower == {A0: older, A1: 0}
+            assert log.offsets_by_time([A0], at, Boundary.UPPER) == {A0: max(0, not_newer - 1)}
+
+    def test_ranges_are_narrowed_to_no_less_than_is_stored_between_two_times(self, log: Log) -> None:
+        times = [row["storeTimestamp"] for batch in scan(log, ALL_A0, ("storeTimestamp",)) for row in batch.to_pylist()]
+        wanted = [int(time.timestamp() * 1000) for time in times]
+        found = log.stored_between([ALL_A0, QueueRange(*B0, 0, 3)], min(wanted), max(wanted))
+        assert found == [ALL_A0, QueueRange(*B0, 0, 3)]
+        assert all(0 <= r.start < r.end <= 10 for r in log.stored_between([ALL_A0], 1, 2))
+
+    def test_ranges_are_narrowed_to_no_less_than_has_a_key(self, log: Log) -> None:
+        found = log.with_keys([QueueRange(*A0, 2, 9), QueueRange(*B0, 0, 3)], ["k3", "k1"])
+        there = {(r.queue, offset) for r in found for offset in range(r.start, r.end)}
+        assert {(A0, 3), (B0, 1)} <= there <= {(A0, offset) for offset in range(2, 9)} | {(B0, n) for n in range(3)}

@@ -1,0 +1,73 @@
+"""A store that is served to RocketMQ's own clients, and what tests ask of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from store import MessageStore
+from tests.rocketmq.harness import Clients, HarnessError, Json
+
+SECONDS = 120.0  # as long as a busy machine may take
+
+
+class Served(NamedTuple):
+    """A store that is served, and RocketMQ's clients of it."""
+
+    store: MessageStore
+    clients: Clients
+
+
+def rows(store: MessageStore, topic: str) -> list[Json]:
+    columns = ("body", "tags", "keys", "properties", "queueId", "queueOffset", "msgId", "bornHost")
+    return [row for batch in store.to_arrow(topic, columns) for row in batch.to_pylist()]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def consumed(clients: Clients, count: int) -> list[Json]:
+    """So many messages as consumers get them."""
+    found: list[Json] = []
+    while len(found) < count:
+        line = next(clients)
+        assert line["kind"] == "consumed", line
+        found.append(line)
+    return found
+
+
+def committed(store: MessageStore, group: str, topic: str) -> list[int | None]:
+    return [store.consumer_offset(group, topic, queue) for queue in range(store.topics()[topic])]
+
+
+def ends(store: MessageStore, topic: str) -> list[int | None]:
+    return [store.max_offset(topic, queue) for queue in range(store.topics()[topic])]
+
+
+def left(clients: Clients, name: str) -> None:
+    """Wait until that consumer has left."""
+    clients.ask("leave", id=name)
+    for line in clients:
+        if line["kind"] == "left":
+            return
+
+
+def mqadmin(clients: Clients, *words: str) -> str:
+    """What a command of mqadmin writes."""
+    clients.ask("mqadmin", words=words)
+    for line in clients:
+        if line["kind"] == "failed":
+            raise HarnessError(f"{words}: {line['why']}")
+        if line["kind"] == "written":
+            return str(line["text"])
+    raise AssertionError
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.splitlines() if line.strip()]
