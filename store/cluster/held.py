@@ -11,6 +11,7 @@ from typing import NamedTuple
 from store.any_log import Positions, Queue, QueueRange
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Ask, Brokers
+from store.cluster.pulls import Records
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker
 from store.cluster.tails import HOLD_SECONDS, held_pull
@@ -19,6 +20,7 @@ from store.remoting.command import Command
 from store.remoting.headers import Pulled
 
 _AGAIN_SECONDS = 1.0
+_MOST_AT_ONCE = 32  # that come with an answer; where there are more, they are pulled as any range
 
 
 class _Pull(NamedTuple):
@@ -39,8 +41,12 @@ class _Answered(NamedTuple):
 class ClusterHeld:
     """A `Held`. A pull that fails is begun again after a second, for as long as an address has patience."""
 
-    def __init__(self, brokers: Brokers, begin: Positions, deadline: float, idle: float) -> None:
+    def __init__(
+        self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, Records]
+    ) -> None:
+        """brought: where what the last pull of a queue brought is put."""
         self._brokers = brokers
+        self._brought = brought
         self._deadline = deadline
         self._idle = idle
         self._woken: SimpleQueue[_Answered | None] = SimpleQueue()
@@ -98,7 +104,7 @@ class ClusterHeld:
             self._gone.append(queue)
             return
         seconds = min(HOLD_SECONDS, max(0.0, self._deadline - time.monotonic()))
-        ask = held_pull(self._brokers.address.group, queue, position, 1, seconds)
+        ask = held_pull(self._brokers.address.group, queue, position, _MOST_AT_ONCE, seconds)
         broker = broker.next(0 if pull.failing is None else int(time.monotonic() - pull.failing))
         self._under_way[queue] = answer = self._brokers.begin(broker, ask)
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
@@ -122,8 +128,10 @@ class ClusterHeld:
             if time.monotonic() < self._deadline:
                 self._begin(_Pull(pull.queue, pull.position))
             return None
-        end = max(pull.position, Pulled.of(command.fields).max_offset)
-        return QueueRange(*pull.queue, pull.position, end)
+        header = Pulled.of(command.fields)
+        if command.code == ResponseCode.SUCCESS:
+            self._brought[pull.queue] = Records(pull.position, header.next_begin_offset, bytes(command.body))
+        return QueueRange(*pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
         """Let it be begun again. Raises `error` where that does not help, or did not for too long."""

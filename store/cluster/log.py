@@ -23,7 +23,7 @@ from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
-from store.cluster.pulls import pull
+from store.cluster.pulls import Records, pull
 from store.cluster.routes import parse_offsets
 from store.cluster.scan import decoded
 from store.cluster.tails import Tails, held_pull
@@ -43,6 +43,7 @@ class ClusterLog:
         self._address = address
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)
+        self._brought: dict[Queue, Records] = {}  # by held pulls, and not read yet
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return Topics(self._brokers)
@@ -124,6 +125,10 @@ class ClusterLog:
         return []
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        brought = self._brought.pop(wanted.queue, None)
+        if brought is not None and (brought.start, brought.end) == (wanted.start, wanted.end):
+            yield from decoded([brought], wanted, spec)
+            return
         there = self.bounds([wanted.queue]).get(wanted.queue)
         if there is None:
             raise UnknownTopic(f"{self._address}: no broker has {wanted.queue}")
@@ -144,7 +149,7 @@ class ClusterLog:
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
         """All that arrives may match, whatever the filter."""
-        return ClusterHeld(self._brokers, begin, deadline, idle)
+        return ClusterHeld(self._brokers, begin, deadline, idle, self._brought)
 
     def close(self) -> None:
         self._brokers.close()

@@ -178,6 +178,22 @@ def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: M
                 assert next(held) == QueueRange(*wanted.queue, COUNT, COUNT + 1)
 
 
+def test_what_a_held_pull_brought_is_read_without_another_request(store: MessageStore, serving: Serving) -> None:
+    with replace(ClusterAddress((serving.address,)), patience=0.0).open() as log:
+        (queue,) = log.topics()["orders"]
+        with log.hold({queue: COUNT}, time.monotonic() + 60, EVERYTHING, 60) as held:
+            store.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(3)])
+            there = next(held)
+            assert there == QueueRange(*queue, COUNT, COUNT + 3)
+            assert read(log, there._replace(end=COUNT + 2)) == [(COUNT + n, b"%d" % n) for n in range(2)]
+            held.again(queue, COUNT)
+            assert next(held) == there
+        serving.close()
+        assert read(log, there) == [(COUNT + n, b"%d" % n) for n in range(3)]
+        with pytest.raises(Unreachable):
+            read(log, there)
+
+
 def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: Moody) -> None:
     with ClusterAddress((moody.server.address,)).open() as log:
         (queue,) = log.topics()["orders"]
