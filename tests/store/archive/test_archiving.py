@@ -181,11 +181,13 @@ from store import MessageStore
 from store.archive import archiving, of_store
 with MessageStore.open(sys.argv[1], create=False) as store:
     run = of_store.StoreArchive.run
-    of_store.StoreArchive.run = lambda *given: run(*given, 32 << 10)
+    of_store.StoreArchive.run = lambda *given, **named: run(*given, 32 << 10, **named)
     print("begun", flush=True)
     while True:
         store.archive(sys.argv[2])
+        print("archived", flush=True)
         store.clean(forced=True)
+        print("cleaned", flush=True)
 """
 
 
@@ -231,13 +233,17 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None
                 for _ in range(moments.randrange(1, 6)):
                     filled.put("orders", 0, moments.randrange(100), 1000)
                     filled.put("orders", 1, moments.randrange(100), 1000)
-                time.sleep(moments.random() * 0.2)
+                for _ in range(moments.randrange(4)):
+                    process.stdout.readline()
+                time.sleep(moments.random() * 0.1)
                 process.send_signal(signal.SIGKILL)
+            assert process.returncode == -signal.SIGKILL
             if round_ % 4 == 3:
                 ended(reader)
                 reader = subprocess.Popen(read, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         filled.store.archive(str(url))
         ended(reader)
+        assert filled.store.min_offset("orders", 0) > 0 or ROUNDS < 4
     bodies: dict[tuple[object, object], list[object]] = {}
     with ArchiveAddress(str(url)).open() as log:
         for queue, bounds in log.bounds([Queue("orders", 0), Queue("orders", 1)]).items():
