@@ -125,7 +125,7 @@ class LocalLog:
         return [queue for queue in others if self._is_strange(queue, asked[queue], last[queue])]
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        return self._store.read(wanted, spec)
+        return self._store.read_own(wanted, spec)
 
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
         """All messages of a short published range, in a tenth of the time that a `scan` takes at least; None where

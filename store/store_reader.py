@@ -196,14 +196,18 @@ class StoreReader(Opened):
 
         What is older than the store comes from its archive, if it has one. Raises `ArchiveError`, too, then.
         """
-        check_columns(spec.columns)
         try:
-            queue = self._published.holding(wanted)
+            return self.read_own(wanted, spec)
         except OffsetLost:
             older = Older.of(self.path, self.config)
             if older is None:
                 raise
             return self._read_older(older, wanted, spec)
+
+    def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        """`read` of what the store has itself."""
+        check_columns(spec.columns)
+        queue = self._published.holding(wanted)
         return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
 
     def _read_older(self, older: Older, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:

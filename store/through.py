@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from store.archive.objects import local_path, parsed
 from store.archive.of_store import StoreArchive, remembered_url
 from store.archive.place import is_archive
 from store.cached import cached_property
+from store.format.columns import check_columns
 from store.local import LocalAddress, LocalLog
 
 _LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
@@ -61,6 +63,14 @@ class ThroughAddress(LocalAddress):
         except BaseException:
             store.close()
             raise
+
+
+class Piece(NamedTuple):
+    """What is read from one of the two, up to queue offset `end`."""
+
+    batches: Iterator[pa.RecordBatch]
+    end: int
+    is_archived: bool
 
 
 class ThroughLog(LocalLog):
@@ -113,19 +123,33 @@ class ThroughLog(LocalLog):
         return local
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        try:
-            return super().scan(wanted, spec)
-        except OffsetLost:
-            before, behind = self._split(wanted)
-            if not before.length:
-                raise
-        return self._through(self._archive.scan(before, spec), behind, spec)
+        return self._through(wanted, spec, self._piece(wanted, spec))
 
-    def _through(
-        self, archived: Iterator[pa.RecordBatch], behind: QueueRange, spec: ReadSpec
-    ) -> Iterator[pa.RecordBatch]:
-        yield from archived
-        yield from self.scan(behind, spec)  # of which retention may have taken something meanwhile
+    def _through(self, rest: QueueRange, spec: ReadSpec, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """piece: the first one. What retention takes from the store before it is read comes from the archive."""
+        while True:
+            batches, end, is_archived = piece
+            try:
+                for batch in batches:
+                    rest = rest._replace(start=batch["queueOffset"][-1].as_py() + 1)
+                    yield batch.select(spec.columns)
+                rest = rest._replace(start=end)
+            except OffsetLost:
+                if is_archived or not self._split(rest)[0].length:
+                    raise
+            if not rest.length:
+                return
+            piece = self._piece(rest, spec)
+
+    def _piece(self, wanted: QueueRange, spec: ReadSpec) -> Piece:
+        """As much from its beginning on as one of the two has; each batch says how far it goes."""
+        if "queueOffset" not in spec.columns:
+            check_columns(spec.columns)
+            spec = replace(spec, columns=(*spec.columns, "queueOffset"))
+        before, behind = self._split(wanted)
+        if before.length:
+            return Piece(self._archive.scan(before, spec), before.end, is_archived=True)
+        return Piece(super().scan(behind, spec), behind.end, is_archived=False)
 
     def _split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
         """What the store does not have any more, and the rest."""
