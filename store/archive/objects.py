@@ -147,6 +147,7 @@ class Remote:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = without_secrets(url).rstrip("/")
         self._files, self._root = _file_system(url, options)
+        self._secrets = _SECRET.findall(url)
 
     def read(self, path: str, begin: int, end: int) -> bytes:
         return bytes(self._try(path, lambda: self._files.cat_file(self._at(path), start=begin, end=end)))
@@ -194,7 +195,10 @@ class Remote:
                 except OSError:
                     raise
                 except Exception as error:  # whatever the library behind this file system raises
-                    raise ArchiveUnavailable(f"{where}: {type(error).__name__}: {error}") from error
+                    said = f"{where}: {type(error).__name__}: {error}"
+                    if any(secret in said for secret in self._secrets):
+                        raise ArchiveUnavailable(f"{where}: {type(error).__name__}, of an URL with a secret") from None
+                    raise ArchiveUnavailable(said) from error
             return verb()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,9 @@ def test_secrets_are_shown_nowhere(options: dict[str, Any]) -> None:
         assert SECRET not in text
         assert "hidden" not in text
         assert "s3://bucket/mq" in text
+
+
+def test_a_secret_in_a_url_is_not_told_by_what_a_library_says_of_it(options: dict[str, Any]) -> None:
+    with pytest.raises(ArchiveUnavailable, match="s3://bucket/mq") as raised:
+        ArchiveAddress(f"s3://me:{SECRET}@bucket/mq", json.dumps(options)).open()
+    assert SECRET not in "".join(traceback.format_exception(raised.value, chain=True))
