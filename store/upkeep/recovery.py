@@ -156,8 +156,7 @@ class Recovery:
         self._log = log
         self._index = index
         self._is_there = Topics(root).are_there()
-        self._is_message = partial(is_message, log)  # pages of a queue may be lost, and an entry with half of itself
-        self._queues = ConsumeQueues(root, queue_file_size, writable=True, is_message=self._is_message)
+        self._queues = ConsumeQueues(root, queue_file_size, writable=True)
         self._existing_queues = self._queues.existing()
 
     def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> Decision:
@@ -175,7 +174,7 @@ class Recovery:
         first_byte = starts[0] if starts else 0
         begin, trusted = (self._offset(point) for point in plan[:2])
         must_reach(self._log, begin)
-        queues = QueuesInLog(self._queues, self._is_message, first_byte)
+        queues = QueuesInLog(self._queues, partial(is_message, self._log), first_byte)
         for name in self._existing_queues:
             self._queues.of(*name).check()
             is_known = plan.begin is Point.FLUSHED

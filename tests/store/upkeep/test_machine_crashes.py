@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ import pytest
 
 from store import CorruptRecord, Message, MessageStore
 from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
-from store.publish.published_end import checked
+from store.index.index import Index
+from store.publish.published_end import PublishedEnd, checked
+from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damage, records_before
 
@@ -169,3 +173,49 @@ def test_no_offset_is_given_twice_where_something_flushed_is_damaged(path: Path,
     with MessageStore.open(path) as store:
         assert [store.max_offset("t", queue) for queue in range(3)] == [27, 27, 26]
         assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 27
+
+
+@pytest.mark.parametrize("flushed", [5, 40, 63])
+def test_each_key_is_filed(tmp_path: Path, flushed: int) -> None:
+    """Of files that may not be on the device, of what was flushed, and of what comes behind that."""
+    live, path = tmp_path / "live", tmp_path / "mq"
+    config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=50)
+    messages = [Message("t", b"%d" % number, keys=(f"k{number}",)) for number in range(64)]
+    with MessageStore.open(live, config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many(messages[:flushed])
+        store.flush()
+        store.put_many(messages[flushed:])
+        shutil.copytree(live, path)
+    another_boot(path)
+    with MessageStore.open(path) as store:
+        assert [[found.body for found in store.query("t", f"k{n}")] for n in range(64)] == [
+            [b"%d" % n] for n in range(64)
+        ]
+    index = Index.of(path, config, writable=False)
+    filed = sum(index.file(name).header()["next_entry"] - 1 for name in index.names())
+    assert filed - 64 <= 1, "where it goes on it files a record again, as RocketMQ does"
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("flushed", [30, 64])
+@pytest.mark.parametrize("index_files", [1, 2])
+def test_what_is_known_of_times_and_keys_afterwards(tmp_path: Path, flushed: int, index_files: int) -> None:
+    """All that was, where nothing came behind what is on the device; of what did a broker may have made the index."""
+    live, path = tmp_path / "live", tmp_path / "mq"
+    config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=1000 if index_files == 1 else 40)
+    messages = [Message("t", b"%d" % number, keys=(f"k{number}",)) for number in range(64)]
+    with MessageStore.open(live, config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many(messages[:flushed])
+        store.flush()
+        begin = store.confirm_offset
+        store.put_many(messages[flushed:])
+        shutil.copytree(live, path)
+    another_boot(path)
+    assert len(list((path / "index").iterdir())) == index_files
+    with MessageStore.open(path) as store:
+        end = store.confirm_offset
+    with closing(PublishedEnd(path, writable=False)) as published:
+        assert published.times_from == (begin if begin < end else 0)
+        assert published.keys_from == (end if begin < end and index_files > 1 else 0)

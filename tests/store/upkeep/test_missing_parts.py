@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptSegment, Message, MessageStore
-from store.format.layout import CQ_ENTRY, segment_name
+from store import CorruptRecord, CorruptSegment, Message, MessageStore
+from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, put
+from tests.store.upkeep.test_damaged import digests
 
 
 @pytest.mark.parametrize("also", [[], ["watermark"], ["watermark", "checkpoint", "config"]])
@@ -188,3 +189,40 @@ def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
         assert list(bodies(store).values()) == [b"0", b"1", b"2"]
         assert store.put(Message("t", b"next")).queue_offset == 3
     check_log(tmp_path, 4)
+
+
+@pytest.mark.parametrize("offset", [3, 26, 1 << 60, -1])
+def test_a_record_out_of_step_is_named(path: Path, offset: int) -> None:
+    """Queue 0 has 27 messages; this is its 13th, and no queue says otherwise."""
+    with MessageStore.open(path, read_only=True) as store:
+        at = store.get_message("g", "t", 0, 12).messages[0].physical_offset
+    with (path / "commitlog" / segment_name(at - at % SIZE)).open("r+b") as file:
+        file.seek(at % SIZE + field_offset(RECORD_HEADER, "queue_offset"))
+        file.write(offset.to_bytes(8, "big", signed=True))
+    (path / "watermark").unlink()
+    before = digests(path)
+    said = f"log offset {at} says topic t, queue 0, offset {offset}, but 12 is the next there; restore the segment"
+    with pytest.raises(CorruptRecord, match=said) as told:
+        MessageStore.open(path)
+    remedy = "if the topic was deleted and created again, move consumequeue/t/0 out of the store first"
+    assert (remedy in str(told.value)) == (0 <= offset < 12)
+    assert digests(path) == before
+
+
+def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -> None:
+    """Only where the machine went down, and behind what was flushed."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"%d" % n, properties={"p": "x" * 1200}) for n in range(6)])
+        at = store.get_message("g", "t", 0, 4).messages[0].physical_offset
+    file = tmp_path / "commitlog" / segment_name(at - at % SIZE)
+    content = bytearray(file.read_bytes())
+    first = content.index(b"x" * 1200, at % SIZE)
+    content[first : first + 1200] = bytes(1200)
+    file.write_bytes(content)
+    (tmp_path / "watermark").unlink()
+    with MessageStore.open(tmp_path) as store:
+        assert store.max_offset("t", 0) == 6
+    shutil.rmtree(tmp_path / "consumequeue")
+    with MessageStore.open(tmp_path) as store:
+        assert store.max_offset("t", 0) == 6
