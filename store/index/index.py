@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
-from store.errors import ReadOnlyStore, StoreFull
+from store.errors import ConfigError, ReadOnlyStore, StoreFull
 from store.files.atomic import make_folder, open_file, sync_directory
 from store.files.config import StoreConfig
 from store.files.segments import BLOCK_BYTES, list_files
@@ -152,6 +152,13 @@ class Index:
         """Raises `ConfigError` for a file of another length than this index's."""
         for name in self.names():
             self.file(name)
+
+    def have_what_they_say(self, names: list[str]) -> bool:
+        """Whether these files have: one that says it goes further takes no more keys. Of another length: False."""
+        try:
+            return all(self.file(name).has_what_it_says() for name in names)
+        except ConfigError:
+            return False
 
     def trusted(self, safe_timestamp: int | None = None) -> list[str]:
         """The files that are known to be on the device after a machine crash, by name. Raises `ConfigError`.

@@ -69,6 +69,14 @@ class IndexFile:
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self._capacity)
         return header
 
+    def has_what_it_says(self) -> bool:
+        """Whether the header names the records of the first and the last entry that it counts; nobody may write."""
+        header = self.header()
+        if header["next_entry"] == INDEX_NO_ENTRY + 1:
+            return True
+        ends = (self.entries(n, n + 1)[0]["physical_offset"] for n in (INDEX_NO_ENTRY + 1, header["next_entry"] - 1))
+        return [header["begin_offset"], header["end_offset"]] == list(map(int, ends))
+
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
         """File keys in order, as many as fit; returns how many are done. Arguments of length m; timestamps in ms.
 

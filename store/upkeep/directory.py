@@ -194,6 +194,8 @@ class Directory:
                 topics = Topics(self.root)
                 looked_at = self.root, log, index, queue_file_size, topics.queue_counts(), end, topics.deletions()
                 queues = bool(left_alone and ends and ends.hold(*looked_at))
+                if current or not abort:  # or else the index's last file is made anew
+                    queues = queues and (not index.is_enabled or index.have_what_they_say(index.names()))
             return Evidence(True, current, queues or published.confirm_offset == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:

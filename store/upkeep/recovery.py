@@ -346,7 +346,7 @@ class Recovery:
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
             return names, begin
-        if begin == first_byte and not self._are_filed(spans):
+        if begin == first_byte and not (self._index.have_what_they_say(names) and self._are_filed(spans)):
             names, spans = [], []
         return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, CorruptStore, Message, MessageStore, StoreConfig
-from store.format.layout import CQ_ENTRY, segment_name
+from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW
@@ -437,3 +437,25 @@ def test_ten_thousand_queues_are_looked_at_in_a_moment(tmp_path: Path) -> None:
     shutil.rmtree(path / "consumequeue/t" / str(count // 2))
     with MessageStore.open(path) as store:
         assert store.offsets("t", count // 2) == (0, 1)
+
+
+@pytest.mark.parametrize("field", ["begin_offset", "end_offset", "next_entry"])
+@pytest.mark.parametrize("bit", [2, 10, 20])
+@pytest.mark.parametrize("file", [min, max])
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_index_file_that_says_what_it_has_not_is_made_anew(
+    path: Path, file: Callable[[list[Path]], Path], field: str, bit: int, killed: bool
+) -> None:
+    """One that says that it goes further takes no more keys: they were missed without a word."""
+    damaged = file(list((path / "index").iterdir()))
+    content = bytearray(damaged.read_bytes())
+    last = field_offset(INDEX_HEADER, field) + INDEX_HEADER[field].itemsize - 1
+    content[last - bit // 8] ^= 1 << bit % 8
+    damaged.write_bytes(content)
+    if killed:
+        (path / "abort").touch()
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(75, 100)])
+        found = [[message.body for message in store.query("t", f"k{n}")] for n in range(100)]
+    assert found == [[b"%d" % n] for n in range(100)]
+    assert verify(path).findings == []
