@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks import beside_archiving
 from benchmarks.bench import filled, show, side_by_side
 from store import DEFAULT_COLUMNS, MessageStore
 from store.any_log import Log, LogAddress, QueueRange, ReadSpec
@@ -95,8 +96,9 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (1000,)) -> None:
     import s3fs
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    rows = []
+    rows, appends = [], []
     for body_bytes in body_sizes:
+        appends += beside_archiving.rows(count, runs, body_bytes, min(10.0, count / 10_000))
         with filled(count, body_bytes) as path, TemporaryDirectory(prefix="mq-bench-") as folder, s3_servers() as urls:
             size = f"{body_bytes} B"
             copied, archived = side_by_side(runs, partial(copy_seconds, path), partial(archive_seconds, path))
@@ -114,3 +116,5 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (1000,)) -> None:
             there, away = side_by_side(runs, *(partial(read_seconds, each) for each in addresses))
             rows.append([size, "reading S3 20 ms away, of near", *_rate(count, away, there)])
     show(f"Archiving {count:,} messages in 4 queues, medians of {runs} runs", ["body", "what", "rate", "ratio"], rows)
+    title = f"An append of 1,000 messages while a process archives, medians of {runs} runs"
+    show(title, ["body", "appended at", "beside nothing", "beside archiving", "speed kept"], appends)
