@@ -5,19 +5,24 @@
 switches completion on, in `~/.bashrc` for good.
 """
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
-from store import StoreError, message_filter
+from store import InvalidArgument, StoreError, message_filter
 from store.any_log import LogAddress, MessageFilter
 from store.cluster.address import ClusterAddress
+from store.cluster.credentials import Credentials
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.local import LocalAddress
+from store.remoting.tls import Tls
+from store.through import address_at
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -48,10 +53,32 @@ TAGS = click.option("--tags", help='Only messages with these tags: "paid || ship
 SQL = click.option("--sql", help="Only messages of whose properties this is true: \"region = 'eu' AND amount > 10\".")
 
 
+_CLUSTER = "rocketmq://"
+_ACCESS_KEY, _SECRET_KEY, _CA_FILE = "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_CA_FILE"
+_PATIENCE_SECONDS = 5.0  # of somebody who waits before a screen
+
+
 def address_of(store: str) -> LogAddress:
-    """Of a directory; or of a cluster, "rocketmq://" and its name servers. Raises `InvalidArgument`."""
-    scheme = "rocketmq://"
-    return ClusterAddress.parse(store.removeprefix(scheme)) if store.startswith(scheme) else LocalAddress(store)
+    """Of a directory; or of a cluster, see `cluster_at`. Raises `InvalidArgument`."""
+    return cluster_at(store) or LocalAddress(store)
+
+
+def log_at(store: str) -> LogAddress:
+    """Likewise; of an archive, too, and of a store with its archive."""
+    return cluster_at(store) or address_at(store)
+
+
+def cluster_at(place: str) -> ClusterAddress | None:
+    """A cluster is "rocketmq://" and its name servers; its account and its certificates are in the environment, for
+    others see command lines. None for another place. Raises `InvalidArgument`."""
+    if not place.startswith(_CLUSTER):
+        return None
+    access_key, secret_key, ca_file = map(os.environ.get, (_ACCESS_KEY, _SECRET_KEY, _CA_FILE))
+    if bool(access_key) != bool(secret_key):
+        raise InvalidArgument(f"{_ACCESS_KEY} and {_SECRET_KEY} go together: set both in the environment, or none")
+    credentials = Credentials(access_key, secret_key) if access_key and secret_key else None
+    tls = Tls.trusting(ca_file) if ca_file else None
+    return replace(ClusterAddress.parse(place.removeprefix(_CLUSTER), credentials, tls=tls), patience=_PATIENCE_SECONDS)
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:

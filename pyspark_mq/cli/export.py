@@ -12,13 +12,12 @@ import click
 import pyarrow as pa
 from tqdm import tqdm
 
-from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of
+from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of, log_at
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from store import COLUMNS
 from store.any_log import Bounds, QueueRange, ReadSpec
-from store.through import address_at
 
 ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
 STANDARD_OUTPUT = "-"
@@ -138,6 +137,7 @@ def export(
     """Write the messages of TOPIC, queue after queue, to a Parquet or Arrow file, or as lines of JSON.
 
     The file is there when it is whole. Lines of JSON are those of 'tail --json', which 'send --json' takes.
+    STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     if columns is not None and kind == "jsonl":
         raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
@@ -148,7 +148,7 @@ def export(
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
     with (
         interruptible(lambda: f"nothing was written to {target}"),
-        address_at(store).open() as log,
+        log_at(store).open() as log,
     ):
         bounds = bounds_of(log, topic, queue)
         starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)

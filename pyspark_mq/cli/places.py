@@ -77,12 +77,15 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     """What `queue`, or each queue of `topic`, has now. Raises `UnknownTopic`, `UnknownQueue`."""
     topics = log.topics()
     # Of an unknown topic queue 0 is asked for, so that the log says what is wrong, if it knows.
-    queues = topics.get(topic, (Queue(topic, 0),)) if queue is None else (Queue(topic, queue),)
+    queues = topics.get(topic, (Queue(topic, 0),))
+    if queue is not None:  # of a cluster, each broker's
+        queues = tuple(each for each in queues if int(each.queue_id) == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
         raise UnknownTopic(f"no topic {topic!r}; there are: {', '.join(topics) or 'none'}")
     if len(bounds) < len(queues):
-        raise UnknownQueue(f"topic {topic!r} has queues 0 to {len(topics[topic]) - 1}, not {queue}")
+        last = max(int(each.queue_id) for each in topics[topic])
+        raise UnknownQueue(f"topic {topic!r} has queues 0 to {last}, not {queue}")
     return bounds
 
 

@@ -5,11 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from pyspark_mq.cli.arguments import STORE, TOPIC
+from pyspark_mq.cli.arguments import STORE, TOPIC, cluster_at, log_at
 from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
+from store.any_log import BrokerQueueId
 from store.archive.log import ArchiveAddress
 from store.through import address_at
 
@@ -52,12 +53,15 @@ def query(
     if [key, msg_id, timestamp].count(None) != 2:
         raise click.UsageError("give one of --key, --id and --time")
     if timestamp is not None:
-        with address_at(store).open() as log:
+        with log_at(store).open() as log:
             offsets = offsets_at(log, bounds_of(log, topic, queue), Moment(timestamp))
         for each, offset in offsets.items():
-            line = {"queueId": each.queue_id, "queueOffset": offset}
+            name = str(each.queue_id) if isinstance(each.queue_id, BrokerQueueId) else each.queue_id
+            line = {"queueId": name, "queueOffset": offset}
             click.echo(json.dumps(line) if as_json else f"queue {each.queue_id}: offset {offset}")
         return
+    if cluster_at(store) is not None:
+        raise click.UsageError("--key and --id look into files; for a cluster there is mqadmin queryMsgByKey")
     address = address_at(store)
     if isinstance(address, ArchiveAddress):
         with address.open() as archive:

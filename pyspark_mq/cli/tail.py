@@ -8,12 +8,11 @@ from typing import BinaryIO
 
 import click
 
-from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of
+from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of, log_at
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
-from store.through import address_at
 
 
 class Printer:
@@ -90,7 +89,8 @@ def tail(
 ) -> None:
     """Print the messages of TOPIC in the order of appending, and each that arrives, until Ctrl-C.
 
-    An offset counts in every queue. What --json prints, 'send --json' takes.
+    An offset counts in every queue. What --json prints, 'send --json' takes. STORE is a directory; or a cluster, by its
+    name servers: rocketmq://10.0.0.1:9876.
     """
     if waits and end is not None:
         raise click.UsageError("--to ends, --follow does not: give one of them")
@@ -103,7 +103,7 @@ def tail(
     printer = Printer(sys.stdout.buffer, printed_as, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
-        address_at(store).open() as log,
+        log_at(store).open() as log,
     ):
         bounds = bounds_of(log, topic, queue)
         starts = offsets_at(log, bounds, begin)
