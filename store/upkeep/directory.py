@@ -196,7 +196,10 @@ class Directory:
                 queues = bool(left_alone and ends and ends.hold(*looked_at))
                 if current or not abort:  # or else the index's last file is made anew
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names()))
-            return Evidence(True, current, queues or published.confirm_offset == 0, abort, checkpoint)
+            confirm = published.confirm_offset
+            # Whether nothing was appended since the last topic was deleted that had queues: there are none then.
+            is_bare = not queues and not alone and confirm in Topics(self.root).deletions().values()
+            return Evidence(True, current, queues or is_bare or confirm == 0, abort, checkpoint)
 
     def _queue_file_size(self) -> int | None:
         topics = self.root / CONSUME_QUEUE_DIR

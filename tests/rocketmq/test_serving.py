@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from store.any_group import Subscription
 from store.format.layout import UNDECIDED_TOPIC
+from store.local_group import LocalGroup
 from tests.rocketmq.harness import HarnessError, Json
-from tests.rocketmq.served import Served, committed, consumed, ends, left, rows, until
+from tests.rocketmq.served import Served, committed, consumed, ends, left, mqadmin, rows, until
 
 pytestmark = pytest.mark.rocketmq
 
@@ -239,3 +241,16 @@ def test_a_pull_consumer(served: Served, topic: str) -> None:
         clients.ask("poll", group="pulling", topic=topic, expression="paid", messages=6)
         assert [line["tags"] for line in consumed(clients, 6)] == ["paid"] * 6
         assert next(clients)["kind"] == "done"
+
+
+def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: str) -> None:
+    """The client gets nothing until they have left, and is in within its next heart-beat (30 s) then."""
+    store, clients = served
+    with LocalGroup(store.path, "beside").join({topic: Subscription()}):
+        clients.ask("subscribe", id="second", group="beside", topic=topic)
+        assert next(clients)["kind"] == "subscribed"
+        assert len(clients.answers("send", topic=topic, messages=8)) == 8
+        with pytest.raises(HarnessError, match=r"CODE: 206|not online"):
+            mqadmin(clients, "consumerConnection", "-g", "beside")
+    assert len({line["keys"] for line in consumed(clients, 8)}) == 8
+    left(clients, "second")

@@ -252,3 +252,14 @@ def test_a_dead_one_is_finished_by_who_has_the_store_open(
         assert other.consumer_offset("g", "t", 0) is None
         assert store.offsets("t", 0) == (0, 0)
         assert bodies(other) == []
+
+
+def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
+    put(stores[0], "old", 7)
+    for topic in ("t", "other"):
+        delete_topic(path, topic)
+    with MessageStore.open(path) as joined:
+        assert joined.topics() == {}
+        joined.create_topic("t", 1)
+        put(joined, "new", 3)
+        assert bodies(stores[1]) == new(3)
