@@ -61,7 +61,9 @@ class FlatFile:
         try:
             data = take(path, begin, end)
         except FileNotFoundError as error:
-            raise OffsetLost(f"{self._objects.url}/{path}: this part of the archive is gone") from error
+            raise OffsetLost(
+                f"{self._objects.url}/{path}: it is gone; if nothing deletes old ones, restore it from a copy"
+            ) from error
         if len(data) != end - begin:
             raise CorruptSegment(
                 f"{self._objects.url}/{path}: it ends before byte {end}, which the metadata says it has: it was "

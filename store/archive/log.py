@@ -31,7 +31,7 @@ from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import PolledHeld
 from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place
-from store.errors import NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
+from store.errors import CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
@@ -115,7 +115,10 @@ class ArchiveLog:
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         ranges = list(ranges)
-        return self._looked_up(lambda finding, _: finding.narrowed(ranges, keys))
+        try:
+            return self._looked_up(lambda finding, _: finding.narrowed(ranges, keys))
+        except (OffsetLost, CorruptSegment):  # of the index; who reads says what is wrong with the rest
+            return ranges
 
     def query(
         self,

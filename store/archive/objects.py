@@ -186,20 +186,20 @@ class Remote:
 
     def _try(self, path: str, verb: Any) -> Any:
         where = f"{self.url}/{path}".rstrip("/")
+        left = _TRIES
         with _explained(where):
-            for _ in range(_TRIES - 1):
+            while True:
+                left -= 1
                 try:
                     return verb()
-                except (TimeoutError, ConnectionError):
-                    continue
-                except OSError:
-                    raise
+                except OSError as error:
+                    if not left or not _is_late(error):
+                        raise
                 except Exception as error:  # whatever the library behind this file system raises
                     said = f"{where}: {type(error).__name__}: {error}"
                     if any(secret in said for secret in self._secrets):
                         raise ArchiveUnavailable(f"{where}: {type(error).__name__}, of an URL with a secret") from None
                     raise ArchiveUnavailable(said) from error
-            return verb()
 
 
 def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -228,10 +228,15 @@ def _explained(where: object) -> Iterator[None]:
         raise ArchiveUnavailable(
             f"{where}: no permission; give the credentials in the environment, or as storage options"
         ) from error
-    except (TimeoutError, ConnectionError) as error:
-        raise ArchiveUnavailable(f"{where}: no answer in time, {_TRIES} times; try again") from error
     except OSError as error:
+        if _is_late(error):
+            raise ArchiveUnavailable(f"{where}: no answer in time, {_TRIES} times; try again") from error
         raise ArchiveUnavailable(f"{where}: {error.strerror or type(error).__name__}") from error
+
+
+def _is_late(error: OSError) -> bool:
+    """Whether nobody answered in time; those of botocore are known by their names."""
+    return isinstance(error, TimeoutError | ConnectionError) or "Timeout" in type(error).__name__
 
 
 def joined(parts: Sequence[bytes]) -> bytes:

@@ -218,6 +218,8 @@ def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: 
         file.write_bytes(data)
         with it.address.open() as log, pytest.raises(CorruptSegment, match=r"INDEX.*restore it from a copy"):
             log.query("orders", "k1")
+        with it.address.open() as log:
+            assert log.with_keys(everything(log), ["k1"]) == everything(log)
     file.unlink()
     with it.address.open() as log, pytest.raises(OffsetLost, match="is gone"):
         log.query("orders", "k1")

@@ -45,6 +45,10 @@ def wrong() -> Iterator[list[Exception | None]]:
     Bad.wrong = []
 
 
+class ReadTimeoutError(OSError):
+    """As botocore has it."""
+
+
 def test_no_permission_is_told_with_the_url(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong.append(PermissionError("secret words"))
     with pytest.raises(ArchiveUnavailable, match=r"bad://bucket/.*: no permission; give the credentials") as caught:
@@ -57,7 +61,7 @@ def test_what_takes_too_long_is_tried_again_and_then_told(filled: Filled, wrong:
     wrong += [TimeoutError(), TimeoutError()]
     assert filled.store.archive("bad://bucket").messages == 8
     filled.put("orders", 0, 1)
-    wrong += [TimeoutError()] * 3
+    wrong += [ReadTimeoutError(), TimeoutError(), ReadTimeoutError()]
     with pytest.raises(ArchiveUnavailable, match="no answer in time, 3 times"):
         filled.store.archive()
     wrong.clear()
