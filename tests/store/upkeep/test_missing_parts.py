@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, put
+from tests.store.upkeep.test_damaged import bodies as what_is_left
 from tests.store.upkeep.test_damaged import digests
 
 
@@ -226,3 +228,33 @@ def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -
     shutil.rmtree(tmp_path / "consumequeue")
     with MessageStore.open(tmp_path) as store:
         assert store.max_offset("t", 0) == 6
+
+
+def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> None:
+    """Only a queue of which the log has no record goes on where it is said to have ended."""
+    with MessageStore.open(path) as store:
+        store.clean(forced=True, config=replace(store.config, deleteFileBatchMax=2))
+        before = what_is_left(store)
+    assert all(before.values())
+    ends = json.loads((path / "queueends").read_text())
+    ends["queues"] = [[topic, queue_id, end + 5] for topic, queue_id, end in ends["queues"]]
+    (path / "queueends").write_text(json.dumps(ends))
+    (path / "watermark").unlink()
+    with MessageStore.open(path) as store:
+        assert what_is_left(store) == before
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 27
+
+
+def test_the_index_of_another_log_is_made_anew(tmp_path: Path) -> None:
+    """A log that was cut off and grew again: the index goes up to what is no record any more."""
+    for name, size in ("mq", 10), ("other", 20):
+        with MessageStore.open(tmp_path / name, config=SMALL) as store:
+            store.create_topic("t", 1)
+            store.put_many([Message("t", bytes(size), keys=(f"{name}{n}",)) for n in range(60)])
+    path = tmp_path / "mq"
+    shutil.rmtree(path / "index")
+    shutil.copytree(tmp_path / "other" / "index", path / "index")
+    (path / "watermark").unlink()
+    with MessageStore.open(path) as store:
+        assert [len(store.query("t", f"mq{n}")) for n in range(60)] == [1] * 60
+    assert verify(path).findings == []
