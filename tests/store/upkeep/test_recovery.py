@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptStore, MessageStore, StoreLocked
+from store import CorruptStore, Message, MessageStore, StoreLocked
 from store.upkeep.recovery import CASES, Evidence, Filed, Point, _Times, plan_for
 from store.upkeep.repair import repair
 from tests.end_to_end.test_kill import bodies
@@ -87,3 +87,14 @@ def test_a_table_of_topics_that_is_none_is_refused_before_anything_is_written(
     with pytest.raises(CorruptStore, match="correct the file"):
         use(path)
     assert digests(path) == before
+
+
+def test_a_damaged_body_where_the_last_segment_begins_is_no_missing_segment(path: Path) -> None:
+    """Whoever gets it is told; nobody walks for it who only opens the store."""
+    last = max((path / "commitlog").iterdir())
+    content = bytearray(last.read_bytes())
+    content[100] ^= 1
+    last.write_bytes(content)
+    with MessageStore.open(path) as store:
+        store.put(Message("t", b"next", queue_id=0))
+        assert store.max_offset("t", 0) == 28
