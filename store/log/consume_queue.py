@@ -6,7 +6,7 @@ all entries before the end count, none after it does. So the end is found by bis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,10 +96,10 @@ class ConsumeQueue:
             entries = self.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
         except OffsetLost:
             return None
-        rows = list(enumerate(entries.tolist(), last))
-        for index, (offset, size, _) in rows:
+        rows = entries.tolist()
+        for index, (offset, size, _) in enumerate(rows, last):
             if not self._is_published(index, offset, size, confirm_offset):
-                is_end = index > last and not self._any_counts(rows[index - last + 1 :], confirm_offset)
+                is_end = index > last and not self._any_counts(index + 1, rows[index + 1 - last :], confirm_offset)
                 return index if is_end else None
         return None
 
@@ -130,13 +130,16 @@ class ConsumeQueue:
         """
         for _ in range(2):
             behind = self.entries_left(end + 1, end + _NEARBY)
-            if not self._any_counts(enumerate(behind.tolist(), end + 1), confirm_offset):
+            if not self._any_counts(end + 1, behind.tolist(), confirm_offset):
                 return
         raise CorruptSegment(f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
-    def _any_counts(self, rows: Iterable[tuple[int, tuple[int, int, int]]], confirm_offset: int) -> bool:
-        """Whether any of these entries counts, which come behind another: queue offsets, and what they say."""
-        return any(at and self._is_published(index, at, size, confirm_offset) for index, (at, size, _) in rows)
+    def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
+        """Whether any of the entries from `start` on counts, by what they say; they come behind another."""
+        for index, (at, size, _) in enumerate(rows, start):
+            if at and self._is_published(index, at, size, confirm_offset):
+                return True
+        return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
         """Where to search from: damaged entries before it are no end."""
