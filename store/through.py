@@ -149,9 +149,14 @@ class ThroughLog(LocalLog):
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
         before, behind = self._split(wanted)
-        if before.length:
-            return Piece(self._archive.scan(before, spec), before.end, is_archived=True)
-        return Piece(super().scan(behind, spec), behind.end, is_archived=False)
+        if not before.length:
+            try:
+                return Piece(super().scan(behind, spec), behind.end, is_archived=False)
+            except OffsetLost:
+                before, _ = self._split(wanted)
+                if not before.length:  # or else retention was faster
+                    raise
+        return Piece(self._archive.scan(before, spec), before.end, is_archived=True)
 
     def _split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
         """What the store does not have any more, and the rest."""
