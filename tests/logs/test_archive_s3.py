@@ -11,7 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from store import ArchiveUnavailable, NoArchive
+from store import ArchiveUnavailable, CorruptSegment, NoArchive
+from store.any_log import QueueRange
 from store.archive.log import ArchiveAddress
 from tests.filled import Filled
 from tests.logs.archives import ArchivedStore, archived
@@ -55,6 +56,21 @@ def test_what_is_not_there(filled: Filled, bucket: str, options: dict[str, Any])
         address.open()
     with pytest.raises(ArchiveUnavailable, match=r"s3://no-such-bucket/mq.*create the bucket"):
         filled.store.archive("s3://no-such-bucket/mq", storage_options=options)
+
+
+def test_an_object_that_was_cut(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
+    import s3fs
+
+    filled.put("orders", 0, 50, 1000)
+    filled.store.archive(f"s3://{bucket}/mq", storage_options=options)
+    files = s3fs.S3FileSystem(**options)
+    (path,) = [each for each in files.find(bucket) if "/orders/0/COMMIT_LOG/" in each]
+    whole = files.cat_file(path)
+    with ArchiveAddress(f"s3://{bucket}/mq", json.dumps(options)).open() as log:
+        for kept in (len(whole) // 2, 10):
+            files.pipe_file(path, whole[:kept])
+            with pytest.raises(CorruptSegment, match="it ends before byte"):
+                list(log.messages(QueueRange("orders", 0, 50, 53)))
 
 
 def test_no_server(filled: Filled, options: dict[str, Any]) -> None:
