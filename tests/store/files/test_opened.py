@@ -58,6 +58,7 @@ STORE: dict[str, Verb] = {
     "put_many": lambda it: it.put_many([]),
     "query": lambda it: it.query("t", "k"),
     "read": lambda it: it.read(QueueRange("t", 0, 0, 0), ReadSpec(("body",), EVERYTHING)),
+    "read_own": lambda it: it.read_own(QueueRange("t", 0, 0, 0), ReadSpec(("body",), EVERYTHING)),
     "record_at": lambda it: it.record_at(0),
     "scan": lambda it: it.scan("t", 0, 0, 0),
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
