@@ -202,7 +202,7 @@ def _message_filter(expression: str | None, expression_type: str | None) -> Mess
     try:
         return message_filter(expression, expression_type or _DEFAULTS["expressionType"])
     except FilterError as error:
-        raise OptionError(f"subExpression: {error}") from error
+        raise OptionError(f"subExpression: {str(error).removeprefix('subExpression ')}") from error
 
 
 def _orderly(given: Mapping[str, str]) -> WhenLocked | None:

@@ -90,7 +90,10 @@ class Topics:
                     "read it with RocketMQ's own client"
                 )
             known = ", ".join(self.queue_counts()) or "none"
-            raise UnknownTopic(f"{self._root}: no topic {topic!r}; create it with create_topic (there are: {known})")
+            raise UnknownTopic(
+                f"{self._root}: no topic {topic!r}; create it first, by create_topic or 'pyspark-mq topic create' "
+                f"(there are: {known})"
+            )
         return queues
 
     def check_queue(self, topic: str, queue_id: int) -> int:
