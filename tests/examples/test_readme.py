@@ -2,11 +2,12 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from store import StoreConfig
+from store import Message, MessageStore, StoreConfig
 
 README = Path(__file__).parents[2] / "README.md"
 DOCS = README.parent / "docs"
@@ -22,6 +23,21 @@ def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == sorted(output.split())
+
+
+def test_producer_and_consumer_work_when_pasted(tmp_path: Path) -> None:
+    program = re.findall(r"In plain Python.*?\n```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)[0]
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        store.put(Message("orders", b"order 0", tags="paid", keys="o-0"))
+    code = program.replace("/tmp/quickstart", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        shown = ""  # by two threads
+        while not ("o-0: order 0" in shown and "o-6: order 6" in shown) and process.poll() is None:
+            shown += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    assert process.returncode in (1, -signal.SIGINT), shown
 
 
 def test_every_link_leads_somewhere() -> None:
