@@ -106,19 +106,6 @@ def test_mqadmin_changes_groups(served: Served) -> None:
     assert ConsumerOffsets(store.path).settings("settled") is None
 
 
-def test_mqadmin_lets_a_group_consume_no_more_and_again(served: Served, topic: str) -> None:
-    store, clients = served
-    group = ("updateSubGroup", "-b", f"127.0.0.1:{store.config.listenPort}", "-g", "enabled")
-    mqadmin(clients, *group, "-s", "false")
-    clients.ask("subscribe", id="enabled", group="enabled", topic=topic)
-    assert next(clients)["kind"] == "subscribed"
-    assert len(clients.answers("send", topic=topic, messages=8)) == 8
-    assert ["consumeEnable", "=", "false"] in rows_of(mqadmin(clients, "getConsumerConfig", "-g", "enabled"))
-    mqadmin(clients, *group, "-s", "true")
-    assert len({line["keys"] for line in consumed(clients, 8)}) == 8
-    left(clients, "enabled")
-
-
 def test_mqadmin_finds_sends_and_reads_messages(rocketmq: RocketMQ, served: Served, topic: str) -> None:
     store, clients = served
     assert "SEND_OK" in mqadmin(clients, "sendMessage", "-t", topic, "-p", "by mqadmin", "-k", "own", "-c", "paid")
