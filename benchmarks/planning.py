@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.bench import TOPIC, show
-from pyspark_mq.options import SourceOptions
-from pyspark_mq.realtime_reader import RealTimeStreamReader
-from pyspark_mq.schema import default_schema
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
 
 

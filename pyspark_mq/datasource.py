@@ -15,15 +15,15 @@ from pyspark_mq.worker import spare_what_is_loaded
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from pyspark_mq.batch_reader import MqBatchReader
-    from pyspark_mq.options import SourceOptions
-    from pyspark_mq.realtime_reader import RealTimeStreamReader
-    from pyspark_mq.write_options import WriteOptions
-    from pyspark_mq.writers import MqBatchWriter, MqStreamWriter
+    from pyspark_mq.options.sink import WriteOptions
+    from pyspark_mq.options.source import SourceOptions
+    from pyspark_mq.sink.writers import MqBatchWriter, MqStreamWriter
+    from pyspark_mq.source.batch_reader import MqBatchReader
+    from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 
 
 class DefaultSource(DataSource):
-    """The Spark source and sink `mq`; see `pyspark_mq.options` and `pyspark_mq.write_options` for its options."""
+    """The Spark source and sink `mq`; see `pyspark_mq.options.source` and `pyspark_mq.options.sink` for its options."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
         """
         require_pyspark()
         require_own_store()
-        from pyspark_mq.options import SourceOptions
+        from pyspark_mq.options.source import SourceOptions
 
         return SourceOptions.parse(self.options)
 
@@ -48,7 +48,7 @@ class DefaultSource(DataSource):
         """The options of a write; likewise."""
         require_pyspark()
         require_own_store()
-        from pyspark_mq.write_options import WriteOptions
+        from pyspark_mq.options.sink import WriteOptions
 
         return WriteOptions.parse(self.options)
 
@@ -61,13 +61,13 @@ class DefaultSource(DataSource):
         """
         require_pyspark()
         require_own_store()
-        from pyspark_mq.schema import default_schema
-        from pyspark_mq.sink_schema import sink_schema
-        from pyspark_mq.write_options import is_for_writing
+        from pyspark_mq.options.sink import is_for_writing
+        from pyspark_mq.sink.schema import sink_schema
+        from pyspark_mq.source.schema import default_schema
 
         if is_for_writing(self.options):
             return sink_schema(with_topic=self.write_options().topic is None)
-        from pyspark_mq.queues import look_early
+        from pyspark_mq.source.queues import look_early
 
         options = self.source_options()
         look_early(options)
@@ -75,8 +75,8 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> MqBatchReader:
         options = self.source_options()
-        from pyspark_mq.batch_reader import FilteringBatchReader, MqBatchReader
-        from pyspark_mq.pushdown import pushdown_is_on
+        from pyspark_mq.source.batch_reader import FilteringBatchReader, MqBatchReader
+        from pyspark_mq.source.pushdown import pushdown_is_on
 
         spare_what_is_loaded()  # here this object came out of a pickle, without __init__
         pushes = options.push_down_predicate and pushdown_is_on()
@@ -84,18 +84,18 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> RealTimeStreamReader:
         options = self.source_options()
-        from pyspark_mq.realtime_reader import RealTimeStreamReader
+        from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 
         return RealTimeStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> MqBatchWriter:
         options = self.write_options()
-        from pyspark_mq.writers import MqBatchWriter
+        from pyspark_mq.sink.writers import MqBatchWriter
 
         return MqBatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqStreamWriter:
         options = self.write_options()
-        from pyspark_mq.writers import MqStreamWriter
+        from pyspark_mq.sink.writers import MqStreamWriter
 
         return MqStreamWriter(options, schema, overwrite)

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_mq.lag import Lag, lags
-from pyspark_mq.measures import Extent, deliverer, extents, log_files
+from pyspark_mq.stats.lag import Lag, lags
+from pyspark_mq.stats.measures import Extent, deliverer, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
 from store.files.consumer_offsets import ConsumerOffsets

@@ -10,12 +10,12 @@ import pickle
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark_mq.batch_reader import MqBatchReader
 from pyspark_mq.datasource import DefaultSource
 from pyspark_mq.errors import PlanError
-from pyspark_mq.options import SourceOptions
+from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.progress import record_bytes
-from pyspark_mq.schema import default_schema
+from pyspark_mq.source.batch_reader import MqBatchReader
+from pyspark_mq.source.schema import default_schema
 from store.any_log import Log, QueueRange
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.offsets import EpochOffset, StreamOffset
-from pyspark_mq.positions import positions_from_json
+from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset
+from pyspark_mq.offsets.positions import positions_from_json
 from store import OffsetLost, OffsetNotYet
 from store.any_log import Log, LogAddress, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import TagFilter

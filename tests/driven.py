@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_mq.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 
 Json = dict[str, Any]
 Row = tuple[Any, ...]

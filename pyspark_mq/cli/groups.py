@@ -11,7 +11,7 @@ from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC, address_of
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
-from pyspark_mq.lag import Lag, lags
+from pyspark_mq.stats.lag import Lag, lags
 from store.any_group import MemberInfo, MessageModel
 from store.any_log import BrokerQueueId, Log, LogAddress, Queue
 from store.local import LocalAddress

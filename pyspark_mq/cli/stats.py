@@ -12,9 +12,9 @@ import click
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.tables import Cells, aligned, number
-from pyspark_mq.lag import Lag, lags
-from pyspark_mq.latencies import Clients, clients, held, latencies, refused
-from pyspark_mq.measures import Extent, LogFiles, deliverer, extents, log_files
+from pyspark_mq.stats.lag import Lag, lags
+from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
+from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
 from store.local import LocalLog
 from store.publish.figures import HELD

@@ -12,8 +12,8 @@ import click
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.tables import number
-from pyspark_mq.lag import lags
-from pyspark_mq.measures import Extent, LogFiles, extents, log_files
+from pyspark_mq.stats.lag import lags
+from pyspark_mq.stats.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
 from store.local import LocalLog
 

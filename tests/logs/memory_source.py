@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyspark_mq import DefaultSource
-from pyspark_mq.options import SourceOptions
-from pyspark_mq.write_options import WriteOptions
+from pyspark_mq.options.sink import WriteOptions
+from pyspark_mq.options.source import SourceOptions
 from tests.logs.memory import MemoryAddress
 
 

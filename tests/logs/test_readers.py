@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options import SourceOptions
-from pyspark_mq.realtime_reader import RealTimeStreamReader
-from pyspark_mq.schema import default_schema
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.schema import default_schema
 from tests.logs.made import A0, A1, messages
 from tests.logs.memory import Memory, MemoryAddress, serve
 from tests.logs.memory_source import MemorySource

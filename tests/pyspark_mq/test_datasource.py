@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_mq.datasource import DefaultSource
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.schema import default_schema
+from pyspark_mq.source.schema import default_schema
 from store import NotAStore
 from tests.filled import Filled
 

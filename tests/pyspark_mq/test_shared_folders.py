@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.shared_folders import shared_folders, why_not_shared
+from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from store.any_log import Queue
 from store.errors import CorruptStore
 from tests.s3 import SECRET, WSGI, environment, new_bucket, s3_server
@@ -130,7 +130,7 @@ def test_no_secret_is_handed_on(bucket: str) -> None:
 def test_a_missing_package_is_named() -> None:
     program = (
         "import sys; sys.modules['s3fs'] = None\n"
-        "from pyspark_mq.ledger import Ledger\n"
+        "from pyspark_mq.source.ledger import Ledger\n"
         f"Ledger('s3://bucket/ledger').prepare('{READER}')"
     )
     run = [sys.executable, "-c", program]

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq import DefaultSource
-from pyspark_mq.batch_reader import MqBatchReader
-from pyspark_mq.options import SourceOptions
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.batch_reader import MqBatchReader
 from tests.filled import Filled
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.commits import Commits
+from pyspark_mq.sink.commits import Commits
 from store import Message, MessageStore, StoreConfig
 from store.format.topic_names import COMMITS_TOPIC
 from store.local import LocalWriter

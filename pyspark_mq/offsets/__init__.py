@@ -1,0 +1,1 @@
+"""Where a query stands in its queues: positions, checkpoints, starts and ends, and what is lost."""

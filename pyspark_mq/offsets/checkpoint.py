@@ -1,0 +1,237 @@
+"""Offsets of a micro-batch and of a real-time batch in the checkpoint, and as users write them in options.
+
+The offset of a micro-batch is JSON in Spark's checkpoint, hence a format that outlives a version:
+
+    {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}}}
+
+maps each queue to the *next* offset to read. `$start` pins where a queue's part of this batch begins. It is
+there for queues that the batch reads first (all of them in the first batch, later new topics and queues), and
+where lost messages were skipped; elsewhere a batch begins where the one before it ended. Spark asks for the
+initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
+pin has not. `$last` is the fingerprint of each queue's last message before `next`: log offset and store time. Where
+another message stands there now, the topic was created anew, the store was put back from a backup, or lost messages
+that were not flushed when its machine went down.
+
+    {"orders": {"0": 23}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
+
+Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
+a newer version.
+
+The end of a real-time batch is not known when it is planned. Its offset says where each of its tasks begins, and
+whose record in the ledger tells where it ended (`$last` is about the messages before `$from` here):
+
+    {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
+
+What a checkpoint holds may be damaged: all of it is checked (see `positions`), before anything is read or named by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.offsets.losses import Loss, loss_before
+from pyspark_mq.offsets.positions import (
+    OffsetJson,
+    fingerprints_from_json,
+    fingerprints_to_json,
+    is_long,
+    json_object,
+    positions_from_json,
+    shown,
+    to_json,
+)
+from store.any_log import Bounds, Fingerprints, Positions, Queue, QueueRange
+
+_START = "$start"
+_LAST = "$last"
+_EPOCH = "$epoch"
+_READER = "$reader"
+_FROM = "$from"
+
+READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """The end of one micro-batch.
+
+    next: offset of the next message to read, for each queue.
+    starts: pinned begin of this batch, for queues that do not begin where the batch before ended.
+    last: which message stood before `next`, where there was one; empty in an offset that an earlier version wrote.
+    """
+
+    next: Positions
+    starts: Positions = field(default_factory=dict)
+    last: Fingerprints = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """In one canonical order: Spark compares offsets as text."""
+        pinned = {_START: to_json(self.starts)} if self.starts else {}
+        return {**to_json(self.next), **pinned, **_last_json(self.last)}
+
+    @classmethod
+    def from_json(cls, json_: Any) -> StreamOffset:
+        """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
+        if isinstance(json_, dict):
+            _refuse_newer(json_, (_START, _LAST))
+        try:
+            json_object(json_, "the top level")
+            return cls(
+                positions_from_json(_bare(json_)),
+                positions_from_json(json_.get(_START, {})),
+                fingerprints_from_json(json_.get(_LAST, {})),
+            )
+        except ValueError as error:
+            raise CheckpointError(
+                f"The checkpoint has an offset that is not one of this source: {error}. "
+                "Was it written by another source? Use a checkpoint location of its own for each query"
+            ) from error
+
+
+@dataclass(frozen=True)
+class EpochOffset:
+    """The end of one real-time batch.
+
+    epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it, 32 hexadecimal
+    digits. tasks: for each task, the offset at which it begins in each of its queues. last: which message stood before
+    these.
+    """
+
+    epoch: int
+    reader: str
+    tasks: tuple[Positions, ...]
+    last: Fingerprints = field(default_factory=dict)
+
+    @property
+    def begin(self) -> Positions:
+        """Where the batch begins, over all tasks."""
+        return {queue: offset for task in self.tasks for queue, offset in task.items()}
+
+    def last_of(self, task: Positions) -> Fingerprints:
+        """`last`, in the queues of one of the tasks."""
+        return {queue: self.last[queue] for queue in task if queue in self.last}
+
+    def to_json(self) -> dict[str, Any]:
+        """In one canonical order, as `StreamOffset.to_json`."""
+        begin = [to_json(task) for task in self.tasks]
+        return {_EPOCH: self.epoch, _READER: self.reader, _FROM: begin, **_last_json(self.last)}
+
+    @classmethod
+    def from_json(cls, json_: Any) -> EpochOffset | None:
+        """None for the offset of a micro-batch. Raises `CheckpointError` as `StreamOffset.from_json` does."""
+        if not isinstance(json_, dict) or _EPOCH not in json_:
+            return None
+        _refuse_newer(json_, (_EPOCH, _READER, _FROM, _LAST))
+        try:
+            if json_.keys() - {_LAST} != {_EPOCH, _READER, _FROM}:
+                raise ValueError(f"it has {', '.join(sorted(json_))}")
+            return cls(
+                _number(json_[_EPOCH], _EPOCH),
+                _reader_id(json_[_READER]),
+                _tasks(json_[_FROM]),
+                fingerprints_from_json(json_.get(_LAST, {})),
+            )
+        except ValueError as error:
+            raise CheckpointError(
+                f"The checkpoint has a real-time offset that is damaged ({error}); restore it from a copy, "
+                "or use a new checkpoint location"
+            ) from error
+
+
+def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    unknown = sorted(key for key in json_ if key.startswith("$") and key not in known)
+    if unknown:
+        raise CheckpointError(
+            f"The checkpoint has an offset with {unknown[0]!r}, written by a newer pyspark-mq: "
+            "upgrade pyspark-mq, or start with a new checkpoint location"
+        )
+
+
+class BatchStart(NamedTuple):
+    """Where a batch begins in each queue, which of that has to be pinned, and what is lost before it.
+
+    last: which message stands before `begin`, as far as the offset before knows.
+    """
+
+    begin: Positions
+    starts: Positions
+    losses: list[Loss]
+    last: Fingerprints
+
+
+def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Collection[Queue] = ()) -> BatchStart:
+    """The begin of the batch after `start`, over what the subscribed queues have. Pure.
+
+    strange: queues in which another message stands before `start.next` than the one that was read.
+
+    A queue that no batch knows begins at its first message. A pin is carried on until a batch moves past it,
+    so that it is in the end offset of the batch that reads first. Where messages are lost the batch begins,
+    pinned, at what is there.
+    """
+    begin: Positions = {}
+    starts: Positions = {}
+    losses = []
+    for queue in [*bounds, *(start.next.keys() - bounds.keys())]:
+        position, there = start.next.get(queue), bounds.get(queue)
+        loss = None if position is None else loss_before(queue, position, there, queue in strange)
+        if loss is not None:
+            losses.append(loss)
+            position = None
+        if there is not None:
+            begin[queue] = there.min_offset if position is None else position
+            if position is None or start.starts.get(queue) == position:
+                starts[queue] = begin[queue]
+    last = {queue: was for queue, was in start.last.items() if begin.get(queue) == start.next.get(queue)}
+    return BatchStart(begin, starts, losses, {queue: was for queue, was in last.items() if queue not in strange})
+
+
+def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
+    """The non-empty ranges of the batch between two offsets. Pure, so a replayed batch is the same batch."""
+    ranges = []
+    for queue, until in end.next.items():
+        begin = end.starts.get(queue, start.next.get(queue))
+        if begin is None:
+            raise CheckpointError(
+                f"The checkpoint's offsets do not say where {queue} begins; use a new checkpoint location"
+            )
+        if begin < until:
+            ranges.append(QueueRange(*queue, begin, until))
+    return ranges
+
+
+def _last_json(last: Fingerprints) -> OffsetJson:
+    return {_LAST: fingerprints_to_json(last)} if last else {}
+
+
+def _bare(json_: dict[str, Any]) -> dict[str, Any]:
+    """The next offsets alone: users take them out of a checkpoint, too."""
+    return {topic: by_queue for topic, by_queue in json_.items() if topic not in (_START, _LAST)}
+
+
+def _tasks(json_: Any) -> tuple[Positions, ...]:
+    """Raises `ValueError` where `json_` is no list of positions, or one queue is in two."""
+    if not isinstance(json_, list):
+        raise ValueError(f"{_FROM} is {shown(json_)} where a list belongs")
+    tasks = tuple(positions_from_json(task) for task in json_)
+    seen: set[Queue] = set()
+    for queue in (queue for task in tasks for queue in task):
+        if queue in seen:
+            raise ValueError(f"{_FROM} names {queue} twice")
+        seen.add(queue)
+    return tasks
+
+
+def _reader_id(json_: Any) -> str:
+    if not isinstance(json_, str) or not READER_ID.fullmatch(json_):
+        raise ValueError(f"{_READER} is {shown(json_)} where 32 hexadecimal digits belong")
+    return json_
+
+
+def _number(json_: Any, where: str) -> int:
+    if not is_long(json_):
+        raise ValueError(f"{where} is {shown(json_)} where a number belongs")
+    return int(json_)

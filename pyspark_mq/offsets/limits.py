@@ -1,0 +1,272 @@
+"""Where a query starts and ends: what `startingOffsets`, `startingTimestamp` and their like mean in each queue.
+
+As in Spark's Kafka source a time comes before times by queue, and those before offsets; and a time means the first
+message stored at it or after. Relative ones are ours: "-1000" is the last 1,000 messages of each queue, and
+"-10 minutes" is that long before the query is planned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.positions import positions_from_json
+from store.any_log import Boundary, Bounds, Log, Positions, Queue
+
+LATEST = -1
+EARLIEST = -2
+Strategy = Literal["error", "latest"]
+
+_LAST_MESSAGES = re.compile(r"-([0-9]{1,18})")
+_AGO = re.compile(r"-\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)", re.IGNORECASE)
+_UNITS_MS = {
+    name: milliseconds
+    for names, milliseconds in (
+        ("ms millisecond milliseconds", 1),
+        ("s second seconds", 1000),
+        ("m minute minutes", 60_000),
+        ("h hour hours", 3_600_000),
+        ("d day days", 86_400_000),
+    )
+    for name in names.split()
+}
+_WHOLE_MS = re.compile(r"[0-9]{1,18}")
+
+
+class Limit(Protocol):
+    """Where a query starts, or ends. Frozen and picklable."""
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        """As one offset for each subscribed queue; `bounds` has exactly those, and is what counts while `log` grows.
+
+        Only offsets that somebody wrote down may lie outside of it. Raises `OptionError`.
+        """
+
+
+@dataclass(frozen=True)
+class Named:
+    """EARLIEST or LATEST, in every queue."""
+
+    offset: int
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        return {queue: _offset(self.offset, bound) for queue, bound in bounds.items()}
+
+
+@dataclass(frozen=True)
+class LastMessages:
+    """So many messages of each queue, or all that it has."""
+
+    count: int
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        return {queue: max(bound.min_offset, bound.max_offset - self.count) for queue, bound in bounds.items()}
+
+
+@dataclass(frozen=True)
+class OffsetsByQueue:
+    """An offset for each queue, which may be EARLIEST or LATEST. option: who says so."""
+
+    option: str
+    offsets: Positions
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        """As Spark's Kafka source has it, all queues are to be named, and no others."""
+        _same_queues(self.option, self.offsets, bounds)
+        return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
+
+
+@dataclass(frozen=True)
+class Time:
+    """The first message of each queue that was stored at a time or after.
+
+    timestamp: ms since 1970, or below 0 so many ms before now. unmatched: what it is to be where all messages are
+    older; after a time that is relative, the latest offset.
+    """
+
+    option: str
+    timestamp: int
+    unmatched: Strategy
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        if self.timestamp < 0:
+            timestamp = int(time.time() * 1000) + self.timestamp
+            return _inside(log.offsets_by_time(bounds, timestamp, Boundary.LOWER), bounds)
+        return _by_time(log, self.option, dict.fromkeys(bounds, self.timestamp), bounds, self.unmatched)
+
+
+@dataclass(frozen=True)
+class TimesByQueue:
+    """`Time`, with one of its own for each queue."""
+
+    option: str
+    timestamps: Positions
+    unmatched: Strategy
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        _same_queues(self.option, self.timestamps, bounds)
+        return _by_time(log, self.option, self.timestamps, bounds, self.unmatched)
+
+
+@dataclass(frozen=True)
+class GroupOffsets:
+    """Where a consumer group stands; its first message in a queue where the group has not committed yet."""
+
+    group: str
+
+    def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
+        return _inside(log.committed(self.group, bounds), bounds)
+
+
+def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
+    """`startingOffsets` and `endingOffsets`. group: what "group" means, None where it means nothing.
+
+    Raises `OptionError` that says where the text is wrong.
+    """
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return Named(EARLIEST if word == "earliest" else LATEST)
+    if word == "group":
+        if group is None:
+            raise OptionError(f"{option}=group: whose? Give the option consumerGroup")
+        return GroupOffsets(group)
+    if last := _LAST_MESSAGES.fullmatch(word):
+        return LastMessages(int(last[1]))
+    expected = (
+        f"{option} takes earliest, latest, group, -1000 for the last 1,000 messages of each queue, or JSON such as "
+        '{"orders": {"0": 23, "1": -1}} (-2 earliest, -1 latest)'
+    )
+    return OffsetsByQueue(option, _json(expected, text, lowest=EARLIEST))
+
+
+def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
+    """`startingTimestamp` and `endingTimestamp`: ms since 1970, ISO 8601, or "-10 minutes". Raises `OptionError`."""
+    word = text.strip()
+    ago = _AGO.fullmatch(word)
+    if ago and ago[2].lower() in _UNITS_MS:
+        return Time(option, -max(1, int(float(ago[1]) * _UNITS_MS[ago[2].lower()])), unmatched)
+    if _WHOLE_MS.fullmatch(word):
+        return Time(option, int(word), unmatched)
+    try:
+        moment = datetime.fromisoformat(word)
+    except ValueError as error:
+        raise OptionError(
+            f"{option} takes milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, or one that is relative, "
+            f"such as '-10 minutes'; got {text[:40]!r}"
+        ) from error
+    if moment.tzinfo is None:
+        raise OptionError(f"{option}={text[:40]!r}: of which time zone? Write {word}Z for UTC, or {word}+02:00")
+    return Time(option, max(0, int(moment.astimezone(UTC).timestamp() * 1000)), unmatched)
+
+
+def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
+    """`startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`. Raises `OptionError`."""
+    expected = f'{option} takes JSON such as {{"orders": {{"0": 1767225600000, "1": 1767225600000}}}} (ms since 1970)'
+    return TimesByQueue(option, _json(expected, text, lowest=0), unmatched)
+
+
+def start_of(given: Mapping[str, str]) -> Limit | None:
+    """Where a query starts by its options, None without one of them. Raises `OptionError`."""
+    unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
+    return _first_given(
+        given,
+        {
+            "startingTimestamp": lambda name, text: parse_time(name, text, unmatched),
+            "startingOffsetsByTimestamp": lambda name, text: parse_times(name, text, unmatched),
+            "startingOffsets": lambda name, text: parse_offsets(name, text, given.get("consumerGroup")),
+        },
+    )
+
+
+def end_of(given: Mapping[str, str]) -> Limit | None:
+    """Where a batch query ends, likewise; at the latest offset where all messages are older than a time."""
+    return _first_given(
+        given,
+        {
+            "endingTimestamp": lambda name, text: parse_time(name, text, "latest"),
+            "endingOffsetsByTimestamp": lambda name, text: parse_times(name, text, "latest"),
+            "endingOffsets": lambda name, text: parse_offsets(name, text, given.get("consumerGroup")),
+        },
+    )
+
+
+def says(limit: Limit, offset: int) -> str | None:
+    """Whether a limit is EARLIEST or LATEST, which `offset` is: "" if it is, the queue if it is in one; else None."""
+    if isinstance(limit, Named):
+        return "" if limit.offset == offset else None
+    by_queue = limit.offsets if isinstance(limit, OffsetsByQueue) else {}
+    return next((f" for {queue}" for queue, named in by_queue.items() if named == offset), None)
+
+
+def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
+    text = given.get(name, "error").strip().lower()
+    if text not in ("error", "latest"):
+        raise OptionError(f"{name} takes error or latest, got {text[:40]!r}")
+    return "latest" if text == "latest" else "error"
+
+
+def _first_given(given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Limit]]) -> Limit | None:
+    """The limit by the first of `parsers` whose option is given; but all that are given have to be right."""
+    limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
+    return limits[0] if limits else None
+
+
+def _by_time(
+    log: Log, option: str, timestamps: Positions, bounds: Mapping[Queue, Bounds], unmatched: Strategy
+) -> Positions:
+    found: Positions = {}
+    for timestamp in set(timestamps.values()):
+        queues = [queue for queue, wanted in timestamps.items() if wanted == timestamp]
+        found |= log.offsets_by_time(queues, timestamp, Boundary.LOWER)
+    none = sorted(queue for queue, offset in found.items() if offset >= bounds[queue].max_offset)
+    if none and unmatched == "error":
+        raise OptionError(
+            f"{option}: no message of {', '.join(map(str, none))} was stored at {timestamps[none[0]]} or after; give "
+            "an earlier time, or set startingOffsetsByTimestampStrategy to latest, to begin with what comes next"
+        )
+    return _inside(found, bounds)
+
+
+def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
+    """For each queue the offset of it that lies nearest; its first one without a position."""
+    return {queue: min(max(positions.get(queue, first), first), end) for queue, (first, end) in bounds.items()}
+
+
+def _json(expected: str, text: str, lowest: int) -> Positions:
+    try:
+        json_ = json.loads(text)
+        if isinstance(json_, dict):  # users take offsets out of a checkpoint, too
+            json_ = {topic: by_queue for topic, by_queue in json_.items() if not topic.startswith("$")}
+        return positions_from_json(json_, lowest=lowest)
+    except json.JSONDecodeError as error:
+        raise OptionError(
+            f"{expected}; at line {error.lineno} column {error.colno} of {text!r}: {error.msg}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{expected}: {error}") from error
+
+
+def _offset(offset: int, bound: Bounds) -> int:
+    return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(offset, offset)
+
+
+def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds]) -> None:
+    """Raises `OptionError` unless exactly the subscribed queues are named."""
+    _refuse(option, "names queues that do not exist or are not subscribed", set(named) - bounds.keys(), bounds)
+    _refuse(option, "has to name every subscribed queue and leaves out", bounds.keys() - set(named), bounds)
+
+
+def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iterable[Queue]) -> None:
+    names = ", ".join(map(str, sorted(queues)))
+    if names:
+        all_names = ", ".join(map(str, sorted(subscribed))) or "none"
+        raise OptionError(
+            f"{option} {problem}: {names}. Subscribed queues are {all_names}; "
+            "use -2 for the earliest and -1 for the latest offset of a queue"
+        )

@@ -1,0 +1,143 @@
+"""The options of a write with `format("mq")`; `tables` names them, those of a query are in `source`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.options.addresses import address_of
+from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
+from pyspark_mq.options.source import shared_path
+from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
+from store.any_log import LogAddress
+from store.errors import InvalidGroup, InvalidTopic
+from store.files.consumer_offsets import check_group_name
+from store.format.topic_names import check_topic_name
+
+_NAMES = names_of(WRITE_OPTIONS)
+STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
+COMMITS_FOLDER = "commits"
+_SPARKS_OWN = ("checkpointLocation", "queryName")  # which Spark hands on to a streaming sink
+
+
+class Guarantee(Enum):
+    """The option `delivery`: what is promised about the rows of a write; see `docs/sink.md`."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What the user asked for, parsed and checked.
+
+    topic: of all rows; None where a column names each row's. given_staging_path: absolute, or a URL, see
+    `staging_path`. producer_group: names a write in `foreachBatch`, so that a batch which Spark runs again is not
+    written again; None where each is one by itself.
+    """
+
+    address: LogAddress
+    topic: str | None
+    guarantee: Guarantee
+    given_staging_path: str | None
+    producer_group: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """From Spark's options (names in any case). Raises `OptionError`."""
+        for name in options:
+            _refuse_options_of_queries(name)
+        given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
+        staging = given.get("stagingPath")
+        producer_group = given.get("producerGroup")
+        guarantee = _guarantee(given.get("delivery", Guarantee.EXACTLY_ONCE.value))
+        if guarantee is Guarantee.EXACTLY_ONCE and "nameServer" in given:
+            raise OptionError(ONCE_ON_A_CLUSTER)
+        if guarantee is Guarantee.AT_LEAST_ONCE:
+            for name in ("stagingPath", "producerGroup"):
+                if name in given:
+                    raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
+        return cls(
+            address=address_of(given),
+            topic=_topic(given["topic"]) if "topic" in given else None,
+            guarantee=guarantee,
+            given_staging_path=None if staging is None else shared_path("stagingPath", staging),
+            producer_group=None if producer_group is None else _producer_group(producer_group),
+        )
+
+    @property
+    def staging_path(self) -> str:
+        """Where tasks keep their rows until the driver appends them: beside the log, if nothing else is said.
+
+        Raises `OptionError` where the log has no directory.
+        """
+        if self.given_staging_path is not None:
+            return self.given_staging_path
+        if self.address.directory is None:
+            raise OptionError(
+                f"delivery=exactly-once keeps the rows of tasks in files, and {self.address} has no directory for "
+                "them: set the option stagingPath to one that the driver and all executors see"
+            )
+        return os.path.join(self.address.directory, STAGING_FOLDER)
+
+    @property
+    def commits_path(self) -> Path:
+        """Where it is noted which batches were written (see `commits`). Raises `OptionError` without a directory."""
+        beside = self.address.directory or self.staging_path
+        if "://" in beside:
+            raise OptionError(
+                f"stagingPath {beside}: {self.address} has no directory either, and there has to be one to note which "
+                "batches were written: set stagingPath to one that the driver and all executors see"
+            )
+        return Path(beside, COMMITS_FOLDER)
+
+    def for_stream(self) -> WriteOptions:
+        """Raises `OptionError` for an option of batch writes."""
+        if self.producer_group is not None:
+            raise OptionError(
+                "producerGroup is for df.write in foreachBatch; writeStream.format('mq') knows its query by the "
+                "checkpoint, so leave it out"
+            )
+        return self
+
+
+def is_for_writing(options: Mapping[str, str]) -> bool:
+    """Whether a view with these options is one to INSERT INTO: it subscribes to nothing and has an option of writes."""
+    names = {name.lower() for name in options}
+    own = {name.lower() for name in _NAMES[1:]}
+    return bool(names & own) and not names & {"subscribe", "subscribepattern", "assign"}
+
+
+def _refuse_options_of_queries(name: str) -> None:
+    reading = {other.lower(): other for other in names_of(READ_OPTIONS) if other not in _NAMES}
+    if name.lower() in reading:
+        hint = "name the topic with topic" if name.lower().startswith(("subscribe", "assign")) else "leave it out"
+        known = ", ".join(_NAMES)
+        raise OptionError(f"{reading[name.lower()]} is for reading; {hint}. A write has the options {known}")
+
+
+def _guarantee(text: str) -> Guarantee:
+    for guarantee in Guarantee:
+        if text.strip().lower() == guarantee.value:
+            return guarantee
+    raise OptionError(f"delivery takes {' or '.join(each.value for each in Guarantee)}, got {text!r:.40}")
+
+
+def _topic(text: str) -> str:
+    try:
+        check_topic_name(text)
+    except InvalidTopic as error:
+        raise OptionError(f"The option topic: {error}; several topics go into a column topic") from error
+    return text
+
+
+def _producer_group(text: str) -> str:
+    try:
+        check_group_name(text)
+    except InvalidGroup as error:
+        raise OptionError(f"producerGroup: {error}") from error
+    return text

@@ -1,0 +1,131 @@
+"""Which queues a query reads: the options `subscribe`, `subscribePattern` and `assign`."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.offsets.positions import queue_id_of
+from store.any_log import Queue
+from store.format.topic_names import is_internal_topic
+
+_NAMED = 5  # topics in a text
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Exactly one of the three is not None."""
+
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    assigned: tuple[Queue, ...] | None = None
+
+    @classmethod
+    def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> Subscription:
+        """From the three option strings; raises `OptionError` unless exactly one is given and well formed."""
+        given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            problem = f"{' and '.join(names)} exclude each other" if names else "Nothing is subscribed"
+            raise OptionError(
+                f"{problem}: give exactly one of subscribe (topics, comma separated), "
+                'subscribePattern (a regular expression), assign (JSON such as {"orders": [0, 1]})'
+            )
+        if subscribe is not None:
+            return cls(topics=_topics(subscribe))
+        if pattern is not None:
+            return cls(pattern=_pattern(pattern))
+        return cls(assigned=_assigned(str(assign)))
+
+    def select(self, topics: Mapping[str, Collection[Queue]]) -> list[Queue]:
+        """The subscribed queues among those of `topics`, sorted."""
+        if self.assigned is not None:
+            return [queue for queue in self.assigned if queue in topics.get(queue.topic, ())]
+        wanted = self.topics if self.topics is not None else filter(self._wants, topics)
+        return sorted(queue for topic in wanted for queue in topics.get(topic, ()))
+
+    def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
+        """Raises `SubscriptionError` for a topic or queue that is named, and neither exists nor is one of `known`."""
+        missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
+        named = {queue.topic for queue in known}
+        missing += [topic for topic in self.topics or () if topic not in named and topic not in topics]
+        if missing:
+            existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
+            raise SubscriptionError(
+                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. Create the topic "
+                "first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which waits for topics "
+                "to come"
+            )
+
+    def names(self) -> list[str]:
+        """The topics that are named, or else the pattern."""
+        if self.pattern is not None:
+            return [self.pattern]
+        return sorted({*(self.topics or ()), *(queue.topic for queue in self.assigned or ())})
+
+    def doubt(self, topics: Collection[str]) -> str | None:
+        """What may be wrong with a pattern that matches none of `topics`; None where all is well."""
+        if self.pattern is None or any(map(self._wants, topics)):
+            return None
+        others = sorted(topic for topic in topics if not is_internal_topic(topic))
+        as_glob = fnmatch.filter(others, self.pattern)
+        within = [topic for topic in others if re.search(self.pattern, topic)]
+        if as_glob:
+            regex = re.sub(r"\.?\*", ".*", self.pattern).replace("?", ".")
+            hint = f"it is a regular expression, not a glob: {regex} matches {_some(as_glob)}"
+        elif within:
+            hint = f"it has to match the whole name: .*({self.pattern}).* matches {_some(within)}"
+        else:
+            hint = f"there are {_some(others) or 'no topics yet'}"
+        return f"subscribePattern {self.pattern!r} matches no topic; {hint}"
+
+    def _wants(self, topic: str) -> bool:
+        if self.pattern is not None:
+            # As with Kafka's internal topics: whoever wants those of RocketMQ names them.
+            return not is_internal_topic(topic) and re.fullmatch(self.pattern, topic) is not None
+        return topic in (self.topics or ())
+
+
+def _some(topics: Sequence[str]) -> str:
+    return ", ".join(topics[:_NAMED]) + (f" and {len(topics) - _NAMED} more" if len(topics) > _NAMED else "")
+
+
+def _topics(subscribe: str) -> tuple[str, ...]:
+    topics = tuple(dict.fromkeys(topic.strip() for topic in subscribe.split(",")))
+    if "" in topics:
+        raise OptionError(f"subscribe takes topics separated by commas, got {subscribe!r}")
+    return topics
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise OptionError(f"subscribePattern {pattern!r:.80} is no regular expression: {error}") from error
+    return pattern
+
+
+def _assigned(assign: str) -> tuple[Queue, ...]:
+    expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r:.80}'
+    try:
+        json_ = json.loads(assign)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{expected}: line {error.lineno} column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{expected}: {error}") from error
+    if not isinstance(json_, dict) or not json_:
+        raise OptionError(f"{expected}: the top level is no object with topics")
+    queues = set()
+    for topic, ids in json_.items():
+        if not isinstance(ids, list) or not ids:
+            raise OptionError(f"{expected}: {topic!r} has no list of queue numbers")
+        for queue_id in ids:
+            named = queue_id_of(str(queue_id)) if type(queue_id) in (int, str) else None
+            if named is None:
+                raise OptionError(f"{expected}: {topic!r} has {json.dumps(queue_id)} for a queue number")
+            queues.add(Queue(topic, named))
+    return tuple(sorted(queues))

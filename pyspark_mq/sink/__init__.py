@@ -1,0 +1,1 @@
+"""Writing with `format("mq")`: rows become messages, once at least or exactly once."""

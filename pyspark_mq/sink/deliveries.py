@@ -1,0 +1,210 @@
+"""How the rows of a write come into the log, and what is promised about them: once at least, or exactly once.
+
+    AtLeastOnce     tasks append their rows as they come
+    AllOrNothing    tasks stage their rows, the driver appends those of all tasks under one publication
+    OncePerBatch    likewise, together with a record of the batch; one that has a record is not appended again
+
+A delivery is made in the driver; tasks and, for a batch write, the commit have it from a pickle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from pyspark_mq.errors import OptionError, StagingError, SubscriptionError
+from pyspark_mq.options.sink import WriteOptions
+from pyspark_mq.sink.commits import Commits
+from pyspark_mq.sink.schema import tables_by_topic
+from pyspark_mq.sink.staging import BATCH, Staging
+from store.any_log import Log, LogAddress, LogWriter
+from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
+
+_log = logging.getLogger("pyspark_mq")
+
+# What Spark tells the tasks of a streaming query: its id, which is the checkpoint's, and the number of the batch.
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Sent(WriterCommitMessage):
+    """What one task did. file: where its rows are staged, "" where they are not. query, batch: see `OncePerBatch`."""
+
+    rows: int
+    file: str = ""
+    query: str = ""
+    batch: int = -1
+
+
+class Delivery(Protocol):
+    def prepare(self) -> None:
+        """In the driver, before any task: raises what would make all of them fail."""
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        """In a task: take its rows."""
+
+    def commit(self, sent: Sequence[Sent]) -> None:
+        """In the driver, when all tasks are done. sent: of each, in the order of Spark's partitions."""
+
+    def abort(self) -> None:
+        """In the driver, when a task, or the commit, has failed."""
+
+
+class AtLeastOnce:
+    """What a failed attempt at a task, or at a batch, appended stays, and comes again with the next attempt."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def prepare(self) -> None:
+        pass
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        rows = 0
+        with self._options.address.open_writer() as log:
+            for batch in batches:
+                append = log.begin()
+                for topic, table in tables_by_topic(batch, self._options.topic):
+                    append.add(topic, table)
+                append.publish()
+                rows += batch.num_rows
+            log.flush()  # Spark does not run a batch again whose tasks are done
+        return Sent(rows)
+
+    def commit(self, sent: Sequence[Sent]) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+class AllOrNothing:
+    """One batch write. Whatever fails, readers see all of its rows or none."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._staging = Staging(options.staging_path)
+        self._run = uuid4().hex
+
+    def prepare(self) -> None:
+        self._staging.prepare()
+        self._staging.begin(BATCH, self._run)
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        file, rows = self._stage(BATCH, batches)
+        return Sent(rows, file)
+
+    def commit(self, sent: Sequence[Sent]) -> None:
+        if any(each.rows for each in sent):
+            with self._options.address.open_writer() as log:
+                self._append(log, sent, {})
+        self._staging.forget(BATCH, self._run)
+
+    def abort(self) -> None:
+        self._staging.forget(BATCH, self._run)
+
+    def _stage(self, owner: str, batches: Iterable[pa.RecordBatch]) -> tuple[str, int]:
+        context = _context()
+        tables = (table for batch in batches for table in tables_by_topic(batch, self._options.topic))
+        checked = tables if self._options.topic is not None else _of_known_topics(self._options.address, tables)
+        return self._staging.write(owner, self._run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
+
+    def _append(self, log: LogWriter, sent: Sequence[Sent], more: Mapping[str, pa.RecordBatch]) -> None:
+        """Append what was staged, and to each topic what `more` says. Readers see all of it at once, and it is on the
+        device when this returns.
+        """
+        tables = self._staging.tables(each.file for each in sent if each.file)
+        staged, rows = sum(table.num_rows for table in tables.values()), sum(each.rows for each in sent)
+        if staged != rows:  # a file that ends between two batches looks whole
+            raise StagingError(
+                f"{self._options.staging_path}: tasks kept {rows:,} rows there, and {staged:,} are left; nothing was "
+                "appended, run the write again. A directory that several machines see must show what another one wrote"
+            )
+        append = log.begin()
+        for topic, table in tables.items():
+            append.add(topic, table)
+        for topic, batch in more.items():
+            append.add(topic, batch)
+        append.publish(flush=True)
+
+
+class OncePerBatch(AllOrNothing):
+    """The write of one micro-batch of a streaming query, or one write of several in its `foreachBatch`.
+
+    The query is known by the id in its checkpoint, which lasts as long as that; and by `producerGroup` where it is
+    given, which tells apart the writes of one `foreachBatch`.
+    """
+
+    def prepare(self) -> None:
+        self._staging.prepare()
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        query, batch = _streaming_batch()
+        if self._options.producer_group is not None:
+            query = f"{query}-{self._options.producer_group}"
+        self._staging.begin(query, self._run)
+        file, rows = self._stage(query, batches)
+        return Sent(rows, file, query, batch)
+
+    def commit(self, sent: Sequence[Sent]) -> None:
+        if any(each.rows for each in sent):
+            with self._options.address.open_writer() as log:
+                self._commit(Commits(log, self._options.commits_path, sent[0].query), log, sent)
+        self._staging.forget(sent[0].query, self._run)
+
+    def _commit(self, commits: Commits, log: LogWriter, sent: Sequence[Sent]) -> None:
+        batch = sent[0].batch
+        with commits.turn():
+            if commits.has(batch):
+                _log.warning("Batch %d of query %s was written before: it is skipped", batch, sent[0].query)
+                return
+            commits.begin(batch)
+            self._append(log, sent, {COMMITS_TOPIC: commits.record(batch, sum(each.rows for each in sent))})
+            commits.end(batch)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "rows come to tasks only"
+    return context
+
+
+def _streaming_batch() -> tuple[str, int]:
+    """The id of the streaming query that this task runs for, and the number of its batch. Raises `OptionError`."""
+    query, batch = _context().getLocalProperty(_QUERY_ID), _context().getLocalProperty(_BATCH_ID)
+    if not query or not batch:
+        raise OptionError(
+            "producerGroup is for a write in foreachBatch, and Spark says of no streaming query that this one is part "
+            "of; leave it out"
+        )
+    return query, int(batch)
+
+
+def _of_known_topics(
+    address: LogAddress, tables: Iterable[tuple[str, pa.RecordBatch]]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Raises `SubscriptionError` at the first row of a topic that is not there."""
+    known: set[str] = set()
+    for topic, table in tables:
+        if topic not in known:
+            with address.open() as log:
+                require_topic(address, log, topic)
+            known.add(topic)
+        yield topic, table
+
+
+def require_topic(address: LogAddress, log: Log, topic: str) -> None:
+    """Raises `SubscriptionError` for a topic that the log does not have."""
+    if topic not in (topics := log.topics()):
+        others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
+        of_broker = f"mqadmin updateTopic -t {topic} ..."
+        how = of_broker if address.directory is None else f"pyspark-mq topic create {address} {topic!r}"
+        raise SubscriptionError(f"There is no topic {topic!r}, but {others}. Create it first: {how}")

@@ -1,0 +1,154 @@
+"""One task of a real-time batch: its queues held open until the batch's time is over, and read as messages arrive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pyspark_mq.errors import LedgerError, OptionError
+from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
+from pyspark_mq.source.reading import RangeReader, RangeTask
+from pyspark_mq.source.slots import task_slots
+from pyspark_mq.worker import spare_what_is_loaded
+from store import UnknownTopic
+from store.any_log import Fingerprints, Log, Positions, QueueRange
+from store.publish.published_end import current_boot_id
+
+LEAST_SECONDS = 1.0
+_ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn
+# An idle task learns only by writing that Spark gave it up; the second write fails at the latest.
+_HEARTBEAT_SECONDS = 1.5
+_PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.python.udf.pipelined.enabled
+
+
+@dataclass(frozen=True)
+class HeldTask:
+    """What the driver plans for one task: `begin` of each of its queues, and for how long it holds them.
+
+    seconds: 0 to read what is there and end, as for the replay of a batch by a query without `realTime`.
+    planned: `time.monotonic()` of the driver, which means something on the machine `boot_id` only. last: which message
+    stands before `begin`, as far as that is known.
+    """
+
+    name: TaskName
+    begin: Positions
+    seconds: float
+    planned: float
+    boot_id: bytes
+    last: Fingerprints = field(default_factory=dict)
+
+    def deadline(self) -> float:
+        """When to end, by this process's `time.monotonic()`: all tasks of a batch at once where clocks are shared.
+
+        A task that starts late, for want of a task slot, still reads for `LEAST_SECONDS`.
+        """
+        now = time.monotonic()
+        if self.boot_id != current_boot_id():
+            return now + self.seconds
+        return max(self.planned + self.seconds, now + min(self.seconds, LEAST_SECONDS))
+
+    def late(self) -> bool:
+        """Whether its time was over before it began."""
+        return self.boot_id == current_boot_id() and time.monotonic() > self.planned + self.seconds
+
+
+class HeldReader:
+    """Reads `HeldTask`s. Stateless, and picklable for the tasks."""
+
+    def __init__(self, options: SourceOptions, range_reader: RangeReader, ledger: Ledger) -> None:
+        self._options = options
+        self._range_reader = range_reader
+        self._ledger = ledger
+
+    def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
+        """Batches as they arrive; or, when an attempt at this task recorded what it read, exactly that.
+
+        Raises `OptionError` where Spark would keep the batches back, `LedgerError`, and what `RangeReader` does.
+        """
+        if task.seconds > 0:
+            require_pipelined_workers()
+        spare_what_is_loaded()
+        record = self._ledger.find(task.name, task.begin)
+        with self._options.address.open() as log:
+            if record is None:
+                reached, last = dict(task.begin), dict(task.last)
+                starved = task.late() and self._ledger.any_ended(task.name)
+                yield from self._held(log, reached, last, task.deadline())
+                mine = TaskRecord(reached, starved, last, task_slots())
+                record = self._ledger.record(task.name, mine)
+            else:
+                reached = task.begin
+            yield from self._up_to(log, reached, record)
+
+    def _held(self, log: Log, reached: Positions, last: Fingerprints, deadline: float) -> Iterator[pa.RecordBatch]:
+        """What is there and what arrives until `deadline`; `reached` and `last`, the message before, are moved along.
+
+        A queue that is gone or another meanwhile is left where it was: the next batch begins there, and deals with it.
+        """
+        with log.hold(dict(reached), deadline, self._options.message_filter, _HEARTBEAT_SECONDS) as held:
+            while True:
+                try:
+                    there = next(held)
+                except StopIteration:
+                    return
+                except UnknownTopic:
+                    self._lose_what_is_gone(log, reached)
+                    continue
+                if there is None:
+                    yield self._range_reader.nothing()
+                    continue
+                wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
+                queue, ends = wanted.queue, {wanted.queue: wanted.end}
+                before = log.fingerprints(ends)
+                # In this order: a queue that is the same one now was so when its last message was looked at.
+                if self._is_lost(log, wanted, last):
+                    continue
+                yield from self._range_reader.scan(log, wanted, RangeTask((wanted,), ends, before))
+                reached[queue] = wanted.end
+                last.pop(queue, None)
+                last |= before
+                held.again(queue, wanted.end)
+
+    def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints) -> bool:
+        """Whether a queue is not the one that was read up to `wanted`, or shorter. Raises `DataLossError`."""
+        queue, begin = wanted.queue, wanted.start
+        is_another = queue in last and bool(log.strangers({queue: begin}, {queue: last[queue]}))
+        if wanted.length and not is_another:
+            return False
+        loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
+        if loss is not None:
+            lose(self._options.fail_on_data_loss, loss)
+        return True
+
+    def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
+        """Raises `DataLossError`."""
+        for queue in reached.keys() - log.bounds(reached).keys():
+            lose(self._options.fail_on_data_loss, Loss(QueueRange(*queue, reached[queue], reached[queue]), Case.GONE))
+
+    def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
+        """The rest of what the record that counts says; nothing where it is this attempt's own."""
+        for queue, end in record.next.items():
+            if reached[queue] > end:
+                raise LedgerError(
+                    f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task recorded "
+                    f"{end}; run the task again, and it reads what is recorded"
+                )
+            missing = QueueRange(*queue, reached[queue], end)
+            yield from self._range_reader.scan(log, missing, RangeTask((missing,), record.next, record.last))
+
+
+def require_pipelined_workers() -> None:
+    """Raises `OptionError` in a Python worker that keeps batches back until its buffer is full."""
+    if os.environ.get(_PIPELINED) != "1":
+        raise OptionError(
+            "realTime needs workers that hand over each batch at once: PySpark 4.3 or later, and the setting "
+            "spark.python.udf.pipelined.enabled=true given when the application starts (spark-submit --conf, "
+            "--properties-file conf/spark-realtime.conf, or SparkSession.builder.config). "
+            "Without it leave the option realTime out"
+        )

@@ -1,0 +1,149 @@
+"""Orderly streams (`consumeMode=orderly`): a query has all of its queues, as a member of its consumer group, or none.
+
+What Spark has done the member commits. A query that gets queues goes on where the group is, if that is further than its
+own checkpoint: another query of the group was there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from pyspark_mq.errors import OptionError, QueuesTaken
+from pyspark_mq.offsets.checkpoint import StreamOffset
+from pyspark_mq.options.source import WhenLocked
+from store import StoreError
+from store.any_group import Group, HasGroups, Member, Subscriptions
+from store.any_log import LogAddress, Positions, Queue
+
+_RENEW_SECONDS = 5.0  # and persist; RocketMQ's persistConsumerOffsetInterval, its locks are renewed every 20 s
+_GRACE_SECONDS = 3.0  # for a query that is just being killed; RocketMQ's, between two tries to lock
+_TRY_SECONDS = 1.0  # that a lock has expired nobody tells
+_logger = logging.getLogger("pyspark_mq")
+
+
+def group_of(address: LogAddress, name: str) -> Group:
+    """Raises `OptionError` for a log without groups."""
+    if not isinstance(address, HasGroups):
+        raise OptionError(f"consumeMode=orderly: {address} keeps no consumer groups whose members could lock queues")
+    return address.group(name)
+
+
+class OrderlyQueues:
+    """The queues of one run of one query, from the first `take` to `close`.
+
+    A thread keeps them meanwhile; besides it one thread uses this.
+    """
+
+    def __init__(self, group: Group, reads: Subscriptions, when_locked: WhenLocked) -> None:
+        self._group = group
+        self._reads = reads
+        self._when_locked = when_locked
+        self._member: Member | None = None
+        self._over = threading.Event()
+        self._turn = threading.Lock()  # of this thread and the one that keeps the queues; held for no wait
+        self._begins: Positions = {}  # where the group was in each queue that this query has, when it got it
+        self._failure: StoreError | None = None
+
+    def take(self, queues: Collection[Queue], timeout: float) -> bool:
+        """Whether this query has `queues`, all of them; if not, it has none. Waits for them, `timeout` seconds at most.
+
+        Raises `QueuesTaken` where it is not to wait, and where another took over what it had; and as `Group.join`.
+        """
+        wanted = set(queues)
+        member = self._joined()
+        if member.asked():
+            self.close()
+            raise QueuesTaken(
+                f"group {self._group.name}: another query took over (its whenLocked=takeOver), so this one ends, after "
+                "its last batch, which is committed"
+            )
+        fails = self._when_locked is WhenLocked.FAIL
+        deadline = time.monotonic() + (_GRACE_SECONDS if fails else timeout)
+        while not self._has(member, wanted):
+            left = deadline - time.monotonic()
+            if left <= 0 and fails:
+                who = ", ".join(each.id for each in self._group.members() if wanted & set(each.queues))
+                self.close()
+                raise QueuesTaken(
+                    f"group {self._group.name}: {who or 'another member'} has queues that this query is to read; stop "
+                    "it, or set whenLocked to wait or takeOver"
+                )
+            if left <= 0:
+                return False
+            member.wait(min(left, _TRY_SECONDS))
+        return True
+
+    def ahead(self, offset: StreamOffset) -> StreamOffset:
+        """`offset`, but from where the group was, pinned, in queues where that was further when this query got them."""
+        further = {queue: begin for queue, begin in self._begins.items() if begin > offset.next.get(queue, 0)}
+        last = {queue: was for queue, was in offset.last.items() if queue not in further}
+        return replace(offset, next=offset.next | further, starts=offset.starts | further, last=last)
+
+    def done(self, positions: Positions) -> None:
+        """All messages before `positions` are done, of queues that it has."""
+        if self._member is None:
+            return
+        if reset := self._member.resets():
+            _logger.warning(
+                "Group %s was reset in %s; a query goes on from its checkpoint. To follow, stop it and start one with "
+                "another checkpoint and startingOffsets=group",
+                self._group.name,
+                ", ".join(map(str, sorted(reset))),
+            )
+        self._member.commit(positions)
+
+    def tell(self) -> None:
+        """The group knows what is done, also if this process is killed from now on."""
+        with self._turn:
+            if self._member is not None:
+                self._member.persist()
+
+    def close(self) -> None:
+        """Give all back. The next `take` begins anew."""
+        self._over.set()
+        with self._turn:
+            member, self._member, self._begins = self._member, None, {}
+        if member is not None:
+            member.leave()
+
+    def _joined(self) -> Member:
+        if self._failure is not None:
+            raise self._failure
+        if self._member is None:
+            self._member = self._group.join(self._reads, orderly=True, exclusive=True)
+            self._over = threading.Event()
+            keeps = threading.Thread(target=self._keep, args=(self._member, self._over), name="mq-queues", daemon=True)
+            keeps.start()
+        return self._member
+
+    def _has(self, member: Member, wanted: set[Queue]) -> bool:
+        """Get all of them, or none."""
+        with self._turn:
+            if self._begins.keys() >= wanted:
+                return True
+            got = member.lock(wanted, ask=self._when_locked is WhenLocked.TAKE_OVER)
+            if got >= wanted:
+                new = wanted - self._begins.keys()
+                self._begins |= dict.fromkeys(new, 0) | member.committed(new)
+                return True
+            member.unlock(got)
+            self._begins = {}
+            return False
+
+    def _keep(self, member: Member, over: threading.Event) -> None:
+        """Runs in its own thread."""
+        while not over.wait(_RENEW_SECONDS):
+            with self._turn:
+                if over.is_set():
+                    return
+                try:
+                    member.persist()
+                    if self._begins and member.lock(self._begins) < self._begins.keys():
+                        self._begins = {}  # this process was stopped for a minute
+                except StoreError as error:
+                    self._failure = error
+                    return

@@ -1,0 +1,134 @@
+"""Ranges of queues, read in a task as the Arrow batches Spark expects."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_mq.offsets.losses import Loss, lose, loss_in
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.planning import pack, split
+from pyspark_mq.source.schema import projection
+from pyspark_mq.worker import spare_what_is_loaded
+from store import UnknownTopic
+from store.any_log import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
+from store.errors import OffsetOutOfRange
+
+ARRIVAL_TIMEOUT_SECONDS = 60.0
+_LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
+
+
+class RangeTask(NamedTuple):
+    """What one task reads: `ranges`.
+
+    ends, last: where the batch ends in their queues, and which message stands before, as far as that is known: where
+    another does the queue is not the one that was planned.
+    """
+
+    ranges: tuple[QueueRange, ...]
+    ends: Positions
+    last: Fingerprints
+
+    @classmethod
+    def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
+        """ends, last: of any queues."""
+        queues = {wanted.queue for wanted in ranges} & last.keys()
+        return cls(ranges, {queue: ends[queue] for queue in queues}, {queue: last[queue] for queue in queues})
+
+    def is_another(self, log: Log, queue: Queue) -> bool:
+        """Whether a queue is not the one that was planned."""
+        return queue in self.last and bool(log.strangers(self.ends, {queue: self.last[queue]}))
+
+    def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
+        """What `log` does not have of a range."""
+        return loss_in(wanted, log.bounds([wanted.queue]).get(wanted.queue), self.is_another(log, wanted.queue))
+
+
+class RangeReader:
+    """Reads ranges of one log as batches of one schema. Stateless, and picklable for the tasks."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: StructType,
+        arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS,
+    ) -> None:
+        """Raises `SchemaError` for a schema that is no projection of the source's columns."""
+        self._options = options
+        columns, self._arrow_schema = projection(schema, null_bodies=options.oversized == "null")
+        self._spec = ReadSpec(
+            columns,
+            options.message_filter,
+            check_crc=options.check_crc,
+            max_body_bytes=options.max_decompressed_message_size,
+            oversized=options.oversized,
+        )
+        self._arrival_timeout_seconds = arrival_timeout_seconds
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
+
+        `partition` holds a `RangeTask`, or None, which is what Spark makes of an empty list of partitions.
+        """
+        task: RangeTask | None = partition.value
+        if task is None:
+            return
+        spare_what_is_loaded()
+        with self._options.address.open() as log:
+            for wanted in task.ranges:
+                yield from self.scan(log, wanted, task)
+
+    def nothing(self) -> pa.RecordBatch:
+        """A batch without rows."""
+        columns = [pa.nulls(0, kind) for kind in self._arrow_schema.types]
+        return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
+
+    def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        """The messages of `wanted`, once this process sees them; what is lost is dealt with as `losses` says.
+
+        Raises as `read`.
+        """
+        self._wait(log, wanted, task)
+        for batch in self._scan(log, wanted, task):
+            # The columns as they are; names and nullability as Spark declared them.
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
+
+    def _wait(self, log: Log, wanted: QueueRange, task: RangeTask) -> None:
+        deadline, queue = time.monotonic() + self._arrival_timeout_seconds, wanted.queue
+        while (there := log.bounds([queue])) and (end := there[queue].max_offset) < wanted.end:
+            left = deadline - time.monotonic()
+            if left <= 0 or task.is_another(log, queue):
+                break
+            log.wait({queue: end}, min(left, _LOOK_AGAIN_SECONDS))
+
+    def _scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        """Rows that were given out before messages are found lost are older than what is left: none comes twice."""
+        while wanted.length > 0:
+            try:
+                batches = log.scan(wanted, self._spec)  # of the queue as it is now, whatever becomes of its topic
+                if not task.is_another(log, wanted.queue):
+                    yield from batches
+                    return
+            except (OffsetOutOfRange, UnknownTopic):
+                if task.loss_in(log, wanted) is None:
+                    raise
+            loss = task.loss_in(log, wanted)
+            if loss is not None:
+                lose(self._options.fail_on_data_loss, loss)
+                wanted = loss.left_of(wanted)
+
+
+def partitions_of(
+    ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
+) -> list[InputPartition]:
+    """The input partitions that read `ranges`, for `RangeReader.read`; ends, last: as `RangeTask` has them."""
+    least = options.min_partitions or os.cpu_count() or 1  # Spark's slots are not known here
+    pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
+    packed = pack(pieces, least, options.max_records_per_partition)
+    return [InputPartition(RangeTask.of(pieces, ends, last)) for pieces in packed]

@@ -1,0 +1,253 @@
+"""The streaming reader: Spark's verbs for micro-batches, composed of offsets, planning and reading."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.checkpoint import BatchStart, StreamOffset, batch_ranges, begin_batch
+from pyspark_mq.offsets.losses import Case, Loss, lose
+from pyspark_mq.offsets.positions import to_json
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.group_progress import GroupProgress
+from pyspark_mq.source.orderly import OrderlyQueues, group_of
+from pyspark_mq.source.planning import limit_ranges
+from pyspark_mq.source.queues import Queues, ends, is_enough
+from pyspark_mq.source.reading import RangeReader, partitions_of
+from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
+from store.cached import cached_property
+
+_NO_LIMIT = (1 << 63) - 1
+
+
+class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a process of its own beside the driver, for one run of one query.
+
+    Offsets are JSON as `offsets.StreamOffset` writes it.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises `OptionError`, `SchemaError`. Opens nothing: tasks unpickle this too."""
+        self._options = options
+        self._start = options.stream_start()
+        self._range_reader = RangeReader(options, schema)
+        self._target: Positions | None = None  # where Trigger.AvailableNow ends
+        self._bounds: dict[Queue, Bounds] = {}  # as last seen
+        self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
+        self._parsed: list[tuple[dict[str, Any], StreamOffset]] = []  # the two offsets looked at last
+        self._turn = 0
+        self._triggered = -math.inf  # when the last batch was, time.monotonic(); the first one comes at once
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query starts. Spark may ask again: what counts is the pin in the first end offset."""
+        positions = self._queues.resolve("startingOffsets", self._start, self._queues.bounds_of_all())
+        return StreamOffset(positions, starts=positions).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = ends(self._queues.bounds())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Never ReadAllAvailable: so that means Trigger.Once. `latestOffset` applies the real limits."""
+        return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself when there is nothing new after holding for an arrival.
+
+        Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`, `QueuesTaken`.
+        """
+        offset = self._offset(start)
+        self._tell(offset.next)
+        once = isinstance(limit, ReadAllAvailable)
+        waits = not once and self._target is None
+        if not self._take(self._options.hold_timeout_seconds if waits else math.inf):
+            return start
+        offset = self._ahead(offset)
+        hold, least = (self._options.hold_timeout_seconds, self._least()) if waits else (0.0, 1)
+        self._bounds = self._queues.hold(hold, offset.next, offset.next, least)
+        if not is_enough(offset.next, self._bounds, least) and start == self._known:
+            return self._idle(start)
+        end = self._end(offset, once)
+        if end is None:
+            return self._idle(start)
+        if end is offset:
+            self._known = start
+            return self._idle(start)
+        self._triggered = time.monotonic()
+        self._known = end.to_json()
+        self._parsed = [*self._parsed[-1:], (self._known, end)]
+        return self._known
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return to_json(ends(self._bounds))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Depends on the two offsets and the options only, so a replayed batch is the same batch.
+
+        Raises `DataLossError` for a batch to be run again from queues that are others now (see `failOnDataLoss`).
+        """
+        until = self._offset(end)
+        if end != self._known:
+            self._take(math.inf)
+        ranges = batch_ranges(self._offset(start), until)
+        if end != self._known:
+            self._must_be_same(until.next, until.last)
+        return partitions_of(ranges, self._options, until.next, until.last)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._range_reader.read(partition)
+
+    def stop(self) -> None:
+        if "_group" in self.__dict__ and self._group is not None:
+            self._group.tell()
+        if "_orderly" in self.__dict__ and self._orderly is not None:
+            self._orderly.close()
+        if "_log" in self.__dict__:
+            self._log.close()
+
+    def _offset(self, json_: dict[str, Any]) -> StreamOffset:
+        """Spark hands in each offset several times, and it takes long to check what it has of a thousand queues.
+
+        Raises `CheckpointError`.
+        """
+        for known, offset in self._parsed:
+            if known == json_:
+                return offset
+        offset = StreamOffset.from_json(json_)
+        self._parsed = [*self._parsed[-1:], (json_, offset)]
+        return offset
+
+    def _least(self) -> int:
+        """How many messages the next batch has at least."""
+        is_late = time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds
+        return 1 if is_late else self._options.min_offsets_per_trigger or 1
+
+    def _tell(self, reached: Positions) -> None:
+        """Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come."""
+        if self._orderly is not None:
+            self._orderly.done(reached)
+        if self._group is not None:
+            self._group.reached(reached)
+
+    def _take(self, timeout: float) -> bool:
+        """Whether this query may read: an orderly one has to have its queues."""
+        return self._orderly is None or self._orderly.take(self._queues.bounds(), timeout)
+
+    def _has_all(self) -> bool:
+        """Whether the queues last seen are those that it took."""
+        return self._orderly is None or self._orderly.take(self._bounds, 0.0)
+
+    def _ahead(self, offset: StreamOffset) -> StreamOffset:
+        """Where to go on: its group may be further than an orderly query."""
+        return offset if self._orderly is None else self._orderly.ahead(offset)
+
+    def _idle(self, start: dict[str, Any]) -> dict[str, Any]:
+        """`start`, behind which nothing is. Its group is told at once: Spark may end this process without `stop`."""
+        if self._group is not None:
+            self._group.tell()
+        if self._orderly is not None:
+            self._orderly.tell()
+        return start
+
+    @cached_property
+    def _group(self) -> GroupProgress | None:
+        group = self._options.consumer_group
+        return None if group is None or self._options.orderly is not None else GroupProgress(self._log, group)
+
+    @cached_property
+    def _orderly(self) -> OrderlyQueues | None:
+        options = self._options
+        if options.orderly is None or options.consumer_group is None:
+            return None
+        reads = dict.fromkeys(options.subscription.names(), options.expression)
+        return OrderlyQueues(group_of(options.address, options.consumer_group), reads, options.orderly)
+
+    @cached_property
+    def _log(self) -> Log:
+        return self._options.address.open()
+
+    @cached_property
+    def _queues(self) -> Queues:
+        return Queues(self._log, self._options)
+
+    def _end(self, offset: StreamOffset, once: bool, strange: Sequence[Queue] = ()) -> StreamOffset | None:
+        """The end of the batch after `offset`, up to the ends last seen: `offset` itself where nothing came.
+
+        None while not all queues are this query's. strange: queues of which it is known that they are others now.
+        Whether more are is looked at last of all, for a topic may be deleted and created anew while this plans. Raises
+        `DataLossError`.
+        """
+        if not self._has_all():
+            return None
+        batch = begin_batch(offset, self._bounds, strange)
+        ranges = self._available(offset, batch)
+        is_idle = not batch.losses and {r.queue: r.end for r in ranges} == offset.next
+        if not (once or is_idle):
+            ranges = self._limit(ranges)
+        following = {r.queue: r.end for r in ranges}
+        last = self._queues.last(following, batch)
+        others = [queue for queue in self._log.strangers(offset.next, offset.last) if queue not in strange]
+        if others or self._queues.are_gone(following, last):
+            self._bounds = self._queues.bounds_behind(offset.next)
+            return self._end(offset, once, [*strange, *others])
+        self._lose(batch)
+        return offset if is_idle else StreamOffset(following, batch.starts, last)
+
+    def _begin(self, offset: StreamOffset) -> BatchStart:
+        """Where the batch after `offset` begins, up to the ends last seen. Raises `DataLossError`."""
+        batch = begin_batch(offset, self._bounds, self._log.strangers(offset.next, offset.last))
+        self._lose(batch)
+        return batch
+
+    def _lose(self, batch: BatchStart) -> None:
+        for loss in batch.losses:
+            lose(self._options.fail_on_data_loss, loss)
+
+    def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
+        """Where another message stands before a position than `last` says it is data loss."""
+        strange = self._log.strangers(positions, last)
+        for queue, there in self._log.bounds(strange).items():
+            lost = QueueRange(*queue, positions[queue], positions[queue])
+            lose(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
+
+    def _available(self, offset: StreamOffset, batch: BatchStart) -> list[QueueRange]:
+        """All there is to read, up to the target of Trigger.AvailableNow if there is one."""
+        if self._target is None:
+            return [QueueRange(*queue, begin, self._bounds[queue].max_offset) for queue, begin in batch.begin.items()]
+        return [
+            QueueRange(*queue, begin, max(begin, min(self._bounds[queue].max_offset, self._target.get(queue, 0))))
+            for queue, begin in batch.begin.items()
+            if queue in self._target or queue in offset.next
+        ]
+
+    def _limit(self, ranges: list[QueueRange]) -> list[QueueRange]:
+        self._turn += 1
+        return limit_ranges(
+            ranges,
+            self._options.max_offsets_per_trigger,
+            self._options.max_bytes_per_trigger,
+            self._sizes,
+            self._turn,
+        )
+
+    def _sizes(self, r: QueueRange) -> Int64s:
+        """Record sizes; 0 for what was deleted since `r` was planned: the task that is to read it says so."""
+        sizes = self._log.sizes(r)
+        if sizes is None:
+            raise OptionError(
+                f"maxBytesPerTrigger: {self._options.address} does not tell how large messages are before they are "
+                "read; use maxOffsetsPerTrigger"
+            )
+        return sizes

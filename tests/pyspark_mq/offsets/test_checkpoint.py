@@ -1,0 +1,261 @@
+"""Offsets: both ways through JSON, fixtures of checkpoints, and where batches begin."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.offsets.checkpoint import (
+    READER_ID,
+    EpochOffset,
+    StreamOffset,
+    batch_ranges,
+    begin_batch,
+)
+from pyspark_mq.offsets.positions import to_json
+from store.any_log import Bounds, Fingerprint, Queue, QueueRange
+
+RESOURCES = Path(__file__).parents[2] / "resources" / "offsets"
+READER = "5f0c2b9e4d7a41b8a0c3e6f1927d5b84"
+LAST = {
+    Queue("orders", 0): Fingerprint(5250, 1763772000123),
+    Queue("orders", 1): Fingerprint(104857, 1763772000456),
+}
+A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
+
+queues = st.builds(Queue, st.from_regex(r"[%|a-zA-Z0-9_-]{1,20}", fullmatch=True), st.integers(0, 100))
+positions = st.dictionaries(queues, st.integers(0, 2**63 - 1), max_size=10)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.just(READER)
+keys = st.sampled_from(["$start", "$last", "$epoch", "$reader", "$from", "a", "0", "1"]) | st.text(max_size=5)
+any_json = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5), max_leaves=12
+)
+nearly = st.fixed_dictionaries(
+    {"$epoch": st.integers(-1, 5) | any_json, "$reader": st.just(READER) | any_json},
+    optional={"$from": st.lists(st.dictionaries(keys, any_json, max_size=2), max_size=2) | any_json, "$last": any_json},
+)
+
+fingerprints = st.builds(Fingerprint, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+
+
+def load(name: str) -> Any:
+    return json.loads((RESOURCES / name).read_text())
+
+
+@given(positions, positions, st.dictionaries(queues, fingerprints, max_size=10))
+def test_an_offset_survives_the_checkpoint(
+    following: dict[Queue, int], starts: dict[Queue, int], last: dict[Queue, Fingerprint]
+) -> None:
+    offset = StreamOffset(following, starts, last)
+    assert StreamOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+@given(positions)
+def test_offsets_are_written_in_one_order(following: dict[Queue, int]) -> None:
+    backwards = dict(reversed(following.items()))
+    assert json.dumps(to_json(following)) == json.dumps(to_json(backwards))
+
+
+@pytest.mark.parametrize(
+    ("name", "offset"),
+    [
+        ("v1-plain.json", StreamOffset({Queue("orders", 0): 23, Queue("orders", 1): 345})),
+        (
+            "v1-pinned.json",
+            StreamOffset(
+                {
+                    Queue("audit", 0): 7,
+                    Queue("orders", 0): 23,
+                    Queue("orders", 1): 345,
+                    Queue("orders", 10): 0,
+                },
+                starts={Queue("audit", 0): 7, Queue("orders", 10): 0},
+            ),
+        ),
+        ("v1-no-queues.json", StreamOffset({})),
+        (
+            "v2-last.json",
+            StreamOffset(
+                {
+                    Queue("audit", 0): 7,
+                    Queue("orders", 0): 23,
+                    Queue("orders", 1): 345,
+                    Queue("orders", 10): 0,
+                },
+                starts={Queue("audit", 0): 7, Queue("orders", 10): 0},
+                last={Queue("audit", 0): Fingerprint(4194304, 1763772000123), **LAST},
+            ),
+        ),
+    ],
+)
+def test_checkpoint_fixtures(name: str, offset: StreamOffset) -> None:
+    assert StreamOffset.from_json(load(name)) == offset
+    assert json.dumps(offset.to_json()) == (RESOURCES / name).read_text().strip()
+
+
+def test_a_future_checkpoint_is_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"^The checkpoint has an offset with '\$epoch', written by a newer pyspark-mq: upgrade"
+    ):
+        StreamOffset.from_json(load("future-key.json"))
+
+
+@pytest.mark.parametrize(
+    "json_",
+    [
+        {"orders": 3},
+        {"orders": {"0": "3"}},
+        {"orders": {"0": True}},
+        {"orders": {"0": -1}},
+        {"orders": {"x": 1}},
+        {"orders": {"²": 1}},
+        {"orders": {"00": 1}},
+        {"orders": {"2147483648": 1}},
+        {"orders": {"9" * 5000: 1}},
+        {"orders": {"0": 1 << 63}},
+        {"orders": {"0": float("inf")}},
+        {"logOffset": 17},
+        {"$start": 1},
+        {"$last": 1},
+        {"$last": {"orders": {"0": 1}}},
+        {"$last": {"orders": {"0": [1]}}},
+        {"$last": {"orders": {"0": [1, -1]}}},
+        17,
+        None,
+        [],
+        "earliest",
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
+    with pytest.raises(CheckpointError, match="not one of this source"):
+        StreamOffset.from_json(json_)
+
+
+@pytest.mark.parametrize(
+    ("what", "start", "bounds", "begin", "starts", "losses"),
+    [
+        ("a batch follows the one before", {A0: 15}, {A0: (10, 20)}, {A0: 15}, {}, []),
+        (
+            "a new queue begins at its first message",
+            {A0: 15},
+            {A0: (10, 20), B0: (3, 9)},
+            {A0: 15, B0: 3},
+            {B0: 3},
+            [],
+        ),
+        ("idle at the end", {A0: 20}, {A0: (10, 20)}, {A0: 20}, {}, []),
+        ("deleted", {A0: 5}, {A0: (10, 20)}, {A0: 10}, {A0: 10}, ["a/0 [5, 10) is lost"]),
+        ("cut or created anew", {A0: 25}, {A0: (0, 20)}, {A0: 0}, {A0: 0}, ["a/0 [20, 25) is lost"]),
+        ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 from 7 on is lost: the queue is gone"]),
+    ],
+)
+def test_where_a_batch_begins(
+    what: str,
+    start: dict[Queue, int],
+    bounds: dict[Queue, tuple[int, int]],
+    begin: dict[Queue, int],
+    starts: dict[Queue, int],
+    losses: list[str],
+) -> None:
+    batch = begin_batch(StreamOffset(start), {queue: Bounds(*bound) for queue, bound in bounds.items()})
+    assert (batch.begin, batch.starts) == (begin, starts)
+    assert len(batch.losses) == len(losses)
+    for loss, expected in zip(batch.losses, losses, strict=True):
+        assert str(loss).startswith(expected)
+
+
+def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
+    start = StreamOffset({A0: 15, A1: 5, B0: 7}, last={queue: Fingerprint(100, 1) for queue in (A0, A1, B0)})
+    batch = begin_batch(start, {A0: Bounds(10, 20), A1: Bounds(0, 5), B0: Bounds(8, 9)}, strange=[A0])
+    assert batch.begin == {A0: 10, A1: 5, B0: 8}
+    assert batch.starts == {A0: 10, B0: 8}
+    assert batch.last == {A1: Fingerprint(100, 1)}
+    assert str(batch.losses[0]).startswith("a/0 from 15 on is lost: other messages stand there")
+    assert "begins at 10" in str(batch.losses[0])
+
+
+def test_the_first_batch_is_pinned_until_it_is_read() -> None:
+    initial = StreamOffset({A0: 5, A1: 0}, starts={A0: 5, A1: 0})
+    bounds = {A0: Bounds(0, 9), A1: Bounds(0, 0)}
+    first = StreamOffset({A0: 7, A1: 0}, begin_batch(initial, bounds).starts)
+    assert first.starts == {A0: 5, A1: 0}
+    # A replay gets another initial offset, because "latest" moved. The batch is the same.
+    moved = StreamOffset({A0: 9, A1: 4}, starts={A0: 9, A1: 4})
+    assert batch_ranges(moved, first) == batch_ranges(initial, first) == [QueueRange("a", 0, 5, 7)]
+    # The second batch has moved past the pin of a/0, and reads a/1 first.
+    second = StreamOffset({A0: 9, A1: 4}, begin_batch(first, {A0: Bounds(0, 9), A1: Bounds(0, 4)}).starts)
+    assert second.starts == {A1: 0}
+    assert batch_ranges(first, second) == [QueueRange("a", 0, 7, 9), QueueRange("a", 1, 0, 4)]
+
+
+def test_a_batch_without_a_begin_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="do not say where b/0 begins"):
+        batch_ranges(StreamOffset({A0: 5}), StreamOffset({A0: 5, B0: 1}))
+
+
+def test_a_real_time_offset_survives_the_checkpoint() -> None:
+    offset = EpochOffset(7, READER, ({Queue("orders", 0): 23, Queue("orders", 10): 1}, {Queue("orders", 2): 0}))
+    json_ = json.loads(json.dumps(offset.to_json()))
+    assert json_ == {
+        "$epoch": 7,
+        "$reader": READER,
+        "$from": [{"orders": {"0": 23, "10": 1}}, {"orders": {"2": 0}}],
+    }
+    assert EpochOffset.from_json(json_) == offset
+    assert offset.begin == {Queue("orders", 0): 23, Queue("orders", 10): 1, Queue("orders", 2): 0}
+
+
+@settings(max_examples=500)
+@given(any_json | nearly)
+def test_whatever_a_checkpoint_holds_is_an_offset_or_refused(json_: Any) -> None:
+    with suppress(CheckpointError):
+        offset = EpochOffset.from_json(json_) or StreamOffset.from_json(json_)
+        if isinstance(offset, EpochOffset):
+            assert READER_ID.fullmatch(offset.reader)
+            assert 0 <= offset.epoch < 1 << 63
+        assert type(offset).from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+def test_a_micro_batch_offset_is_no_real_time_offset() -> None:
+    assert EpochOffset.from_json({"orders": {"0": 23}}) is None
+    assert EpochOffset.from_json({}) is None
+
+
+@pytest.mark.parametrize(
+    ("json_", "message"),
+    [
+        ({"$epoch": 7, "$reader": READER}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER, "$from": 1}, "is damaged"),
+        ({"$epoch": "x", "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER, "$from": [{"orders": {"0": -1}}]}, "is damaged"),
+        ({"$epoch": float("inf"), "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": True, "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": 1 << 63, "$reader": READER, "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": 7, "$from": []}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER.upper(), "$from": []}, "32 hexadecimal digits"),
+        ({"$epoch": 7, "$reader": "../../elsewhere", "$from": []}, "32 hexadecimal digits"),
+        ({"$epoch": 7, "$reader": READER, "$from": [{"a": {"0": 1}}, {"a": {"0": 2}}]}, "names a/0 twice"),
+        ({"$epoch": 7, "$reader": READER, "$from": [], "orders": {"0": 1}}, "is damaged"),
+        ({"$epoch": 7, "$reader": READER, "$from": [], "$later": 1}, "written by a newer pyspark-mq"),
+    ],
+)
+def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        EpochOffset.from_json(json_)
+
+
+@pytest.mark.parametrize(("name", "last"), [("real_time.json", {}), ("real_time-last.json", LAST)])
+def test_the_real_time_checkpoint_fixtures(name: str, last: dict[Queue, Fingerprint]) -> None:
+    tasks = ({Queue("orders", 0): 23, Queue("orders", 2): 0}, {Queue("orders", 1): 345})
+    offset = EpochOffset(7, READER, tasks, last)
+    assert EpochOffset.from_json(load(name)) == offset
+    assert json.dumps(offset.to_json()) == (RESOURCES / name).read_text().strip()

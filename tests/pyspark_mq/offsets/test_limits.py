@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.checkpoint import StreamOffset
+from pyspark_mq.offsets.limits import EARLIEST, LATEST, LastMessages, Named, OffsetsByQueue, Time, end_of, start_of
+from store import Message, MessageStore
+from store.any_log import Bounds, Log, Positions, Queue
+from store.local import LocalAddress
+
+RESOURCES = Path(__file__).parents[2] / "resources" / "offsets"
+Q0, Q1 = Queue("orders", 0), Queue("orders", 1)
+
+
+class TimedLog:
+    """A log whose queue 0 got 10 messages, then 5 more; queue 1 got 4 with the first ones. `between` is a time after
+    the first and before the second, ms."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with MessageStore.open(path) as store:
+            store.create_topic("orders", 2)
+            store.put_many([Message("orders", b"", queue_id=0)] * 10 + [Message("orders", b"", queue_id=1)] * 4)
+            self.between = self._later(store)
+            store.put_many([Message("orders", b"", queue_id=0)] * 5)
+            self.after = self._later(store)
+            store.commit_offsets("readers", "orders", {0: 7})
+
+    @staticmethod
+    def _later(store: MessageStore) -> int:
+        """A time that no message has yet."""
+        while (now := int(time.time() * 1000)) <= store.get_message("g", "orders", 0, 0).messages[-1].store_timestamp:
+            pass
+        return now
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> TimedLog:
+    return TimedLog(tmp_path_factory.mktemp("timed") / "mq")
+
+
+@pytest.fixture
+def log(timed: TimedLog) -> Iterator[Log]:
+    with LocalAddress(str(timed.path)).open() as log:
+        yield log
+
+
+def resolved(log: Log, given: dict[str, str]) -> Positions:
+    limit = start_of(given) or end_of(given)
+    assert limit is not None
+    return limit.resolve(log, log.bounds([Q0, Q1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "positions"),
+    [
+        ("earliest", {Q0: 0, Q1: 0}),
+        (" Latest ", {Q0: 15, Q1: 4}),
+        ("-6", {Q0: 9, Q1: 0}),
+        ("-1", {Q0: 14, Q1: 3}),
+        ("group", {Q0: 7, Q1: 0}),
+        ('{"orders": {"0": -2, "1": -1}}', {Q0: 0, Q1: 4}),
+        ('{"orders": {"0": 13, "1": 99}}', {Q0: 13, Q1: 99}),
+    ],
+)
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets(log: Log, option: str, text: str, positions: Positions) -> None:
+    assert resolved(log, {option: text, "consumerGroup": "readers"}) == positions
+
+
+def test_a_time_is_the_first_message_stored_at_it_or_after(timed: TimedLog, log: Log) -> None:
+    moment = {"startingTimestamp": str(timed.between), "startingOffsetsByTimestampStrategy": "latest"}
+    assert resolved(log, moment) == {Q0: 10, Q1: 4}
+    assert resolved(log, {"endingTimestamp": str(timed.between)}) == {Q0: 10, Q1: 4}
+    assert resolved(log, {"startingTimestamp": "0"}) == {Q0: 0, Q1: 0}
+    by_queue = json.dumps({"orders": {"0": timed.between, "1": 0}})
+    assert resolved(log, {"startingOffsetsByTimestamp": by_queue}) == {Q0: 10, Q1: 0}
+    assert resolved(log, {"endingOffsetsByTimestamp": by_queue}) == {Q0: 10, Q1: 0}
+
+
+def test_a_start_after_all_messages_is_an_error_unless_that_is_meant(timed: TimedLog, log: Log) -> None:
+    with pytest.raises(OptionError, match=f"startingTimestamp: no message of orders/1 was .* at {timed.between} or"):
+        resolved(log, {"startingTimestamp": str(timed.between)})
+    after = str(timed.after + 3_600_000)
+    with pytest.raises(OptionError, match="no message of orders/0, orders/1"):
+        resolved(log, {"startingTimestamp": after})
+    assert resolved(log, {"endingTimestamp": after}) == {Q0: 15, Q1: 4}
+    assert resolved(log, {"startingTimestamp": "-1 ms"})[Q1] == 4  # a relative one never is
+
+
+@pytest.mark.parametrize("text", ["-10 minutes", "-10m", "- 0.5 h", "-1day", "-2 Days", "-90000 ms"])
+def test_a_relative_time(log: Log, text: str) -> None:
+    assert resolved(log, {"startingTimestamp": text}) == {Q0: 0, Q1: 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("1767225600000", 1767225600000),
+        ("2026-01-01T00:00:00Z", 1767225600000),
+        ("2026-01-01 01:00:00.250+01:00", 1767225600250),
+        ("-10 minutes", -600_000),
+        ("-1.5s", -1500),
+    ],
+)
+def test_times(text: str, milliseconds: int) -> None:
+    assert start_of({"startingTimestamp": text}) == Time("startingTimestamp", milliseconds, "error")
+
+
+def test_what_is_more_exact_counts_as_in_the_kafka_source() -> None:
+    given = {"startingOffsets": "-5", "startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "startingTimestamp": "7"}
+    assert start_of(given) == Time("startingTimestamp", 7, "error")
+    del given["startingTimestamp"]
+    assert start_of(given) != LastMessages(5)
+    del given["startingOffsetsByTimestamp"]
+    assert start_of(given) == LastMessages(5)
+    assert start_of({"endingOffsets": "latest"}) is None
+    assert end_of({"endingOffsets": "latest", "endingTimestamp": "7"}) == Time("endingTimestamp", 7, "latest")
+    with pytest.raises(OptionError, match="startingOffsets takes"):  # what does not count has to be right all the same
+        start_of({"startingTimestamp": "7", "startingOffsets": "newest"})
+
+
+def test_offsets_that_a_log_outgrows_meanwhile_end_where_it_ended(log: Log) -> None:
+    earlier = {Q0: Bounds(0, 8), Q1: Bounds(2, 3)}
+    for text, positions in (("group", {Q0: 7, Q1: 2}), ("-5", {Q0: 3, Q1: 2})):
+        limit = start_of({"startingOffsets": text, "consumerGroup": "readers"})
+        assert limit is not None
+        assert limit.resolve(log, earlier) == positions
+    end = end_of({"endingTimestamp": "-1 ms"})
+    assert end is not None
+    assert end.resolve(log, earlier) == {Q0: 8, Q1: 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("newest", "line 1 column 1"),
+        ('{"a": {"0" 1}}', "line 1 column 12"),
+        ("3", "the top level is 3"),
+        ('{"a": 3}', "'a' is 3 where an object belongs"),
+        ('{"a": {"0": -3}}', "a/0 has -3 where an offset belongs"),
+        ('{"a": {"0": 1.5}}', "a/0 has 1.5 where an offset belongs"),
+        ('{"a": {"-1": 1}}', "'a' has '-1' where a queue number belongs"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_wrong_offset_says_where(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match="startingOffsets takes earliest, latest, group, -1000") as caught:
+        start_of({"startingOffsets": text})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingTimestamp": "yesterday"}, "takes milliseconds since 1970, a time such as"),
+        ({"startingTimestamp": "-10 moons"}, "takes milliseconds since 1970, a time such as"),
+        ({"startingTimestamp": "2026-01-01T00:00:00"}, "of which time zone"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "a/0 has -1 where an offset belongs"),
+        ({"startingOffsetsByTimestamp": "5"}, "the top level is 5"),
+        ({"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "earliest"}, "takes error or latest"),
+        ({"startingOffsets": "group"}, "Give the option consumerGroup"),
+    ],
+)
+def test_wrong_times_and_groups(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        start_of(given)
+
+
+@pytest.mark.parametrize(
+    ("queues", "message"),
+    [
+        ({"0": 1}, "has to name every subscribed queue and leaves out: orders/1"),
+        ({"0": 1, "1": 1, "2": 1}, "do not exist or are not subscribed: orders/2"),
+    ],
+)
+@pytest.mark.parametrize("option", ["startingOffsets", "startingOffsetsByTimestamp"])
+def test_exactly_the_subscribed_queues_are_named(log: Log, option: str, queues: dict[str, int], message: str) -> None:
+    with pytest.raises(OptionError, match=f"{option} .*{message}"):
+        resolved(log, {option: json.dumps({"orders": queues})})
+
+
+@pytest.mark.parametrize("name", ["v1-pinned.json", "v2-last.json"])
+def test_what_is_copied_from_a_checkpoint(name: str) -> None:
+    text = (RESOURCES / name).read_text()
+    content: Any = json.loads(text)
+    expected = OffsetsByQueue("startingOffsets", StreamOffset.from_json(content).next)
+    assert start_of({"startingOffsets": text}) == expected
+
+
+def test_named_ones_are_told_apart() -> None:
+    assert start_of({"startingOffsets": "earliest"}) == Named(EARLIEST)
+    assert end_of({"endingOffsets": "latest"}) == Named(LATEST)

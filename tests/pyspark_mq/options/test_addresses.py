@@ -1,0 +1,32 @@
+"""Which kind of log a path names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark_mq.options.addresses import address_of
+from store.archive.log import ArchiveAddress
+from store.local import LocalAddress
+from store.through import ThroughAddress
+from tests.filled import Filled
+
+
+def test_a_store_and_the_archive_that_it_remembers(filled: Filled, tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    assert address_of({"path": filled.path}) == LocalAddress(filled.path)
+    assert address_of({"path": filled.path, "archive": "s3://b/mq"}) == ThroughAddress(filled.path, "s3://b/mq")
+    filled.store.archive(archive)
+    assert address_of({"path": filled.path}) == ThroughAddress(filled.path, archive)
+    assert address_of({"path": filled.path, "archive": ""}) == LocalAddress(filled.path)
+
+
+def test_an_archive(filled: Filled, tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    filled.store.archive(archive)
+    (cluster,) = (tmp_path / "archive").iterdir()
+    for path in (archive, f"file:{archive}", f"file://{archive}"):
+        assert address_of({"path": path}) == ArchiveAddress(archive)
+    assert address_of({"path": f"{cluster}/mq"}) == ArchiveAddress(f"{cluster}/mq")
+    options = '{"anon": true}'
+    address = address_of({"path": "s3://bucket/mq", "storageOptions": options})
+    assert address == ArchiveAddress("s3://bucket/mq", options)

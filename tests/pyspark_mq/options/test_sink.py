@@ -1,0 +1,88 @@
+"""Options of writes: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.options.sink import Guarantee, WriteOptions, is_for_writing
+from store.local import LocalAddress
+from tests.logs.memory import MemoryAddress
+
+BASE = {"path": "/data/mq", "topic": "orders"}
+
+
+def test_defaults() -> None:
+    assert WriteOptions.parse(BASE) == WriteOptions(
+        address=LocalAddress("/data/mq"),
+        topic="orders",
+        guarantee=Guarantee.EXACTLY_ONCE,
+        given_staging_path=None,
+        producer_group=None,
+    )
+
+
+def test_what_lies_beside_the_log() -> None:
+    beside = WriteOptions.parse(BASE)
+    assert (beside.staging_path, str(beside.commits_path)) == ("/data/mq/staging", "/data/mq/commits")
+    named = WriteOptions.parse({**BASE, "stagingPath": "/fast"})
+    assert (named.staging_path, str(named.commits_path)) == ("/fast", "/data/mq/commits")
+    nowhere = replace(beside, address=MemoryAddress("/socket"))
+    with pytest.raises(OptionError, match=r"MemoryAddress.* has no directory for them: set the option stagingPath"):
+        _ = nowhere.staging_path
+    elsewhere = replace(named, address=MemoryAddress("/socket"))
+    assert (elsewhere.staging_path, str(elsewhere.commits_path)) == ("/fast", "/fast/commits")
+    in_a_bucket = WriteOptions.parse({**BASE, "stagingPath": "s3://bucket/x"})
+    assert (in_a_bucket.staging_path, str(in_a_bucket.commits_path)) == ("s3://bucket/x", "/data/mq/commits")
+    with pytest.raises(OptionError, match=r"MemoryAddress.* has no directory either, .* set stagingPath to one that"):
+        _ = replace(in_a_bucket, address=nowhere.address).commits_path
+
+
+def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
+    given = {"path": "/data/mq", "STAGINGPATH": "file:///fast", "Delivery": "Exactly-Once"}
+    options = WriteOptions.parse({**given, "checkpointlocation": "/c", "queryname": "q"})
+    assert options.topic is None
+    assert options.staging_path == "/fast"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tpoic": "orders"}, "Unknown option 'tpoic': did you mean topic?"),
+        ({"subscribe": "orders"}, "subscribe is for reading; name the topic with topic. A write has the options path"),
+        ({"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
+        ({"delivery": "twice"}, "delivery takes exactly-once or at-least-once, got 'twice'"),
+        ({"topic": "a,b"}, "only letters, digits, '%', '|', '_' and '-' are allowed; several topics go into a column"),
+        ({"stagingPath": "hdfs://name/x"}, "stagingPath takes a directory that the driver and all executors see"),
+        ({"producerGroup": "a b"}, "producerGroup: group 'a b': only letters"),
+        ({"producerGroup": "a", "delivery": "at-least-once"}, "producerGroup is for delivery=exactly-once"),
+        ({"stagingPath": "/a", "delivery": "at-least-once"}, "stagingPath is for delivery=exactly-once"),
+        ({"path": ""}, "The option path is missing"),
+    ],
+)
+def test_what_is_refused_says_what_to_write(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        WriteOptions.parse({**BASE, **given})
+
+
+def test_a_stream_is_known_by_its_checkpoint() -> None:
+    assert WriteOptions.parse(BASE).for_stream() == WriteOptions.parse(BASE)
+    with pytest.raises(OptionError, match=r"producerGroup is for df\.write in foreachBatch"):
+        WriteOptions.parse({**BASE, "producerGroup": "copier"}).for_stream()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"path": "/m", "topic": "t"}, True),
+        ({"path": "/m", "DELIVERY": "exactly-once"}, True),
+        ({"path": "/m", "subscribe": "t"}, False),
+        ({"path": "/m", "subscribe": "t", "topic": "t"}, False),
+        ({"path": "/m"}, False),
+    ],
+)
+def test_which_views_are_to_insert_into(options: dict[str, str], expected: bool) -> None:
+    assert is_for_writing(options) is expected

@@ -1,0 +1,320 @@
+"""Options: what is read, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.offsets.limits import EARLIEST, LATEST, Named, OffsetsByQueue
+from pyspark_mq.options.sink import WriteOptions
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.options.subscription import Subscription
+from store import TagFilter, message_filter
+from store.any_group import Subscription as Expression
+from store.any_log import Queue
+from store.local import LocalAddress
+
+BASE = {"path": "/data/mq", "subscribe": "orders"}
+
+
+def test_defaults() -> None:
+    options = SourceOptions.parse(BASE)
+    assert options == SourceOptions(
+        address=LocalAddress("/data/mq"),
+        subscription=Subscription(topics=("orders",)),
+        start=None,
+        end=None,
+        consumer_group=None,
+        orderly=None,
+        expression=Expression(),
+        message_filter=TagFilter(None),
+        max_offsets_per_trigger=None,
+        max_bytes_per_trigger=None,
+        min_offsets_per_trigger=None,
+        max_trigger_delay_seconds=900.0,
+        min_partitions=None,
+        max_records_per_partition=None,
+        push_down_predicate=False,
+        fail_on_data_loss=True,
+        include_properties=False,
+        check_crc=True,
+        max_decompressed_message_size=None,
+        oversized="error",
+        hold_timeout_seconds=0.25,
+        real_time=False,
+        batch_duration_seconds=60.0,
+        real_time_partitions=None,
+        ledger_path=None,
+    )
+    assert options.stream_start() == Named(LATEST)
+    assert options.batch_limits() == (Named(EARLIEST), Named(LATEST))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("startingOffsets", "earliest", "start", Named(EARLIEST)),
+        ("endingOffsets", '{"orders": {"0": 3}}', "end", OffsetsByQueue("endingOffsets", {Queue("orders", 0): 3})),
+        ("consumerGroup", "readers", "consumer_group", "readers"),
+        ("subExpression", "paid || shipped", "message_filter", TagFilter(("paid", "shipped"))),
+        ("maxOffsetsPerTrigger", "1000", "max_offsets_per_trigger", 1000),
+        ("maxBytesPerTrigger", "1000", "max_bytes_per_trigger", 1000),
+        ("maxBytesPerTrigger", "64m", "max_bytes_per_trigger", 64 << 20),
+        ("maxBytesPerTrigger", "2 GB", "max_bytes_per_trigger", 2 << 30),
+        ("maxBytesPerTrigger", "512k", "max_bytes_per_trigger", 512 << 10),
+        ("minOffsetsPerTrigger", "8", "min_offsets_per_trigger", 8),
+        ("maxTriggerDelay", "2m", "max_trigger_delay_seconds", 120.0),
+        ("minPartitions", "8", "min_partitions", 8),
+        ("maxRecordsPerPartition", "8", "max_records_per_partition", 8),
+        ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
+        ("includeProperties", "true", "include_properties", True),
+        ("checkCRC", "false", "check_crc", False),
+        ("maxDecompressedMessageSize", "1m", "max_decompressed_message_size", 1 << 20),
+        ("oversized", "NULL", "oversized", "null"),
+        ("holdTimeoutMs", "0", "hold_timeout_seconds", 0.0),
+        ("realTime", "true", "real_time", True),
+        ("batchDuration", "1s", "batch_duration_seconds", 1.0),
+        ("batchDuration", "1.5 seconds", "batch_duration_seconds", 1.5),
+        ("batchDuration", "5 Minutes", "batch_duration_seconds", 300.0),
+        ("batchDuration", "1h", "batch_duration_seconds", 3600.0),
+        ("realTimePartitions", "2", "real_time_partitions", 2),
+        ("ledgerPath", "/data/ledger", "ledger_path", "/data/ledger"),
+        ("ledgerPath", "s3://bucket/ledger", "ledger_path", "s3://bucket/ledger"),
+    ],
+)
+def test_values(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(SourceOptions.parse({**BASE, name.lower(): text}), field) == value
+    assert getattr(SourceOptions.parse({**BASE, name.upper(): text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("maxOffsetPerTrigger", "1", "did you mean maxOffsetsPerTrigger?"),
+        ("bootstrap", "1", "known are path, archive, storageOptions, subscribe"),
+        (
+            "kafka.bootstrap.servers",
+            "broker:9092",
+            "it is Kafka's; here it is path, the store's directory, or nameServer",
+        ),
+        ("includeHeaders", "true", "it is Kafka's; here it is includeProperties"),
+        ("kafka.session.timeout.ms", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
+        ("fetchOffset.numRetries", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
+        ("topic", "orders", "topic is for writing; name the topics to read with subscribe"),
+        ("delivery", "exactly-once", "delivery is for writing"),
+        ("realTimes", "true", "did you mean realTime?"),
+        ("realTime", "soon", "realTime takes true or false"),
+        ("batchDuration", "0.5s", "from 1 second to 24 days, such as '30 seconds'"),
+        ("batchDuration", "60", "from 1 second to 24 days, such as '30 seconds' or '5m', got '60'"),
+        ("batchDuration", "1 fortnight", "batchDuration takes a time"),
+        ("batchDuration", "9" * 400 + "s", "from 1 second to 24 days"),
+        ("batchDuration", "25d", "from 1 second to 24 days"),
+        ("batchDuration", "1000h", "from 1 second to 24 days"),
+        ("maxOffsetsPerTrigger", "9" * 5000, "above 0, got '999"),
+        ("maxBytesPerTrigger", "9" * 5000, "takes bytes above 0"),
+        ("maxBytesPerTrigger", "99999999999999999g", "takes bytes above 0"),
+        ("holdTimeoutMs", "9" * 12, "of at most 24 days"),
+        ("oversized", "skip", "oversized takes error or null, got 'skip'"),
+        ("maxDecompressedMessageSize", "0", "maxDecompressedMessageSize takes bytes above 0"),
+        ("realTimePartitions", "0", "above 0"),
+        ("ledgerPath", "", "a directory that the driver and all executors see"),
+        (
+            "ledgerPath",
+            "hdfs://name/ledger",
+            "hdfs:// cannot make a file only if it is not there",
+        ),
+        ("ledgerPath", "s3://key:hush@bucket/ledger", "has a password, which logs would show"),
+        ("maxOffsetsPerTrigger", "0", "above 0, got '0'"),
+        ("maxOffsetsPerTrigger", "-5", "above 0, got '-5'"),
+        ("maxOffsetsPerTrigger", "many", "above 0, got 'many'"),
+        ("maxOffsetsPerTrigger", "²", "above 0, got '²'"),
+        ("maxBytesPerTrigger", "0", "maxBytesPerTrigger takes bytes"),
+        ("maxBytesPerTrigger", "64 miles", "maxBytesPerTrigger takes bytes"),
+        ("minPartitions", "1.5", "minPartitions takes a whole number"),
+        ("holdTimeoutMs", "-1", "holdTimeoutMs takes a whole number, 0 or more"),
+        ("failOnDataLoss", "yes", "failOnDataLoss takes true or false, got 'yes'"),
+        ("subExpression", "||", "subExpression"),
+        ("expressionType", "SQL92", "expressionType=SQL92 needs subExpression"),
+        ("startingOffsets", "{", "startingOffsets takes earliest, latest, group, -1000"),
+        ("paths", '["/a", "/b"]', "One query reads one store"),
+        ("provider", "mq", "CREATE TEMPORARY VIEW"),
+        ("subscribePattern", "o.*", "subscribe and subscribePattern exclude each other"),
+        ("assign", '{"orders": [0]}', "subscribe and assign exclude each other"),
+    ],
+)
+def test_refused(name: str, text: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        SourceOptions.parse({**BASE, name.lower(): text})
+    assert message in str(caught.value)
+
+
+def test_conditions() -> None:
+    condition = {**BASE, "subExpression": "region = 'eu'", "expressionType": "SQL92"}
+    assert SourceOptions.parse(condition).message_filter == message_filter("region = 'eu'", "SQL92")
+    with pytest.raises(OptionError, match=r"subExpression: SQL92 expression, character 8: .*write <>.*\n    region !="):
+        SourceOptions.parse({**condition, "subExpression": "region != 'eu'"})
+    with pytest.raises(OptionError, match="expressionType 'SQL': there are TAG and SQL92"):
+        SourceOptions.parse({**condition, "expressionType": "SQL"})
+    with pytest.raises(OptionError, match="say expressionType=SQL92"):
+        SourceOptions.parse({**condition, "expressionType": "TAG"})
+
+
+def test_path_is_required() -> None:
+    with pytest.raises(OptionError, match="The option path is missing"):
+        SourceOptions.parse({"subscribe": "orders"})
+    with pytest.raises(OptionError, match=r"is missing.* the options of CREATE TABLE .* use CREATE TEMPORARY VIEW"):
+        WriteOptions.parse({})
+
+
+def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mq").mkdir()
+    assert SourceOptions.parse({**BASE, "path": "mq"}).address == LocalAddress(str(tmp_path / "mq"))
+    assert SourceOptions.parse({**BASE, "path": "file:mq"}).address == LocalAddress(str(tmp_path / "mq"))
+    assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).address == LocalAddress("/data/mq")
+    assert SourceOptions.parse({**BASE, "path": "file:///data/mq"}).address == LocalAddress("/data/mq")
+    remote = SourceOptions.parse({**BASE, "path": "file://host/mq"})
+    assert remote.address == LocalAddress("file://host/mq")  # which the store refuses
+
+
+@pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])
+def test_a_path_of_databricks(path: str) -> None:
+    with pytest.raises(OptionError, match=r"opened as a directory.* that is '/dbfs/data/mq'"):
+        SourceOptions.parse({**BASE, "path": path})
+
+
+def test_a_relative_path_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Spark Connect, where whoever gives it is in another folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=f"'mq' is relative, .* there is no {tmp_path}/mq; give an absolute path"):
+        SourceOptions.parse({**BASE, "path": "mq"})
+
+
+def test_a_subscription_is_required() -> None:
+    with pytest.raises(OptionError, match="Nothing is subscribed: give exactly one of"):
+        SourceOptions.parse({"path": "/data/mq"})
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition"],
+)
+def test_limits_do_not_go_with_real_time(limit: str) -> None:
+    with pytest.raises(OptionError, match=f"{limit} does not go with realTime"):
+        SourceOptions.parse({**BASE, "realTime": "true", limit: "5"}).stream_start()
+
+
+def test_no_batch_is_larger_than_the_largest() -> None:
+    options = {**BASE, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}
+    with pytest.raises(OptionError, match=r"minOffsetsPerTrigger \(6\) is above maxOffsetsPerTrigger \(5\)"):
+        SourceOptions.parse(options).stream_start()
+
+
+def test_a_batch_query_is_not_real_time() -> None:
+    with pytest.raises(OptionError, match="realTime is for streaming queries"):
+        SourceOptions.parse({**BASE, "realTime": "true"}).batch_limits()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", '{"orders": {"0": 5}}')],
+)
+def test_a_stream_has_no_end(option: str, text: str) -> None:
+    with pytest.raises(OptionError, match=r"endingOffsets, .* are for batch queries"):
+        SourceOptions.parse({**BASE, option: text}).stream_start()
+
+
+def test_a_stream_is_handed_no_conditions() -> None:
+    with pytest.raises(OptionError, match=r"pushDownPredicate is for batch queries .*use subExpression"):
+        SourceOptions.parse({**BASE, "pushDownPredicate": "true"}).stream_start()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("startingOffsets", "latest", "startingOffsets cannot be latest"),
+        ("startingOffsets", '{"orders": {"0": -1}}', "read nothing for orders/0"),
+        ("endingOffsets", "earliest", "endingOffsets cannot be earliest"),
+        ("endingOffsets", '{"orders": {"0": -2}}', "read nothing for orders/0"),
+        ("maxOffsetsPerTrigger", "5", "maxOffsetsPerTrigger is for streaming queries"),
+        ("maxBytesPerTrigger", "5m", "maxBytesPerTrigger is for streaming queries"),
+        ("minOffsetsPerTrigger", "5", "minOffsetsPerTrigger is for streaming queries"),
+    ],
+)
+def test_refused_in_batch_queries(name: str, text: str, message: str) -> None:
+    options = SourceOptions.parse({**BASE, name: text})
+    with pytest.raises(OptionError, match=r"batch|streaming") as caught:
+        options.batch_limits()
+    assert message in str(caught.value)
+
+
+TOPICS = {
+    topic: tuple(Queue(topic, queue_id) for queue_id in range(queues))
+    for topic, queues in (("orders", 2), ("orders-eu", 1), ("audit", 1))
+}
+
+
+@pytest.mark.parametrize(
+    ("subscription", "queues"),
+    [
+        (("orders, audit ,orders", None, None), [("audit", 0), ("orders", 0), ("orders", 1)]),
+        ((None, "orders.*", None), [("orders", 0), ("orders", 1), ("orders-eu", 0)]),
+        ((None, "order", None), []),  # the whole name has to match
+        ((None, None, '{"orders": [1], "audit": [0]}'), [("audit", 0), ("orders", 1)]),
+    ],
+)
+def test_subscriptions_select(
+    subscription: tuple[str | None, str | None, str | None], queues: list[tuple[str, int]]
+) -> None:
+    selected = Subscription.parse(*subscription)
+    assert selected.select(TOPICS) == queues
+    selected.require(TOPICS)
+
+
+@pytest.mark.parametrize(
+    "internal", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "%RETRY%readers", "%DLQ%readers", "%LMQ%device"]
+)
+def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
+    topics = {**TOPICS, internal: (Queue(internal, 0),)}
+    for pattern in (".*", re.escape(internal)):
+        assert internal not in dict(Subscription.parse(None, pattern, None).select(topics))
+    assert Subscription.parse(internal, None, None).select(topics) == [(internal, 0)]
+    assert Subscription.parse(None, None, f'{{"{internal}": [0]}}').select(topics) == [(internal, 0)]
+
+
+@pytest.mark.parametrize(
+    ("subscription", "missing"),
+    [
+        (("orders,payments", None, None), "payments"),
+        ((None, None, '{"orders": [1, 2], "x": [0]}'), "orders/2, x/0"),
+    ],
+)
+def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str | None], missing: str) -> None:
+    with pytest.raises(SubscriptionError, match=f"The log has no {missing}; it has audit \\(1 queues\\)"):
+        Subscription.parse(*subscription).require(TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("subscription", "message"),
+    [
+        (("a,,b", None, None), "topics separated by commas"),
+        (("", None, None), "topics separated by commas"),
+        ((None, "(", None), "no regular expression"),
+        ((None, "a{99999999999}", None), "no regular expression"),
+        ((None, "(" * 9999 + ")" * 9999, None), "no regular expression"),
+        ((None, None, '{"a": [' + "9" * 5000 + "]}"), "assign takes JSON"),
+        ((None, None, "[" * 99999), "assign takes JSON"),
+        ((None, None, "a"), "line 1 column 1"),
+        ((None, None, "[]"), "the top level"),
+        ((None, None, '{"a": []}'), "'a' has no list"),
+        ((None, None, '{"a": [true]}'), "'a' has true"),
+        ((None, None, '{"a": [-1]}'), "'a' has -1"),
+    ],
+)
+def test_wrong_subscriptions(subscription: tuple[str | None, str | None, str | None], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Subscription.parse(*subscription)
+    assert message in str(caught.value)

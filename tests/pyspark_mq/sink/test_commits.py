@@ -1,0 +1,180 @@
+"""Which batch was written last: told exactly, whoever is killed at which moment, and whatever retention deletes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pyspark_mq.errors import CommitError
+from pyspark_mq.sink.commits import Commits
+from store import Message, MessageStore, StoreConfig
+from store.format.topic_names import COMMITS_TOPIC
+from store.local import LocalWriter
+
+QUERY = "9577ed49-f0eb-46cd-854c-2aee57a024df"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(tmp_path / "mq", config=config) as it:
+        it.create_topic("orders", 1)
+        yield it
+
+
+def commits_of(store: MessageStore, query: str = QUERY) -> Commits:
+    return Commits(LocalWriter(store), Path(store.path, "commits"), query)
+
+
+def write(store: MessageStore, batch: int, *, until: str = "end", query: str = QUERY) -> None:
+    """Write a batch as a delivery does, or up to a step after which its process dies."""
+    commits = commits_of(store, query)
+    with commits.turn():
+        commits.begin(batch)
+        if until == "begin":
+            return
+        append = store.begin()
+        append.add("orders", pa.table({"body": ["row"]}))
+        append.add(COMMITS_TOPIC, commits.record(batch, 1))
+        append.publish()
+        if until == "append":
+            return
+        commits.end(batch)
+
+
+def has(store: MessageStore, batch: int, query: str = QUERY) -> bool:
+    with commits_of(store, query).turn():
+        return commits_of(store, query).has(batch)
+
+
+def delete_old(store: MessageStore) -> None:
+    """As retention does, when all that there is now is old."""
+    store.put_many([Message("orders", b"x" * 1000) for _ in range(12)])
+    for segment in sorted(Path(store.path, "commitlog").iterdir())[:-1]:
+        segment.unlink()
+    store.put(Message(COMMITS_TOPIC, json.dumps({"batch": 0}).encode(), keys=("another",)))
+    assert store.min_offset(COMMITS_TOPIC, 0) > 0
+
+
+def test_a_query_that_wrote_nothing_has_nothing(store: MessageStore) -> None:
+    assert not has(store, 0)
+
+
+@pytest.mark.parametrize(("until", "written"), [("begin", False), ("append", True), ("end", True)])
+def test_killed_after_each_step(store: MessageStore, until: str, written: bool) -> None:
+    write(store, 0)
+    write(store, 1, until=until)
+    assert has(store, 1) is written
+    assert not has(store, 2)
+    write(store, 2 if written else 1)
+    assert has(store, 2 if written else 1)
+    assert not has(store, 3)
+
+
+@pytest.mark.parametrize("until", ["begin", "append", "end"])
+def test_an_old_checkpoint_is_refused(store: MessageStore, until: str) -> None:
+    write(store, 0)
+    write(store, 1, until=until)
+    with pytest.raises(CommitError, match=r"batch 1 of this query was written, and now comes batch 0: the checkpoint"):
+        has(store, 0)
+
+
+@pytest.mark.parametrize("until", ["begin", "append", "end"])
+def test_queries_know_nothing_of_each_other(store: MessageStore, until: str) -> None:
+    write(store, 3, until=until)
+    for other in ("other", f"{QUERY}-group"):
+        assert not has(store, 3, other)
+        assert not has(store, 0, other)
+
+
+def test_after_retention_what_was_finished_is_known(store: MessageStore) -> None:
+    write(store, 7)
+    delete_old(store)
+    assert has(store, 7)
+    assert not has(store, 8)
+
+
+def test_after_retention_nobody_guesses_about_what_was_not_finished(store: MessageStore) -> None:
+    write(store, 7, until="append")
+    delete_old(store)
+    assert not has(store, 8)
+    with pytest.raises(CommitError, match=r"mark\.json: batch 7 was begun, and the messages of then are deleted") as it:
+        has(store, 7)
+    mark = Path(str(it.value).partition(": ")[0])
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "written": True}))
+    assert has(store, 7)
+    mark.unlink()
+    assert not has(store, 7)
+
+
+def test_a_batch_that_was_begun_before_retention_and_appended_after_it(store: MessageStore) -> None:
+    write(store, 7, until="begin")
+    write(store, 7, until="append")
+    assert has(store, 7)
+
+
+def test_an_end_that_a_crash_of_the_machine_took_back(store: MessageStore, tmp_path: Path) -> None:
+    for batch in range(3):
+        write(store, batch, query="other")
+    write(store, 0, until="begin")
+    kept = tmp_path / "mark.json"
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    shutil.copy(mark, kept)
+    assert json.loads(kept.read_text())["since"] == 3
+    with MessageStore.open(tmp_path / "before") as before:  # its records were not on the device
+        before.create_topic("orders", 1)
+        write(before, 0, query="other")
+        before_mark = Path(before.path, "commits", QUERY, "mark.json")
+        before_mark.parent.mkdir()
+        shutil.copy(kept, before_mark)
+        assert not has(before, 0)
+        write(before, 0, until="append")
+        assert has(before, 0)
+
+
+def test_without_its_file_the_records_tell(store: MessageStore) -> None:
+    for batch in range(5):
+        write(store, batch)
+        write(store, batch + 10, query="other")
+    shutil.rmtree(Path(store.path, "commits"))
+    assert has(store, 4)
+    assert not has(store, 5)
+    assert not has(store, 10)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000])
+def test_a_file_that_is_damaged_is_named(store: MessageStore, content: bytes) -> None:
+    write(store, 0)
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    mark.write_bytes(content)
+    with pytest.raises(CommitError, match=r"mark\.json: not a note of which batch was written last .*restore it"):
+        has(store, 0)
+
+
+def test_only_one_process_at_a_time(store: MessageStore) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
+    with commits_of(store).turn():
+        process.start()
+        assert ours.recv() == "wants"
+        assert not ours.poll(0.3)
+    assert ours.recv() == "has"
+    process.kill()  # in the middle of it
+    process.join()
+    with commits_of(store).turn():
+        pass
+
+
+def _take_turn(path: str, pipe) -> None:  # type: ignore[no-untyped-def]
+    with MessageStore.open(path) as store:
+        pipe.send("wants")
+        with commits_of(store).turn():
+            pipe.send("has")
+            pipe.recv()

@@ -1,0 +1,151 @@
+"""Rows on their way: what a task kept is what the driver reads, and what is deleted when."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from pyspark_mq.errors import StagingError
+from pyspark_mq.shared_folders import ITSELF, shared_folders
+from pyspark_mq.sink.staging import RETENTION_SECONDS, Staging
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where rows may be kept."""
+    if request.param == "memory":
+        return f"memory://{uuid4().hex}/staging"
+    return f"{request.getfixturevalue('bucket')}/staging" if request.param == "s3" else str(tmp_path / "staging")
+
+
+def batch(*bodies: str) -> pa.RecordBatch:
+    return pa.record_batch({"body": list(bodies)})
+
+
+def begun(directory: Path | str, owner: str = "q", run: str = "run") -> Staging:
+    staging = Staging(str(directory))
+    staging.begin(owner, run)
+    return staging
+
+
+def bodies(tables: dict[str, pa.Table]) -> dict[str, list[str]]:
+    return {topic: table["body"].to_pylist() for topic, table in tables.items()}
+
+
+def test_rows_of_tasks_by_topic_in_the_order_of_the_files(place: str) -> None:
+    staging = begun(place)
+    first, rows = staging.write("q", "run", "0-0", [("a", batch("1", "2")), ("b", batch("3")), ("a", batch("4"))])
+    second, _ = staging.write("q", "run", "1-1", [("b", batch("5").slice(0, 1)), ("a", batch("6", "7").slice(1))])
+    assert rows == 4
+    assert bodies(staging.tables([first, second])) == {"a": ["1", "2", "4", "7"], "b": ["3", "5"]}
+    assert bodies(staging.tables([second, first])) == {"b": ["5", "3"], "a": ["7", "1", "2", "4"]}
+
+
+def test_a_task_without_rows_makes_no_file(place: str) -> None:
+    assert begun(place).write("q", "run", "0-0", []) == ("", 0)
+    assert shared_folders(place).files("q.run").keys() == {ITSELF}
+
+
+def test_a_query_has_one_live_run_and_batches_have_many(place: str) -> None:
+    staging, folders = Staging(place), shared_folders(place)
+    staging.prepare()
+    for owner, run in (("q", "1"), ("q", "2"), ("q-group", "3"), ("other", "4"), ("batch", "5"), ("batch", "6")):
+        staging.begin(owner, run)
+        staging.write(owner, run, "0-0", [("a", batch("1"))])
+    staging.forget("q", "9")  # the commit of a stream does not know which run its tasks were
+    assert sorted(folders.folders()) == ["batch.5", "batch.6", "other.4", "q-group.3"]
+    staging.forget("batch", "5")
+    assert sorted(folders.folders()) == ["batch.6", "other.4", "q-group.3"]
+
+
+def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files cannot be made older young ones are taken for old."""
+    staging = begun(place, "batch", "1")
+    staging.write("batch", "1", "0-0", [("a", batch("1"))])
+    staging.forget("q", "3")
+    assert shared_folders(place).folders() == ["batch.1"]
+    monkeypatch.setattr("pyspark_mq.sink.staging.RETENTION_SECONDS", -3600.0)
+    staging.forget("q", "3")
+    assert shared_folders(place).folders() == []
+
+
+def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> None:
+    begun(tmp_path, "batch", "1")
+    staging = begun(tmp_path, "batch", "2")
+    paths = [Path(staging.write("batch", run, "0-0", [("a", batch("1"))])[0]) for run in "12"]
+    old = time.time() - RETENTION_SECONDS - 60
+    for path in (paths[0], paths[0].parent, paths[1].parent):  # the second has a file that is young
+        os.utime(path, (old, old))
+    staging.forget("q", "3")
+    assert [path.exists() for path in paths] == [False, True]
+
+
+def test_a_failing_task_raises_its_own_error(place: str) -> None:
+    def failing() -> Iterator[tuple[str, pa.RecordBatch]]:
+        yield "a", batch("1")
+        raise RuntimeError("upstream")
+
+    with pytest.raises(RuntimeError, match="upstream"):
+        begun(place).write("q", "run", "0-0", failing())
+
+
+def test_a_task_that_lives_longer_than_its_run_writes_no_more(place: str) -> None:
+    driver, task = begun(place, "batch", "1"), Staging(place)
+
+    def late() -> Iterator[tuple[str, pa.RecordBatch]]:
+        yield "a", batch("1")
+        driver.forget("batch", "1")
+        yield "a", batch("2")
+
+    with suppress(StagingError):  # in a directory its file went while it wrote
+        task.write("batch", "1", "0-0", late())
+    with pytest.raises(StagingError, match="cannot keep the rows of a write there"):
+        task.write("batch", "1", "1-1", [("a", batch("3"))])
+    assert shared_folders(place).folders() == []
+
+
+def test_what_a_killed_driver_was_deleting_is_deleted(tmp_path: Path) -> None:
+    staging = begun(tmp_path, "0123456789abcdef", "gone")
+    staging.forget("batch", "2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
+    staging = begun(tmp_path)
+    file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
+    content = Path(file).read_bytes()
+    Path(file).write_bytes(content[:3000])
+    with pytest.raises(StagingError, match=r"0-0.arrow: the rows of a task are gone, or not whole .*stagingPath"):
+        staging.tables([file])
+    Path(file).unlink()
+    with pytest.raises(StagingError, match="nothing was appended, run the write again"):
+        staging.tables([file])
+
+
+def test_an_object_that_is_gone_or_torn(bucket: str) -> None:
+    import fsspec
+
+    staging = begun(f"{bucket}/staging")
+    file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
+    system = fsspec.filesystem("s3")
+    system.pipe_file(file, system.cat_file(file)[:3000])
+    with pytest.raises(StagingError, match=rf"{file}: the rows of a task are gone, or not whole"):
+        staging.tables([file])
+    system.rm_file(file)
+    with pytest.raises(StagingError, match="nothing was appended, run the write again"):
+        staging.tables([file])
+    with pytest.raises(StagingError, match=rf"{bucket}-not: cannot keep the rows .*bucket does not exist"):
+        Staging(f"{bucket}-not").prepare()
+
+
+def test_where_nobody_may_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StagingError, match="set the option stagingPath to a directory that the driver and every"):
+        Staging(str(tmp_path / "file" / "staging")).prepare()

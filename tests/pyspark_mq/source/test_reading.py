@@ -1,0 +1,102 @@
+"""Reading one range in a task: waiting for it, and what happens when messages are gone."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_mq.errors import DataLossError
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import RangeReader, RangeTask
+from pyspark_mq.source.schema import default_schema
+from store import Message, MessageTooLarge
+from store.any_log import QueueRange
+from tests.filled import Filled
+from tests.store.format.test_inflating import mark
+
+
+def offsets(filled: Filled, wanted: QueueRange | None, timeout: float = 0.0, **options: str) -> list[int]:
+    parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
+    reader = RangeReader(parsed, default_schema(False), arrival_timeout_seconds=timeout)
+    batches = reader.read(InputPartition(wanted and RangeTask((wanted,), {}, {})))
+    return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
+
+
+def bodies(filled: Filled, wanted: QueueRange, **options: str) -> list[bytes | None]:
+    parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
+    batches = RangeReader(parsed, default_schema(False)).read(InputPartition(RangeTask((wanted,), {}, {})))
+    return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+
+@pytest.fixture
+def expired(filled: Filled) -> Filled:
+    """The store after retention deleted its first commit log segments."""
+    filled.put("orders", 0, 200, size=1000)
+    segments = sorted((Path(filled.path) / "commitlog").iterdir())
+    for segment in segments[:2]:
+        segment.unlink()
+    return filled
+
+
+def test_no_partition_is_nothing_to_read(filled: Filled) -> None:
+    assert offsets(filled, None) == []
+
+
+def test_a_range_is_a_range(filled: Filled) -> None:
+    assert offsets(filled, QueueRange("orders", 1, 1, 4)) == [1, 2, 3]
+    assert offsets(filled, QueueRange("orders", 1, 0, 5), subExpression="B || C") == [1, 3]
+    condition = {"subExpression": "TAGS = 'B' OR KEYS = 'k4'", "expressionType": "SQL92"}
+    assert offsets(filled, QueueRange("orders", 1, 0, 5), **condition) == [1, 3, 4]
+
+
+def test_waits_for_what_is_not_published_yet(filled: Filled) -> None:
+    arrival = threading.Timer(0.1, filled.put, ("orders", 0, 2))
+    arrival.start()
+    assert offsets(filled, QueueRange("orders", 0, 1, 5), timeout=60) == [1, 2, 3, 4]
+    arrival.join()
+
+
+def test_what_never_comes_is_data_loss(filled: Filled) -> None:
+    wanted = QueueRange("orders", 0, 1, 9)
+    with pytest.raises(DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3"):
+        offsets(filled, wanted)
+    assert offsets(filled, wanted, failOnDataLoss="false") == [1, 2]
+
+
+def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
+    wanted = QueueRange("payments", 0, 1, 9)
+    with pytest.raises(DataLossError, match=r"payments/0 \[1, 9\) is lost"):
+        offsets(filled, wanted)
+    assert offsets(filled, wanted, failOnDataLoss="false") == []
+
+
+def test_deleted_messages_are_data_loss(expired: Filled) -> None:
+    first, end = expired.store.offsets("orders", 0)
+    assert 0 < first < end
+    with pytest.raises(DataLossError, match=rf"orders/0 \[1, {first}\) is lost"):
+        offsets(expired, QueueRange("orders", 0, 1, end))
+    assert offsets(expired, QueueRange("orders", 0, 1, end), failOnDataLoss="false") == list(range(first, end))
+    assert offsets(expired, QueueRange("orders", 0, 1, 2), failOnDataLoss="false") == []
+    assert offsets(expired, QueueRange("orders", 0, first, end)) == list(range(first, end))
+
+
+def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled) -> None:
+    for result in filled.store.put_many(
+        [
+            Message("orders", zlib.compress(body), queue_id=0)
+            for body in (b"small", bytes(100 << 10), b"and on")  # queue offsets 3, 4, 5
+        ]
+    ):
+        mark(filled.store, result.physical_offset, 0x301)
+    wanted = QueueRange("orders", 0, 2, 6)
+    bound = {"maxDecompressedMessageSize": "64k"}
+    with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536; .*oversized="null"'):
+        bodies(filled, wanted, **bound)
+    read = bodies(filled, wanted, **bound, oversized="null")
+    assert read == [filled.rows[2][3], b"small", None, b"and on"]
+    assert bodies(filled, wanted)[2] == bytes(100 << 10)  # the store's own bound is larger
+    assert offsets(filled, wanted, **bound, oversized="null") == [2, 3, 4, 5]

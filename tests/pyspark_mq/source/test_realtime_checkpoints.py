@@ -1,0 +1,87 @@
+"""What checkpoints and the ledger say of real-time batches: of an earlier version, damaged, gone, elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import CheckpointError, LedgerError
+from tests.filled import Filled
+from tests.pyspark_mq.source.test_realtime_reader import latest, reader, run
+
+DAMAGED = [
+    {"$epoch": 0, "$reader": "../../outside", "$from": [{"orders": {"0": 0}}]},
+    {"$epoch": 0, "$reader": "/outside", "$from": [{"orders": {"0": 0}}]},
+    {"$epoch": float("inf"), "$reader": "0" * 32, "$from": [{"orders": {"0": 0}}]},
+    {"orders": {"0": float("nan")}},
+    [],
+]
+
+
+@pytest.fixture(autouse=True)
+def _pipelined_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
+
+
+def test_a_record_of_an_earlier_version_is_gone_on_from(filled: Filled) -> None:
+    it = reader(filled)
+    start = it.initialOffset()
+    end = latest(it, start)
+    run(it, it.partitions(start, end))
+    for path in (Path(filled.path) / "ledger" / end["$reader"]).iterdir():
+        record = json.loads(path.read_bytes())
+        del record["last"]
+        path.write_text(json.dumps(record))
+    following = latest(reader(filled), end)
+    assert following["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
+    assert sorted(following["$last"]["orders"]) == ["0", "1"]
+
+
+@pytest.mark.parametrize("json_", DAMAGED)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_deleted(filled: Filled, tmp_path: Path, json_: Any) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "0-0.json").write_text('{"next": {"orders": {"0": 1}}, "starved": false}')
+    good = reader(filled).initialOffset()
+    for real_time in (True, False):
+        it = reader(filled, real_time=real_time)
+        for call in (
+            lambda it=it: latest(it, json_),
+            lambda it=it: it.partitions(json_, good),
+            lambda it=it: it.partitions(good, json_),
+        ):
+            with pytest.raises(CheckpointError):
+                call()
+        with suppress(CheckpointError):
+            it.commit(json_)
+    assert (outside / "0-0.json").exists()
+
+
+def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
+    it = reader(filled)
+    start = it.initialOffset()
+    end = latest(it, start)
+    run(it, it.partitions(start, end))
+    ledger, how = Path(filled.path) / "ledger", r'use a new checkpoint and startingOffsets {"orders": {"0": 0, "1": 0}}'
+    (ledger / end["$reader"] / "0-0.json").unlink()
+    with pytest.raises(LedgerError, match=f"ledger: no record of task 0 of real-time batch 0, .*{how}"):
+        latest(reader(filled), end)
+    shutil.rmtree(ledger)
+    for real_time in (True, False):
+        with pytest.raises(LedgerError, match=f"ledger: nothing here is of this query, so there is no record.*{how}"):
+            latest(reader(filled, real_time=real_time), end)
+
+
+def test_the_ledger_may_be_elsewhere(filled: Filled, tmp_path: Any) -> None:
+    it = reader(filled, ledgerPath=str(tmp_path / "elsewhere"))
+    start = it.initialOffset()
+    end = latest(it, start)
+    run(it, it.partitions(start, end))
+    assert len(list((tmp_path / "elsewhere" / end["$reader"]).iterdir())) == 2
+    with pytest.raises(LedgerError):
+        latest(reader(filled), end)

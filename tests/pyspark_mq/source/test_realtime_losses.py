@@ -1,0 +1,152 @@
+"""Real-time batches over topics that are deleted, or created anew, also while a task holds them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import DataLossError
+from pyspark_mq.source import held_reading
+from tests.filled import Filled
+from tests.pyspark_mq.offsets.test_losses import delete, recreate
+from tests.pyspark_mq.source.test_realtime_reader import Row, latest, reader, run
+
+ACCEPTING = {"failOnDataLoss": "false"}
+
+
+@pytest.fixture(autouse=True)
+def _pipelined_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
+
+
+class Held:
+    """A query in the middle of a batch, whose one task holds both queues, and which has read all there was."""
+
+    def __init__(self, filled: Filled, **options: str) -> None:
+        self.reader = reader(filled, **{"realTimePartitions": "1", "batchDuration": "2s", **options})
+        self.rows: list[Row] = []
+        start = self.reader.initialOffset()
+        self.end = latest(self.reader, start)
+        (partition,) = self.reader.partitions(start, self.end)
+        self._batches = self.reader.read(partition)
+        self._take(next(self._batches))
+        while 0 < len(self.rows) < len(filled.rows):
+            self._take(next(self._batches))
+
+    def go_on(self) -> None:
+        """To the end of the batch."""
+        for batch in self._batches:
+            self._take(batch)
+
+    def next_batch(self) -> None:
+        """And all of the next one."""
+        self.go_on()
+        end = latest(self.reader, self.end)
+        self.rows += run(self.reader, self.reader.partitions(self.end, end))
+        self.end = end
+
+    def _take(self, batch: Any) -> None:
+        self.rows += [(r["topic"], r["queueId"], r["queueOffset"], r["body"]) for r in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 30])
+def test_another_life_inside_a_held_batch_is_read_from_its_begin_by_the_next(filled: Filled, count: int) -> None:
+    query, before = Held(filled, **ACCEPTING), list(filled.rows)
+    recreate(filled, count)
+    filled.put("orders", 1, 4)
+    query.go_on()
+    assert sorted(query.rows) == sorted(before)
+    query.next_batch()
+    assert sorted(query.rows) == sorted(before + filled.rows)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 30])
+def test_another_life_inside_a_held_batch_ends_a_query_that_may_lose_nothing(filled: Filled, count: int) -> None:
+    query, before = Held(filled), list(filled.rows)
+    recreate(filled, count)
+    filled.put("orders", 1, 4)
+    with pytest.raises(DataLossError, match=r"orders/1 from 5 on is lost: other messages stand there|orders/0 "):
+        query.go_on()
+    assert sorted(query.rows) == sorted(before)
+
+
+def empty_anew(filled: Filled) -> list[Row]:
+    """Topic "empty" is deleted and made again, with three messages."""
+    delete(filled, "empty")
+    filled.store.create_topic("empty", 1)
+    filled.put("empty", 0, 3)
+    return [row for row in filled.rows if row[0] == "empty"]
+
+
+def test_made_anew_where_a_held_batch_read_nothing(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query stands at the first message of either life."""
+    monkeypatch.setattr(held_reading, "_HEARTBEAT_SECONDS", 0.1)
+    filled.store.create_topic("empty", 1)
+    query = Held(filled, subscribe="empty")
+    rows = empty_anew(filled)
+    query.go_on()
+    assert query.rows == rows
+    query.next_batch()
+    assert query.rows == rows
+
+
+def test_made_anew_before_the_first_message_of_a_micro_batch(filled: Filled) -> None:
+    filled.store.create_topic("empty", 1)
+    it = reader(filled, real_time=False, subscribe="empty")
+    start = latest(it, it.initialOffset())
+    rows = empty_anew(filled)
+    assert run(it, it.partitions(start, latest(it, start))) == rows
+
+
+def test_gone_inside_a_held_batch(filled: Filled) -> None:
+    query = Held(filled)
+    delete(filled)
+    filled.store.create_topic("more", 1)
+    filled.put("more", 0, 1)
+    with pytest.raises(DataLossError, match=r"orders/[01] from [35] on is lost: the queue is gone"):
+        query.next_batch()
+
+
+def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -> None:
+    it = reader(filled)
+    start = it.initialOffset()
+    first = latest(it, start)
+    run(it, it.partitions(start, first))
+    second = latest(it, first)
+    assert "$last" not in first  # its queues were read from their beginning
+    assert [tuple(last) for last in second["$last"]["orders"].values()] == [
+        filled.store.fingerprint("orders", 0, 2),
+        filled.store.fingerprint("orders", 1, 4),
+    ]
+    it.stop()
+    ledger = Path(filled.path) / "ledger"
+    shutil.move(ledger, Path(filled.path).with_name("ledger"))
+    filled.store.close()
+    shutil.rmtree(filled.path)
+    filled = Filled(Path(filled.path), {"orders": 2})
+    shutil.move(Path(filled.path).with_name("ledger"), ledger)
+    message = r"orders/0 from 3 on is lost: other messages stand there"
+    with filled.store:
+        filled.put("orders", 0, 9)
+        filled.put("orders", 1, 9)
+        for real_time in (True, False):
+            with pytest.raises(DataLossError, match=message):
+                latest(reader(filled, real_time=real_time), first)
+            with pytest.raises(DataLossError, match=message):  # run again after the driver was killed
+                reader(filled, real_time=real_time).partitions(first, second)
+        accepting = reader(filled, failOnDataLoss="false")
+        again = latest(accepting, first)
+        assert again["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 0}}]
+        assert "$last" not in again
+        assert run(accepting, accepting.partitions(first, again)) == sorted(filled.rows)
+
+
+def test_lost_messages_are_said_before_the_batch(filled: Filled) -> None:
+    before = {"orders": {"0": 50, "1": 5}}
+    with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost"):
+        latest(reader(filled), before)
+    accepting = latest(reader(filled, failOnDataLoss="false"), before)
+    assert accepting["$from"] == [{"orders": {"0": 0}}, {"orders": {"1": 5}}]

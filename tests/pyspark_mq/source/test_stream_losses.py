@@ -1,0 +1,230 @@
+"""The streaming reader over queues that are gone, or others than the checkpoint knows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.errors import DataLossError
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.schema import default_schema
+from pyspark_mq.source.stream_reader import MqStreamReader
+from store import Message, MessageStore
+from store.any_log import Bounds, Fingerprints, Positions, Queue
+from store.broker.deletion import delete_topic
+from store.local import LocalAddress, LocalLog
+from tests.filled import Filled
+from tests.pyspark_mq.source.test_stream_reader import EARLIEST, bare, latest, ranges, reader
+
+
+def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:
+    before = {"orders": {"0": 50, "1": 5}}
+    with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost.*set the option failOnDataLoss to false"):
+        latest(reader(filled), before)
+    accepting = reader(filled, failOnDataLoss="false")
+    end = latest(accepting, before)
+    assert end["orders"] == {"0": 3, "1": 5}
+    assert ranges(accepting, before, end) == ["orders/0 [0, 3)"]
+    assert latest(accepting, end) is end
+
+
+def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
+    before = {"orders": {"0": 3, "1": 5}, "payments": {"0": 7}}
+    with pytest.raises(DataLossError, match=r"payments/0 .* is gone, or no longer subscribed"):
+        latest(reader(filled, subscribe="orders,payments"), before)
+    accepting = reader(filled, subscribePattern=".*", failOnDataLoss="false")
+    end = latest(accepting, before)
+    assert bare(end) == {"orders": {"0": 3, "1": 5}}
+    assert latest(accepting, end) is end
+
+
+def made_anew(filled: Filled) -> Filled:
+    """Another store of the same name and topic."""
+    filled.store.close()
+    shutil.rmtree(filled.path)
+    return Filled(Path(filled.path), {"orders": 2})
+
+
+def put_back(filled: Filled, backup: Path) -> MessageStore:
+    """The store as it was when `backup` was made."""
+    filled.store.close()
+    shutil.rmtree(filled.path)
+    shutil.copytree(backup, filled.path)
+    filled.store = MessageStore.open(filled.path)
+    return filled.store
+
+
+@pytest.mark.parametrize("count", [6, 7, 60])
+@pytest.mark.parametrize("how", ["made anew", "put back"])
+def test_a_queue_that_is_another_now_is_data_loss(filled: Filled, tmp_path: Path, how: str, count: int) -> None:
+    filled.store.flush()
+    shutil.copytree(filled.path, tmp_path / "backup")
+    filled.put("orders", 0, 3)
+    it = reader(filled, **EARLIEST)
+    offset = json.loads(json.dumps(latest(it, it.initialOffset())))
+    it.stop()
+    if how == "made anew":
+        filled = made_anew(filled)
+        filled.put("orders", 1, 5)
+    else:
+        put_back(filled, tmp_path / "backup")
+    with filled.store:
+        filled.put("orders", 0, count - filled.store.max_offset("orders", 0))
+        message = r"orders/0 from 6 on is lost: other messages stand there .* put back from a backup, .*failOnDataLoss"
+        with pytest.raises(DataLossError, match=message):
+            latest(reader(filled), offset)  # idle or not
+        accepting = reader(filled, failOnDataLoss="false")
+        end = latest(accepting, offset)
+        anew = ["orders/1 [0, 5)"] if how == "made anew" else []
+        assert ranges(accepting, offset, end) == [f"orders/0 [0, {count})", *anew]
+        assert latest(accepting, end) is end
+        assert latest(reader(filled), end) is end
+
+
+def test_a_backup_that_is_newer_than_the_checkpoint_is_gone_on_with(filled: Filled, tmp_path: Path) -> None:
+    it = reader(filled, **EARLIEST)
+    offset = latest(it, it.initialOffset())
+    filled.put("orders", 0, 2)
+    filled.store.flush()
+    shutil.copytree(filled.path, tmp_path / "backup")
+    with put_back(filled, tmp_path / "backup"):
+        filled.put("orders", 0, 4)
+        again = reader(filled)
+        assert ranges(again, offset, latest(again, offset)) == ["orders/0 [3, 9)"]
+
+
+def test_a_batch_is_not_run_again_from_a_queue_that_is_another_now(filled: Filled) -> None:
+    it = reader(filled, **EARLIEST)
+    start = it.initialOffset()
+    end = latest(it, start)
+    it.stop()
+    again = reader(filled)
+    assert ranges(again, start, end) == ["orders/0 [0, 3)", "orders/1 [0, 5)"]
+    again.stop()
+    filled = made_anew(filled)
+    with filled.store:
+        filled.put("orders", 0, 30)
+        filled.put("orders", 1, 30)
+        with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+            ranges(reader(filled), start, end)
+        accepting = reader(filled, failOnDataLoss="false")
+        assert ranges(accepting, start, end) == ["orders/0 [0, 3)", "orders/1 [0, 5)"]
+
+
+def test_a_topic_that_is_deleted_and_created_while_the_query_runs(filled: Filled) -> None:
+    """As a broker does it: the queue is another, and the log goes on."""
+    filled.store.create_topic("later", 1)
+    it = reader(filled, **EARLIEST)
+    end = latest(it, it.initialOffset())
+    filled.put("later", 0, 4)
+    queues = Path(filled.path) / "consumequeue"
+    shutil.rmtree(queues / "orders" / "0")
+    shutil.copytree(queues / "later" / "0", queues / "orders" / "0")
+    with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+        latest(it, end)
+
+
+def fill(path: str, count: int) -> None:
+    with MessageStore.open(path) as store:
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", b"body")] * count)
+
+
+class Meddled(LocalLog):
+    """A log whose topic another process deletes and creates anew just before one of the calls: 1 is the next."""
+
+    call = 0
+    count = 0  # messages of its new life
+
+    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        self._meddle()
+        return super().topics()
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        self._meddle()
+        return super().bounds(queues)
+
+    def fingerprints(self, positions: Positions) -> Fingerprints:
+        self._meddle()
+        return super().fingerprints(positions)
+
+    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+        self._meddle()
+        return super().strangers(positions, last)
+
+    def _meddle(self) -> None:
+        self.call -= 1
+        if self.call == 0:
+            delete_topic(self._store.path, "orders")
+            fill(str(self._store.path), self.count)
+
+
+@dataclass(frozen=True)
+class OfOne(LocalAddress):
+    log: Meddled
+
+    def open(self) -> Meddled:
+        return self.log
+
+
+@pytest.mark.parametrize("count", [3, 8])
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call: int, count: int) -> None:
+    """However many messages it has then: the batch is data loss, or the one after it."""
+    path = str(tmp_path / "mq")
+    fill(path, 5)
+    with Meddled(MessageStore.open(path, read_only=True)) as log:
+        options = SourceOptions.parse({"path": path, "subscribe": "orders", "holdTimeoutMs": "0", **EARLIEST})
+        it = MqStreamReader(replace(options, address=OfOne(path, log)), default_schema(False))
+        first = latest(it, it.initialOffset())
+        assert first["orders"] == {"0": 5}
+        fill(path, 3)
+        log.call, log.count = call, count
+        try:
+            second = latest(it, first)
+        except DataLossError:
+            return
+        log.call = min(log.call, 1)  # now, where there were fewer calls
+        log.bounds([])
+        fill(path, 1)
+        with pytest.raises(DataLossError, match="orders/0"):
+            latest(it, second)
+
+
+def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) -> None:
+    filled.put("orders", 0, 250, size=1000)
+    it = reader(filled, **EARLIEST)
+    end = latest(it, it.initialOffset())
+    filled.put("orders", 1, 300, size=1000)
+    after = latest(it, end)
+    filled.store.clean(forced=True)
+    assert filled.store.offsets("orders", 0) == (253, 253)
+    filled.put("orders", 1, 1)
+    assert latest(it, after)["$last"]["orders"]["0"] == end["$last"]["orders"]["0"]
+    filled.put("orders", 0, 1)
+    following = latest(it, after)
+    assert ranges(it, after, following) == ["orders/0 [253, 254)", "orders/1 [305, 306)"]
+    assert following["$last"]["orders"]["0"] > after["$last"]["orders"]["1"]
+
+
+def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) -> None:
+    """The message before the next is gone, so that only the log's begin tells."""
+    filled.put("orders", 1, 300, size=1000)
+    filled.put("orders", 0, 1)
+    it = reader(filled, **EARLIEST)
+    end = latest(it, it.initialOffset())
+    it.stop()
+    filled = made_anew(filled)
+    with filled.store:
+        filled.put("orders", 0, 4)
+        filled.put("orders", 1, 305)
+        filled.put("orders", 1, 70, size=1000)
+        filled.store.clean(forced=True)
+        assert filled.store.offsets("orders", 0) == (4, 4)
+        with pytest.raises(DataLossError, match="orders/0 from 4 on is lost: other messages"):
+            latest(reader(filled), end)

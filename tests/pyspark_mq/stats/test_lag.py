@@ -1,0 +1,89 @@
+"""Lags, extents and metrics of a store whose topics come and go between two looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from pyspark_mq.metrics import StoreCollector
+from pyspark_mq.stats.lag import lags
+from pyspark_mq.stats.measures import Extent, extents
+from store import Message, MessageStore
+from store.broker.deletion import delete_topic
+from store.local import LocalLog
+from tests.waiting import PATIENCE
+
+LIVES = 8
+QUEUES = 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    """Topic "kept" has a message, and one that a group read."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path) as writing:
+        writing.create_topic("kept", 1)
+        writing.put_many([Message("kept", b"body")] * 2)
+        writing.commit_offsets("readers", "kept", {0: 1})
+    with MessageStore.open(path, read_only=True) as reading:
+        yield reading
+
+
+def come_and_go(path: str) -> None:
+    """Topic "passing", now with 9 messages in each queue, now with 3; one life after the other."""
+    for life in range(LIVES):
+        with MessageStore.open(path) as store:
+            store.create_topic("passing", QUEUES)
+            store.put_many(
+                [Message("passing", b"body", queue_id=queue) for queue in range(QUEUES)] * (9 if life % 2 else 3)
+            )
+            store.commit_offsets("readers", "passing", dict.fromkeys(range(QUEUES), 1))
+        delete_topic(path, "passing")
+
+
+Look = Callable[[], set[str]]  # the topics that it finds
+
+
+def of_lags(store: MessageStore) -> Look:
+    return lambda: {lag.topic for lag in lags(LocalLog(store))}
+
+
+def of_extents(store: MessageStore) -> Look:
+    seen: dict[tuple[str, int], Extent] = {}
+
+    def look() -> set[str]:
+        nonlocal seen
+        seen = extents(store, seen)
+        return {topic for topic, _ in seen}
+
+    return look
+
+
+def of_metrics(store: MessageStore) -> Look:
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(store))
+
+    def look() -> set[str]:
+        text = generate_latest(registry).decode()
+        return {topic for topic in ("kept", "passing") if f'rocketmq_messages_in_total{{topic="{topic}"}}' in text}
+
+    return look
+
+
+@pytest.mark.parametrize("looking", [of_lags, of_extents, of_metrics])
+def test_a_topic_that_goes_between_two_looks(store: MessageStore, looking: Callable[[MessageStore], Look]) -> None:
+    look, found = looking(store), []
+    passing = threading.Thread(target=come_and_go, args=(str(store.path),))
+    passing.start()
+    try:
+        while passing.is_alive():
+            found.append(look())
+    finally:
+        passing.join(PATIENCE)
+    assert all("kept" in topics for topics in found)
+    assert {"kept", "passing"} in found  # else there was nothing between two looks
+    assert {"kept"} in found
