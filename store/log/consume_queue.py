@@ -126,13 +126,13 @@ class ConsumeQueue:
     def _must_end(self, end: int, confirm_offset: int) -> None:
         """Raises `CorruptSegment` where entries behind the one that ended a search count: then that one is damaged.
 
-        What is being written may be seen in part, but not twice; and no message but the first has log offset 0.
+        Unless it counts by now, too: then a broker wrote them meanwhile. No message but the first has log offset 0.
         """
-        for _ in range(2):
-            behind = self.entries_left(end + 1, end + _NEARBY)
-            if not self._any_counts(end + 1, behind.tolist(), confirm_offset):
-                return
-        raise CorruptSegment(f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
+        behind = self.entries_left(end + 1, end + _NEARBY)
+        if self._any_counts(end + 1, behind.tolist(), confirm_offset) and not self._counts(end, confirm_offset):
+            raise CorruptSegment(
+                f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}"
+            )
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
         """Whether any of the entries from `start` on counts, by what they say; they come behind another."""

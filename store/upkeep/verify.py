@@ -17,7 +17,7 @@ from itertools import islice
 
 import numpy as np
 
-from store.errors import CorruptRecord, CorruptStore, OffsetLost
+from store.errors import CorruptRecord, CorruptSegment, CorruptStore, OffsetLost
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
@@ -144,9 +144,11 @@ class _Verifier:
                 self._check_rest(name, queue, end)
             self._report_runs()
             index_check.finish()
-            behind, is_over = self._behind(end), end == log_end.confirm_offset
+            behind, is_left = self._behind(end), bool(self._left_in_log(end))
+            is_closed = not (self._root / ABORT_FILE).exists()  # looked at after that, and before the end
+            is_over = end == log_end.confirm_offset
             is_at_rest = log_end.is_at_rest and is_over
-            if log_end.by_log and is_over and not (self._root / ABORT_FILE).exists() and self._left_in_log(end):
+            if log_end.by_log and is_left and is_closed and is_over:
                 self.add(self._place(end), _BAD_END, _COPY)
             if is_at_rest:  # or else it is an append under way, or one that died: the next one undoes it
                 for where in behind:
@@ -230,13 +232,13 @@ class _Verifier:
         following = next((start for start in self._log.segments.starts() if start > at), end)
         if not self._log.segments.exists(at):
             return min(end, following)
-        known = (self._record_after(queue, at, end) for queue in self._queues.values())
+        known = (self._record_after(name, at, end) for name in self._queues)
         return min(end, following, *(offset for offset in known if offset > at))
 
-    @staticmethod
-    def _record_after(queue: ConsumeQueue, at: int, end: int) -> int:
+    def _record_after(self, name: QueueName, at: int, end: int) -> int:
+        queue = self._queues[name]
         low = queue.first()
-        high = max_offset = queue.max_offset(end)
+        high = max_offset = self._max_offset(name, end)
         try:
             while low < high:
                 middle = (low + high) // 2
@@ -326,9 +328,16 @@ class _Verifier:
         found[gone] = expected[gone]
         return found, with_delivery_times(chunk, name[0], expected, found)
 
+    def _max_offset(self, name: QueueName, end: int) -> int:
+        """Of a queue; where an entry is damaged that of its records, with which it was compared."""
+        try:
+            return self._queues[name].max_offset(end)
+        except CorruptSegment:
+            return max(self._next.get(name, 0), self._queues[name].first())
+
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> None:
         """Entries before the first and behind the last record of a queue."""
-        max_offset = queue.max_offset(end)
+        max_offset = self._max_offset(name, end)
         min_offset = queue.min_offset(self._log.min_offset(), max_offset)
         begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
         if min_offset < min(begin, max_offset):
@@ -358,7 +367,7 @@ class _Verifier:
         """Where log and queues have something behind the end."""
         found = [self._place(at) for at in self._left_in_log(end)]
         for name, queue in self._queues.items():
-            at = queue.stale(max(queue.max_offset(end), self._next.get(name, 0)))
+            at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
             found += [] if at is None else [f"{_name(name)}, offset {at}"]
         return found
 

@@ -40,9 +40,10 @@ with MessageStore.open(sys.argv[1]) as store:
 
 
 def brokers_view(path: Path) -> Path:
-    """The same files as they look where a broker writes: no watermark, no settings of ours."""
+    """The same files as they look where a broker writes: no watermark, no settings of ours, and `abort`."""
     theirs = path.with_name("theirs")
     theirs.mkdir()
+    (theirs / "abort").touch()
     for name in ("commitlog", "consumequeue"):
         (theirs / name).symlink_to(path / name)
     return theirs
