@@ -73,7 +73,7 @@ class ServedOffsets:
                 self._persist(group, topic, queues)
             except UnknownTopic:  # it was deleted
                 for queue in queues:
-                    self._forget(group, queue)
+                    self.drop(group, queue)
             except StoreError as error:
                 _logger.warning("offsets of group %s in %s: %s", group, topic, error)
 
@@ -86,7 +86,7 @@ class ServedOffsets:
             if self._store.consumer_offset(group, *queue) == known.persisted:
                 offsets[queue.queue_id] = known.offset
             else:  # somebody else's word
-                self._forget(group, queue)
+                self.drop(group, queue)
         if offsets:
             self._store.flush()  # first, what clients sent back and take for done
             self._store.commit_offsets(group, topic, offsets)
@@ -94,6 +94,7 @@ class ServedOffsets:
             if (known := self._known[group].get(Queue(topic, queue_id))) is not None:
                 known.persisted = offset
 
-    def _forget(self, group: str, queue: Queue) -> None:
+    def drop(self, group: str, queue: Queue) -> None:
+        """What the files say of it counts from now on."""
         with self._lock:
-            self._known[group].pop(queue, None)
+            self._known.get(group, {}).pop(queue, None)

@@ -84,6 +84,8 @@ class ServedGroups:
         positions = {queue: self._begin(header, queue) for queue in (Queue(header.topic, id) for id in asked)}
         self._offsets.persist()
         self._group(header.group).reset(positions)
+        for queue in positions:  # first: what clients say from now on counts
+            self._offsets.drop(header.group, queue)
         body = self._table(positions)
         told = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header.texts(), body, flag=CommandFlag.ONEWAY)
         for consumer in self._clients.consumers(header.group).values():

@@ -11,7 +11,7 @@ from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from store.remoting.codes import RequestCode
-from store.remoting.headers import CommitOffset, DeleteGroup, ResetOffset
+from store.remoting.headers import CommitOffset, DeleteGroup, GroupQueue, Offset, ResetOffset
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.test_clients import heartbeat
 
@@ -72,6 +72,15 @@ def test_resets(broker: Broker, store: MessageStore) -> None:
     assert reset(broker, queue_id=1, offset=2) == {1: 2}
     assert [store.consumer_offset("g", "orders", queue) for queue in (0, 1)] == [5, 2]
     assert reset(broker) == {0: 0, 1: 0}
+
+
+def test_what_a_client_says_after_a_reset_counts(broker: Broker, store: MessageStore) -> None:
+    store.put_many([Message("orders", b"", queue_id=0)] * 5)
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 0, 5))
+    reset(broker)
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 0, 1))
+    answer = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("g", "orders", 0))
+    assert Offset.of(answer.fields).offset == 1
 
 
 def test_what_cannot_be_reset(broker: Broker) -> None:
