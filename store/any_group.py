@@ -1,7 +1,7 @@
 """What a consumer needs of its group, whoever keeps it: files beside a directory, or a cluster's broker.
 
 A group reads each message of its topics once: its members share the queues, each queue is one member's at a time, and
-the group's offsets say how far it has read. `store.local_group` is the first kind.
+the group's offsets say how far it has read. `store.local_group` is the first kind, `store.cluster.group` the second.
 """
 
 from __future__ import annotations

@@ -318,6 +318,7 @@ class LogWriter(Log, Protocol):
     def __enter__(self) -> LogWriter: ...
 
 
+@runtime_checkable
 class LogAddress(Protocol):
     """Where a log is: frozen, hashable and picklable, for other processes open it too. Errors name it by its `str`."""
 

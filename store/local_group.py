@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from store import GroupConflict, InvalidArgument, MessageStore, UnknownGroup
+from store import GroupConflict, MessageStore, UnknownGroup
 from store.any_group import MemberInfo, MessageModel, Subscriptions
 from store.any_log import Positions, Queue
-from store.broker.entries import Entry
+from store.broker.entries import Entry, client_id
 from store.broker.group_files import GroupFiles
 from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
@@ -29,7 +27,6 @@ from store.system_errors import explained_verbs
 from store.upkeep.directory import Directory
 
 _DEFAULT_INSTANCE = "DEFAULT"
-_INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"
 _SHOWN_GROUPS = 10
 
 
@@ -56,14 +53,9 @@ class LocalGroup:
         exclusive: bool = False,
         instance: str | None = None,
     ) -> LocalMember:
-        if instance is None:
-            own = f"{os.getpid()}#{time.monotonic_ns()}"
-            instance = own if model is MessageModel.CLUSTERING else _DEFAULT_INSTANCE
-        if not re.fullmatch(_INSTANCE, instance):
-            raise InvalidArgument(
-                f"instance={instance!r}: give up to 100 letters, digits, '%', '|', '_', '-', '#', '.'"
-            )
-        id_, files = f"{socket.gethostname()}@{instance}", self._files
+        if instance is None and model is MessageModel.BROADCASTING:
+            instance = _DEFAULT_INSTANCE
+        id_, files = client_id(instance), self._files
 
         if model is MessageModel.CLUSTERING:
             self._must_not_be_served()

@@ -8,11 +8,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from store.any_group import Subscriptions
-from store.local_group import LocalGroup
+from store.any_group import Group, Subscriptions
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -20,9 +18,9 @@ _FORK = multiprocessing.get_context("fork")
 class RemoteMember:
     """Another process, which is a member of a group; its verbs are `call`ed."""
 
-    def __init__(self, path: Path, group: str, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
+    def __init__(self, group: Group, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
         self._here, there = _FORK.Pipe()
-        self.process = _FORK.Process(target=_serve, args=(there, path, group, subscriptions, options), daemon=True)
+        self.process = _FORK.Process(target=_serve, args=(there, group, subscriptions, options), daemon=True)
         self.process.start()
         self.id: str = self._answer()
 
@@ -47,8 +45,8 @@ class RemoteMember:
         return found
 
 
-def _serve(pipe: Connection, path: Path, group: str, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
-    with LocalGroup(path, group).join(subscriptions, **options) as member:
+def _serve(pipe: Connection, group: Group, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
+    with group.join(subscriptions, **options) as member:
         pipe.send(member.id)
         while True:
             verb, arguments = pipe.recv()
@@ -56,9 +54,9 @@ def _serve(pipe: Connection, path: Path, group: str, subscriptions: Subscription
 
 
 @contextmanager
-def remote_member(path: Path, group: str, subscriptions: Subscriptions, **options: Any) -> Iterator[RemoteMember]:
+def remote_member(group: Group, subscriptions: Subscriptions, **options: Any) -> Iterator[RemoteMember]:
     """One that is killed at last."""
-    member = RemoteMember(path, group, subscriptions, options)
+    member = RemoteMember(group, subscriptions, options)
     try:
         yield member
     finally:

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from store import InvalidArgument, StoreError, message_filter
 from store.any_log import LogAddress, MessageFilter
-from store.cluster.address import ClusterAddress
+from store.cluster.address import SCHEME, ClusterAddress
 from store.cluster.credentials import Credentials
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
@@ -53,7 +53,6 @@ TAGS = click.option("--tags", help='Only messages with these tags: "paid || ship
 SQL = click.option("--sql", help="Only messages of whose properties this is true: \"region = 'eu' AND amount > 10\".")
 
 
-_CLUSTER = "rocketmq://"
 _ACCESS_KEY, _SECRET_KEY, _CA_FILE = "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_CA_FILE"
 _PATIENCE_SECONDS = 5.0  # of somebody who waits before a screen
 
@@ -71,14 +70,14 @@ def log_at(store: str) -> LogAddress:
 def cluster_at(place: str) -> ClusterAddress | None:
     """A cluster is "rocketmq://" and its name servers; its account and its certificates are in the environment, for
     others see command lines. None for another place. Raises `InvalidArgument`."""
-    if not place.startswith(_CLUSTER):
+    if not place.startswith(SCHEME):
         return None
     access_key, secret_key, ca_file = map(os.environ.get, (_ACCESS_KEY, _SECRET_KEY, _CA_FILE))
     if bool(access_key) != bool(secret_key):
         raise InvalidArgument(f"{_ACCESS_KEY} and {_SECRET_KEY} go together: set both in the environment, or none")
     credentials = Credentials(access_key, secret_key) if access_key and secret_key else None
     tls = Tls.trusting(ca_file) if ca_file else None
-    return replace(ClusterAddress.parse(place.removeprefix(_CLUSTER), credentials, tls=tls), patience=_PATIENCE_SECONDS)
+    return replace(ClusterAddress.parse(place.removeprefix(SCHEME), credentials, tls=tls), patience=_PATIENCE_SECONDS)
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import socket
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +15,11 @@ from typing import Any
 from store.any_group import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
 from store.any_log import Queue
 from store.broker.queue_locks import held
-from store.errors import GroupConflict
+from store.errors import GroupConflict, InvalidArgument
 from store.format.layout import RETRY_TOPIC_PREFIX
 
 SILENT_SECONDS = 120.0  # after so long RocketMQ's broker misses a client
+_INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"
 _ONE_WAY = "All members of a group do the same; end the others first, or join a group of another name"
 
 
@@ -73,6 +78,15 @@ class Entry:
             return Entry(**content)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no member's entry: {error}") from error
+
+
+def client_id(instance: str | None = None) -> str:
+    """RocketMQ's client id of a member in this process: host@instance. Raises `InvalidArgument`."""
+    if instance is None:
+        instance = f"{os.getpid()}#{time.monotonic_ns()}"
+    if not re.fullmatch(_INSTANCE, instance):
+        raise InvalidArgument(f"instance={instance!r}: give up to 100 letters, digits, '%', '|', '_', '-', '#', '.'")
+    return f"{socket.gethostname()}@{instance}"
 
 
 def check_fit(group: str, entry: Entry, other: Entry, processes: str) -> None:

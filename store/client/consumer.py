@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from types import TracebackType
 
-from store.any_group import ConsumeFromWhere, Group, MessageModel, Subscription
-from store.any_log import BATCH_BYTES, Log, Queue
+from store.any_group import ConsumeFromWhere, Group, HasGroups, MessageModel, Subscription
+from store.any_log import BATCH_BYTES, Log, LogAddress, Queue
 from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
 from store.client.listening import Listener, check_listener
 from store.client.messages import ReceivedMessage
@@ -23,7 +23,8 @@ from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
-from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, UnknownTopic
+from store.cluster.address import SCHEME, ClusterAddress
+from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, UnknownTopic, Unreachable
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, span
@@ -90,7 +91,7 @@ class Consumer(Opened):
 
     def __init__(
         self,
-        log: str | os.PathLike[str] | Log,
+        log: str | os.PathLike[str] | LogAddress | Log,
         group: str | Group,
         topics: str | Mapping[str, str | Subscription],
         listener: Listener | None = None,
@@ -101,7 +102,8 @@ class Consumer(Opened):
     ) -> None:
         """Join a group and begin.
 
-        log: the path of a store, or any log; that stays the caller's. group: a name, or any group, see `any_group`.
+        log: the path of a store; a cluster, as "rocketmq://host:port" of its name servers, or as a `ClusterAddress`
+        where more is to be said; or any log, which stays the caller's. group: a name, or any group, see `any_group`.
         topics: one, or several with what to read of each: tags as in "paid || shipped", or a `Subscription`. All
         members of a group have to say the same. listener: called with a sequence of messages of one queue; what it
         raises lets them come again, see `ReconsumeLater`. orderly: a queue's messages in their order, one call at a
@@ -115,11 +117,13 @@ class Consumer(Opened):
             raise InvalidArgument(f"config={config!r:.40}: a {type(config).__name__}; give a ConsumerConfig")
         subscriptions = _subscriptions(topics)
         filters = {topic: message_filter(*subscription) for topic, subscription in subscriptions.items()}
-        self._is_own = isinstance(log, str | os.PathLike)
-        if isinstance(group, str) and not isinstance(log, str | os.PathLike):
-            raise InvalidArgument(f"group={group!r}: of a log that is no path, give the group itself")
-        group = LocalGroup(log, group) if isinstance(group, str) else group  # type: ignore[arg-type]
-        self._log: Log = address_at(os.fspath(log)).open() if isinstance(log, str | os.PathLike) else log
+        address = _address(os.fspath(log)) if isinstance(log, str | os.PathLike) else log
+        if isinstance(group, str):
+            if not isinstance(address, HasGroups):
+                raise InvalidArgument(f"group={group!r}: of a log without groups, give the group itself")
+            group = address.group(group)
+        self._is_own = isinstance(address, LogAddress)
+        self._log: Log = address.open() if isinstance(address, LogAddress) else address
         try:
             _check_topics(self._log, filters)
             root = group.path if isinstance(group, LocalGroup) else None
@@ -300,7 +304,11 @@ class Consumer(Opened):
         while not self._over.is_set():
             try:
                 self._rebalancer.step()
-            except (StoreBusy, ArchiveUnavailable) as error:  # what is consumed here is its own for a while yet
+            except (
+                StoreBusy,
+                ArchiveUnavailable,
+                Unreachable,
+            ) as error:  # what is consumed here is its own for a while yet
                 _logger.warning("%s: tried again: %s", self._what, error)
             self._figures.write()
             self._rebalancer.wait()
@@ -330,6 +338,11 @@ class Consumer(Opened):
 def _tell(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
     with suppress(RuntimeError):  # that loop is over, and nobody waits
         loop.call_soon_threadsafe(woken.set)
+
+
+def _address(place: str) -> LogAddress:
+    is_cluster = place.startswith(SCHEME)
+    return ClusterAddress.parse(place.removeprefix(SCHEME)) if is_cluster else address_at(place)
 
 
 def _subscriptions(topics: str | Mapping[str, str | Subscription]) -> dict[str, Subscription]:

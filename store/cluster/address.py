@@ -11,9 +11,11 @@ from store.remoting.addresses import host_and_port
 from store.remoting.tls import Tls
 
 if TYPE_CHECKING:
+    from store.cluster.group import ClusterGroup
     from store.cluster.log import ClusterLog
     from store.cluster.writer import ClusterWriter
 
+SCHEME = "rocketmq://"  # of an address that stands where a path may
 TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
 _PATIENCE_SECONDS = 30.0
 
@@ -22,14 +24,14 @@ _PATIENCE_SECONDS = 30.0
 class ClusterAddress:
     """The brokers that name servers know.
 
-    name_servers: "host:port" of each. credentials: None where a cluster asks for none. group: the consumer group in
-    whose name is read. tls: None for plain connections. patience: for how many seconds a request that fails is
+    name_servers: "host:port" of each. credentials: None where a cluster asks for none. consumer_group: in whose name
+    is read. tls: None for plain connections. patience: for how many seconds a request that fails is
     repeated.
     """
 
     name_servers: tuple[str, ...]
     credentials: Credentials | None = None
-    group: str = TOOLS_GROUP
+    consumer_group: str = TOOLS_GROUP
     tls: Tls | None = None
     patience: float = _PATIENCE_SECONDS
 
@@ -37,7 +39,11 @@ class ClusterAddress:
 
     @classmethod
     def parse(
-        cls, text: str, credentials: Credentials | None = None, group: str = TOOLS_GROUP, tls: Tls | None = None
+        cls,
+        text: str,
+        credentials: Credentials | None = None,
+        consumer_group: str = TOOLS_GROUP,
+        tls: Tls | None = None,
     ) -> ClusterAddress:
         """Of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
         servers = tuple(dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip()))
@@ -45,7 +51,7 @@ class ClusterAddress:
             raise InvalidArgument(f"name servers {text!r}: must be host:port, several separated by ';'")
         for server in servers:
             host_and_port(server)
-        return cls(servers, credentials, group, tls)
+        return cls(servers, credentials, consumer_group, tls)
 
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}"
@@ -55,6 +61,12 @@ class ClusterAddress:
         from store.cluster.log import ClusterLog
 
         return ClusterLog(self)
+
+    def group(self, name: str) -> ClusterGroup:
+        """Connects to nobody yet. Raises `InvalidGroup`."""
+        from store.cluster.group import ClusterGroup
+
+        return ClusterGroup(self, name)
 
     def open_writer(self) -> ClusterWriter:
         """Connects to nobody yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
@@ -50,9 +50,10 @@ class Brokers:
     next name server; of the broker as a new route has it, or of what copies it.
     """
 
-    def __init__(self, address: ClusterAddress) -> None:
+    def __init__(self, address: ClusterAddress, heard: Callable[[Command], None] = lambda command: None) -> None:
+        """heard: see `Client`."""
         self.address = address
-        self._client = Client(REQUEST_SECONDS, address.tls)
+        self._client = Client(REQUEST_SECONDS, address.tls, heard)
         self.tls = None if address.tls is None else address.tls.context()
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
@@ -175,19 +176,14 @@ class Brokers:
     @staticmethod
     def take(answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
         """The answer, None where there is no such topic. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
-        try:
-            command = answer.result()
-        except (Unreachable, Untrusted) as error:
-            raise type(error)(f"broker {broker.name} at {error}") from error
-        if command.code == ResponseCode.TOPIC_NOT_EXIST and command.code not in ask.answers:
-            return None
-        if command.code not in ask.answers:
-            raise explained(command, f"broker {broker.name} at {broker.readable}", ask.code, ask.queue)
-        return command
+        command = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
+        return command if command.code in ask.answers else None
 
-    def send(self, broker: Broker, code: RequestCode, header: Header, body: bytes = b"") -> Future[Command]:
+    def send(
+        self, broker: Broker, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> Future[Command]:
         """Ask a master."""
-        return self._begin(broker.writable[0], code, header.texts(), body)
+        return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body)
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
         """Ask all masters for it. Raises `Unreachable`, `RequestRefused`."""
@@ -195,20 +191,19 @@ class Brokers:
         masters = [broker for broker in self._all() if broker.writable]
         asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
         for broker, answer in asked:
-            command = answer.result()
-            if command.code != ResponseCode.SUCCESS:
-                who = f"broker {broker.name} at {broker.writable[0]}"
-                raise explained(command, who, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
+            answered(answer, broker, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
 
-    def ask_all(self, code: RequestCode) -> dict[str, Command]:
+    def ask_all(
+        self,
+        code: RequestCode,
+        header: Header | None = None,
+        body: bytes = b"",
+        answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
+    ) -> dict[str, Command]:
         """What each broker of the cluster answers, by its name. Raises `Unreachable`, `RequestRefused`."""
-        asked = [(broker, self._begin(broker.readable, code, {})) for broker in self._all()]
-        found = {}
-        for broker, answer in asked:
-            found[broker.name] = command = answer.result()
-            if command.code != ResponseCode.SUCCESS:
-                raise explained(command, f"broker {broker.name} at {broker.readable}", code)
-        return found
+        fields = {} if header is None else header.texts()
+        asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in self._all()]
+        return {broker.name: answered(answer, broker, code, answers=answers) for broker, answer in asked}
 
     def _all(self) -> list[Broker]:
         return parse_brokers(parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body)))
@@ -239,3 +234,20 @@ class Brokers:
 
     def close(self) -> None:
         self._client.close()
+
+
+def answered(
+    answer: Future[Command],
+    broker: Broker,
+    code: RequestCode,
+    what: object = None,
+    answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
+) -> Command:
+    """What a broker answered, about `what`. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
+    try:
+        command = answer.result()
+    except (Unreachable, Untrusted) as error:
+        raise type(error)(f"broker {broker.name} at {error}") from error
+    if command.code not in answers:
+        raise explained(command, f"broker {broker.name} at {broker.readable}", code, what)
+    return command

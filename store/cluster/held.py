@@ -104,7 +104,7 @@ class ClusterHeld:
             self._gone.append(queue)
             return
         seconds = min(HOLD_SECONDS, max(0.0, self._deadline - time.monotonic()))
-        ask = held_pull(self._brokers.address.group, queue, position, _MOST_AT_ONCE, seconds)
+        ask = held_pull(self._brokers.address.consumer_group, queue, position, _MOST_AT_ONCE, seconds)
         broker = broker.next(0 if pull.failing is None else int(time.monotonic() - pull.failing))
         self._under_way[queue] = answer = self._brokers.begin(broker, ask)
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))

@@ -19,21 +19,19 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
+from store.cluster.offsets import commit, committed
 from store.cluster.pulls import Records, pull
 from store.cluster.routes import parse_offsets
 from store.cluster.scan import decoded
-from store.cluster.tails import Tails, held_pull
+from store.cluster.tails import Tails
 from store.cluster.topics import Topics
 from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.consumer_offsets import check_group_name
 from store.remoting.codes import RequestCode
-from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset
-
-_SUCCESS = (ResponseCode.SUCCESS,)
+from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterLog:
@@ -83,17 +81,7 @@ class ClusterLog:
         return list(ranges)
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
-        def ask(queue: Queue) -> Ask:
-            header = GroupQueue(group, queue.topic, int(queue.queue_id), set_zero_if_not_found=False)
-            answers = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
-            return Ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, answers)
-
-        answers = self._brokers.ask({queue: ask(queue) for queue in queues})
-        return {
-            queue: Offset.of(answer.fields).offset
-            for queue, answer in answers.items()
-            if answer.code == ResponseCode.SUCCESS
-        }
+        return committed(self._brokers, group, queues)
 
     def groups(self) -> Mapping[str, Positions]:
         found: dict[str, Positions] = {}
@@ -104,14 +92,7 @@ class ClusterLog:
 
     def commit(self, group: str, positions: Positions) -> None:
         check_group_name(group)
-        answers = self._brokers.ask({queue: _commit(group, queue, at) for queue, at in positions.items()})
-        unknown = [queue for queue, answer in answers.items() if answer.code != ResponseCode.SUCCESS]
-        if unknown:  # a broker makes a group when it first pulls
-            self._brokers.ask({queue: held_pull(group, queue, positions[queue], 1, 0.0) for queue in unknown})
-            self._brokers.ask(
-                {queue: _commit(group, queue, positions[queue])._replace(answers=_SUCCESS) for queue in unknown}
-            )
-        missing = positions.keys() - answers.keys()
+        missing = positions.keys() - commit(self._brokers, group, positions).keys()
         if missing:
             raise UnknownTopic(f"{self._address}: no broker has {', '.join(map(str, sorted(missing)))}")
 
@@ -161,9 +142,3 @@ class ClusterLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _commit(group: str, queue: Queue, position: int) -> Ask:
-    header = CommitOffset(group, queue.topic, int(queue.queue_id), position)
-    answers = (*_SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
-    return Ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, answers)

@@ -76,7 +76,11 @@ class _Pulls:
     """The pulls of a range on one connection: an iterator over what they bring, in order."""
 
     def __init__(self, brokers: Brokers, who: str, wanted: QueueRange, address: str) -> None:
-        self._group, self._credentials, self._tls = brokers.address.group, brokers.address.credentials, brokers.tls
+        self._group, self._credentials, self._tls = (
+            brokers.address.consumer_group,
+            brokers.address.credentials,
+            brokers.tls,
+        )
         self._who = who
         self._wanted = wanted
         self._address = address

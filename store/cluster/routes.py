@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import BrokerQueueId, Positions, Queue
 from store.errors import BadFrame
 from store.format.layout import GROUP_SEPARATOR
 from store.remoting.command import parse_object
 
 _READ, _WRITE = 4, 2  # bits of perm
 _MASTER = 0
+_QUEUE_AND_OFFSET = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(-?[0-9]+)")
 _BARE_KEY = re.compile(rb"([{,])(-?[0-9]+):")  # older name servers write integer keys without quotes
 
 
@@ -98,6 +99,21 @@ def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
                 yield topic, group, int(number), int(offset)
     except (TypeError, ValueError, AttributeError) as error:
         raise BadFrame(f"offsets of groups that make no sense: {error!r}") from error
+
+
+def parse_reset(data: bytes) -> Positions:
+    """What RESET_CONSUMER_CLIENT_OFFSET brings: a table whose keys are queues, as fastjson writes it, which is no JSON.
+
+    Raises `BadFrame`.
+    """
+    found = ((parse_json(queue), int(offset)) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
+    try:
+        return {
+            Queue(str(queue["topic"]), BrokerQueueId(str(queue["brokerName"]), int(queue["queueId"]))): offset
+            for queue, offset in found
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFrame(f"a reset that makes no sense ({error!r}): {data[:200]!r}") from error
 
 
 def _broker(json_: dict[str, Any]) -> Broker:

@@ -51,6 +51,6 @@ class Tails:
         if tail is None or tail.position != position or tail.answer.done():
             if tail is not None:
                 tail.answer.cancel()
-            asked = held_pull(self._brokers.address.group, queue, position, 1, HOLD_SECONDS)
+            asked = held_pull(self._brokers.address.consumer_group, queue, position, 1, HOLD_SECONDS)
             tail = self._tails[queue] = _Tail(position, self._brokers.begin(broker, asked))
         return tail.answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimedOut
 from itertools import count
@@ -29,11 +29,18 @@ class Client(Opened):
     A connection is made when it is needed, and again after it was lost: what was under way on it has failed.
     """
 
-    def __init__(self, timeout: float = TIMEOUT_SECONDS, tls: Tls | None = None) -> None:
-        """timeout: seconds to wait for an answer, connecting included, where a request does not say."""
+    def __init__(
+        self,
+        timeout: float = TIMEOUT_SECONDS,
+        tls: Tls | None = None,
+        heard: Callable[[Command], None] = lambda command: None,
+    ) -> None:
+        """timeout: seconds to wait for an answer, connecting included, where a request does not say. heard: called, in
+        the connections' thread, with what brokers tell without being asked."""
         super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
         self._timeout = timeout
         self._tls = None if tls is None else tls.context()
+        self._heard = heard
         self._thread = LoopThread("mq-client")
         self._peers: dict[str, _Peer] = {}
 
@@ -106,7 +113,7 @@ class Client(Opened):
         (await self._peer(address).connected()).send(command)
 
     def _peer(self, address: str) -> _Peer:
-        return self._peers.setdefault(address, _Peer(address, self._tls))
+        return self._peers.setdefault(address, _Peer(address, self._tls, self._heard))
 
     async def _close(self) -> None:
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
@@ -128,8 +135,9 @@ def _retrieve(task: asyncio.Task[Command]) -> None:
 class _Peer:
     """One address: its connection, and the requests that wait for an answer on it."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None, heard: Callable[[Command], None]) -> None:
         self._address = address
+        self._heard = heard
         self._tls = tls
         self._has_answered = False
         self._connection: Connection | None = None
@@ -168,9 +176,12 @@ class _Peer:
             self._connection.close()
 
     def _received(self, connection: Connection, command: Command) -> None:
-        """An answer; what a broker asks of its clients concerns none of ours, and late answers nobody."""
+        """An answer; late ones concern nobody. What a broker wants answered itself it does not get."""
         self._has_answered = True
-        answer = self._waiting.get(command.opaque) if command.is_response else None
+        if not command.is_response:
+            self._heard(command)
+            return
+        answer = self._waiting.get(command.opaque)
         if answer is not None and not answer.done():
             answer.set_result(command)
 

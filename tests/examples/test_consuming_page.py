@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from store import Message, MessageStore, ReceivedMessage
 from store.any_log import Queue
 from store.local_group import LocalGroup
+from store.remoting.serving import serve
 from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "consuming.md"
@@ -20,11 +22,13 @@ class EnoughError(Exception):
     """What ends a loop of the page, which goes on for ever."""
 
 
+def blocks() -> list[str]:
+    """The page's code: listening, iterating; on a cluster, its address."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
 def test_consuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listening, iterating = (
-        block.replace("/data/mq", str(tmp_path))
-        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    )
+    listening, iterating = (block.replace("/data/mq", str(tmp_path)) for block in blocks()[:2])
     assert "    consumer.wait()\n" in listening
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
@@ -53,3 +57,17 @@ def test_consuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             exec(listening[: listening.index("def ")] + iterating, {"book_one": book_one})
         assert booked == [b"three", b"four"]
         assert come_to(3)(), "the one in hand comes again"
+
+
+def test_consuming_on_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listening, _, clustered, addressed = blocks()
+    with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0") as serving:
+        store.create_topic("orders", 1)
+        known: dict[str, Any] = {"wait": lambda: until(lambda: "paid" in capsys.readouterr().out)}
+        exec(listening[: listening.index("\n\nwith")], known)
+        store.put_many([Message("orders", b"one", "paid", "o-1")])
+        first = "config=ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)"
+        code = clustered.replace("10.0.0.1:9876;10.0.0.2:9876", serving.address).replace("book)", f"book, {first})")
+        exec("from store import ConsumeFromWhere, ConsumerConfig\n" + code.replace("consumer.wait()", "wait()"), known)
+    exec(addressed, known)
+    assert str(known["cluster"]) == "cluster at 10.0.0.1:9876"

@@ -37,6 +37,10 @@ class Making(Protocol):
 
 
 class GroupTests:
+    """ALL: the queues of topic "t", as the log calls them."""
+
+    ALL = Q0, Q1, Q2, Q3 = ALL
+
     @pytest.fixture
     def group(self, making: Making) -> Group:
         return making.group
@@ -63,18 +67,20 @@ class GroupTests:
     def test_groups_do_not_see_each_other(self, making: Making) -> None:
         with making.group.join(EVERYTHING) as one, making.another("h").join(EVERYTHING) as other:
             assert (one.members(), other.members()) == ([one.id], [other.id])
-            assert one.lock(ALL) == other.lock(ALL) == set(ALL)
-            one.commit({Q0: 7})
+            assert one.lock(self.ALL) == other.lock(self.ALL) == set(self.ALL)
+            one.commit({self.Q0: 7})
             one.persist()
-            assert other.committed(ALL) == {}
+            assert other.committed(self.ALL) == {}
             assert not one.wait(0)
 
     def test_what_a_group_tells_of_its_members(self, group: Group) -> None:
         wanted = {"t": Subscription("a > 1", "SQL92"), "u": Subscription("A || B")}
         with group.join(wanted, orderly=True, instance="x.1") as one:
-            one.lock([Q3, Q1])
+            one.lock([self.Q3, self.Q1])
             (info,) = group.members()
-            assert info == MemberInfo(one.id, wanted, MessageModel.CLUSTERING, True, (Q1, Q3), info.silent_seconds)
+            assert info == MemberInfo(
+                one.id, wanted, MessageModel.CLUSTERING, True, (self.Q1, self.Q3), info.silent_seconds
+            )
             assert one.id.endswith("@x.1")
             assert 0 <= info.silent_seconds < PATIENCE
 
@@ -82,13 +88,13 @@ class GroupTests:
         with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
             assert one.wait(PATIENCE)
             assert one.members() == sorted([one.id, other.id])
-            assert other.call("lock", ALL) == set(ALL)
+            assert other.call("lock", self.ALL) == set(self.ALL)
             assert one.wait(PATIENCE)
-            assert one.lock(ALL) == set()
+            assert one.lock(self.ALL) == set()
             other.kill()
             assert one.wait(PATIENCE)
             assert one.members() == [one.id]
-            assert one.lock(ALL) == set(ALL)
+            assert one.lock(self.ALL) == set(self.ALL)
 
     def test_a_group_is_there_when_all_were_killed(self, making: Making, group: Group) -> None:
         with making.in_process(EVERYTHING, instance="x") as other:
@@ -106,10 +112,10 @@ class GroupTests:
                 verb()
         for locking in (member.lock, member.unlock, member.committed):
             with pytest.raises(StoreClosed):
-                locking([Q0])
+                locking([self.Q0])
         for setting in (member.begin, member.commit):
             with pytest.raises(StoreClosed):
-                setting({Q0: 1})
+                setting({self.Q0: 1})
         with pytest.raises(StoreClosed):
             member.wait(PATIENCE)
 
@@ -161,31 +167,31 @@ class GroupTests:
     def test_a_queue_is_one_members(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
         one.wait(0)
-        assert one.lock([Q0, Q1]) == {Q0, Q1}
+        assert one.lock([self.Q0, self.Q1]) == {self.Q0, self.Q1}
         assert [other.wait(0), other.wait(0)] == [True, False]
-        assert other.lock(ALL) == {Q2, Q3}
+        assert other.lock(self.ALL) == {self.Q2, self.Q3}
         one.wait(0)
-        assert one.lock([Q0, Q1]) == {Q0, Q1}
+        assert one.lock([self.Q0, self.Q1]) == {self.Q0, self.Q1}
         assert not other.wait(0), "renewed only"
-        other.unlock(ALL)
-        one.unlock([Q1])
+        other.unlock(self.ALL)
+        one.unlock([self.Q1])
         assert other.wait(PATIENCE)
-        assert other.lock(ALL) == {Q1, Q2, Q3}
+        assert other.lock(self.ALL) == {self.Q1, self.Q2, self.Q3}
         one.leave()
         assert other.wait(PATIENCE)
-        assert other.lock(ALL) == set(ALL)
+        assert other.lock(self.ALL) == set(self.ALL)
 
     def test_one_that_asks_is_heard(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
-        one.lock([Q0, Q1])
+        one.lock([self.Q0, self.Q1])
         one.wait(0)
-        assert other.lock([Q1, Q2], ask=True) == {Q2}
+        assert other.lock([self.Q1, self.Q2], ask=True) == {self.Q2}
         assert one.wait(PATIENCE)
-        assert (one.asked(), other.asked()) == ({Q1}, set())
-        one.unlock([Q1])
-        assert other.lock([Q1, Q2]) == {Q1, Q2}
+        assert (one.asked(), other.asked()) == ({self.Q1}, set())
+        one.unlock([self.Q1])
+        assert other.lock([self.Q1, self.Q2]) == {self.Q1, self.Q2}
         assert one.asked() == set()
-        other.lock([Q0], ask=True)
+        other.lock([self.Q0], ask=True)
         other.lock([])
         assert one.asked() == set()
 
@@ -194,27 +200,27 @@ class GroupTests:
         all_or_nothing = joined.enter_context(group.join(EVERYTHING, exclusive=True))
         assert one.members() == [one.id]
         assert all_or_nothing.members() == sorted([one.id, all_or_nothing.id])
-        assert all_or_nothing.lock(ALL) == set(ALL)
-        assert one.lock(ALL) == set()
+        assert all_or_nothing.lock(self.ALL) == set(self.ALL)
+        assert one.lock(self.ALL) == set()
 
     def test_one_that_is_stopped_loses_its_queues(
         self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 0.2)
         with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
-            other.call("lock", ALL)
-            other.call("commit", {Q0: 5})
+            other.call("lock", self.ALL)
+            other.call("commit", {self.Q0: 5})
             other.signal(signal.SIGSTOP)
-            until(lambda: one.lock([Q0]) == {Q0})
-            one.commit({Q0: 9})
+            until(lambda: one.lock([self.Q0]) == {self.Q0})
+            one.commit({self.Q0: 9})
             monkeypatch.undo()
             other.signal(signal.SIGCONT)
-            assert other.call("lock", ALL) == set(), "one it lost, the others expired"
-            assert other.call("lock", ALL) == {Q1, Q2, Q3}
-            assert one.lock([Q0]) == {Q0}
-            one.unlock([Q0])
-            assert other.call("lock", [Q0]) == {Q0}
-            assert other.call("committed", [Q0]) == {Q0: 9}
+            assert other.call("lock", self.ALL) == set(), "one it lost, the others expired"
+            assert other.call("lock", self.ALL) == {self.Q1, self.Q2, self.Q3}
+            assert one.lock([self.Q0]) == {self.Q0}
+            one.unlock([self.Q0])
+            assert other.call("lock", [self.Q0]) == {self.Q0}
+            assert other.call("committed", [self.Q0]) == {self.Q0: 9}
 
     def test_one_that_is_not_heard_of_has_no_share(
         self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
@@ -232,110 +238,119 @@ class GroupTests:
 
     def test_what_is_persisted_and_when(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
-        one.lock([Q0, Q1])
-        one.commit({Q0: 5, Q1: 7})
-        one.commit({Q0: 3})
-        assert (one.committed(ALL), other.committed(ALL), group.committed(ALL)) == ({Q0: 5, Q1: 7}, {}, {})
+        one.lock([self.Q0, self.Q1])
+        one.commit({self.Q0: 5, self.Q1: 7})
+        one.commit({self.Q0: 3})
+        assert (one.committed(self.ALL), other.committed(self.ALL), group.committed(self.ALL)) == (
+            {self.Q0: 5, self.Q1: 7},
+            {},
+            {},
+        )
         one.persist()
-        assert other.committed(ALL) == group.committed(ALL) == {Q0: 5, Q1: 7}
-        one.commit({Q0: 6})
-        one.unlock([Q0])
-        assert other.lock([Q0]) == {Q0}
-        assert other.committed([Q0, Q3]) == {Q0: 6}
-        one.commit({Q1: 8})
+        assert other.committed(self.ALL) == group.committed(self.ALL) == {self.Q0: 5, self.Q1: 7}
+        one.commit({self.Q0: 6})
+        one.unlock([self.Q0])
+        assert other.lock([self.Q0]) == {self.Q0}
+        assert other.committed([self.Q0, self.Q3]) == {self.Q0: 6}
+        one.commit({self.Q1: 8})
         one.leave()
-        assert group.committed(ALL) == {Q0: 6, Q1: 8}
+        assert group.committed(self.ALL) == {self.Q0: 6, self.Q1: 8}
 
     def test_commits_in_anothers_queue_do_not_count(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
-        one.lock([Q0])
-        one.commit({Q0: 5})
-        one.unlock([Q0])
-        other.lock([Q0])
-        other.commit({Q0: 6})
-        one.commit({Q0: 9, Q1: 9})
+        one.lock([self.Q0])
+        one.commit({self.Q0: 5})
+        one.unlock([self.Q0])
+        other.lock([self.Q0])
+        other.commit({self.Q0: 6})
+        one.commit({self.Q0: 9, self.Q1: 9})
         one.persist()
-        assert one.committed([Q0, Q1]) == {Q0: 5}
-        other.unlock([Q0])
-        one.lock([Q0])
-        assert one.committed([Q0]) == {Q0: 6}
+        assert one.committed([self.Q0, self.Q1]) == {self.Q0: 5}
+        other.unlock([self.Q0])
+        one.lock([self.Q0])
+        assert one.committed([self.Q0]) == {self.Q0: 6}
 
     def test_what_one_that_is_killed_has_done_is_done(self, making: Making, group: Group) -> None:
         with group.join(EVERYTHING) as one:
             with making.in_process(EVERYTHING) as other:
-                other.call("lock", [Q1, Q2, Q3])
-                other.call("commit", {Q1: 5, Q2: 6})
-                other.call("commit", {Q1: 7, Q3: 8})
-                other.call("unlock", [Q2])
-            assert one.lock([Q0, Q1, Q2]) == {Q0, Q1, Q2}
-            assert one.committed(ALL) == {Q1: 7, Q2: 6, Q3: 8}
+                other.call("lock", [self.Q1, self.Q2, self.Q3])
+                other.call("commit", {self.Q1: 5, self.Q2: 6})
+                other.call("commit", {self.Q1: 7, self.Q3: 8})
+                other.call("unlock", [self.Q2])
+            assert one.lock([self.Q0, self.Q1, self.Q2]) == {self.Q0, self.Q1, self.Q2}
+            assert one.committed(self.ALL) == {self.Q1: 7, self.Q2: 6, self.Q3: 8}
 
     def test_a_group_begins_where_the_first_says(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
-        one.begin({Q0: 10, Q1: 0})
-        other.begin({Q0: 4, Q1: 5, Q2: 6})
-        assert one.committed(ALL) == other.committed(ALL) == group.committed(ALL) == {Q0: 10, Q1: 0, Q2: 6}
+        one.begin({self.Q0: 10, self.Q1: 0})
+        other.begin({self.Q0: 4, self.Q1: 5, self.Q2: 6})
+        assert (
+            one.committed(self.ALL)
+            == other.committed(self.ALL)
+            == group.committed(self.ALL)
+            == {self.Q0: 10, self.Q1: 0, self.Q2: 6}
+        )
 
     # --- resets ------------------------------------------------------------------------------------------
 
     def test_a_reset_reaches_who_consumes(self, group: Group) -> None:
         with group.join(EVERYTHING) as one:
-            one.lock(ALL)
-            one.commit({Q0: 50, Q1: 60})
+            one.lock(self.ALL)
+            one.commit({self.Q0: 50, self.Q1: 60})
             one.persist()
-            one.commit({Q0: 55, Q1: 65})
-            group.reset({Q0: 10, Q2: 3})
+            one.commit({self.Q0: 55, self.Q1: 65})
+            group.reset({self.Q0: 10, self.Q2: 3})
             one.persist()
-            assert group.committed(ALL) == {Q0: 10, Q1: 65, Q2: 3}
+            assert group.committed(self.ALL) == {self.Q0: 10, self.Q1: 65, self.Q2: 3}
             assert one.wait(PATIENCE)
-            assert [one.resets(), one.resets()] == [{Q0: 10, Q2: 3}, {}]
-            assert one.committed(ALL) == {Q0: 10, Q1: 65, Q2: 3}
-            one.commit({Q0: 11})
-            group.reset({Q1: 0})
-            assert one.resets() == {Q1: 0}
-        assert group.committed(ALL) == {Q0: 11, Q1: 0, Q2: 3}
+            assert [one.resets(), one.resets()] == [{self.Q0: 10, self.Q2: 3}, {}]
+            assert one.committed(self.ALL) == {self.Q0: 10, self.Q1: 65, self.Q2: 3}
+            one.commit({self.Q0: 11})
+            group.reset({self.Q1: 0})
+            assert one.resets() == {self.Q1: 0}
+        assert group.committed(self.ALL) == {self.Q0: 11, self.Q1: 0, self.Q2: 3}
 
     @pytest.mark.parametrize("killed", [False, True])
     def test_a_reset_counts_though_nobody_took_notice(self, making: Making, group: Group, killed: bool) -> None:
         with making.in_process(EVERYTHING) as other:
-            other.call("lock", ALL)
-            other.call("commit", {Q0: 50, Q1: 60})
-            group.reset({Q0: 10})
+            other.call("lock", self.ALL)
+            other.call("commit", {self.Q0: 50, self.Q1: 60})
+            group.reset({self.Q0: 10})
             if not killed:
                 other.call("leave")
         with group.join(EVERYTHING) as one:
             assert one.resets() == {}
-            assert one.committed(ALL) == {Q0: 10, Q1: 60}
+            assert one.committed(self.ALL) == {self.Q0: 10, self.Q1: 60}
 
     def test_resets_of_what_is_not_there(self, making: Making, group: Group) -> None:
         with pytest.raises(UnknownGroup, match=f"no group '{group.name}'"):
-            group.reset({Q0: 0})
+            group.reset({self.Q0: 0})
         making.another("orders-eu").join(EVERYTHING).leave()
         with pytest.raises(UnknownGroup, match="no group 'order-eu'; there are: orders-eu"):
-            making.another("order-eu").reset({Q0: 0})
+            making.another("order-eu").reset({self.Q0: 0})
         group.join(EVERYTHING).leave()
         with pytest.raises(UnknownTopic):
-            group.reset({Q0: 1, Queue("t", 4): 0})
+            group.reset({self.Q0: 1, Queue("t", 4): 0})
         with pytest.raises(OffsetOutOfRange):
-            group.reset({Q0: -1})
-        assert group.committed(ALL) == {}
+            group.reset({self.Q0: -1})
+        assert group.committed(self.ALL) == {}
 
     # --- broadcasting ------------------------------------------------------------------------------------
 
     def test_each_gets_everything_and_keeps_its_own_offsets(self, making: Making, group: Group) -> None:
         with making.in_process(EVERYTHING, model=BROADCASTING, instance="x") as x:
             with group.join(EVERYTHING, model=BROADCASTING, instance="y") as y:
-                assert x.call("lock", ALL) == y.lock(ALL) == set(ALL)
+                assert x.call("lock", self.ALL) == y.lock(self.ALL) == set(self.ALL)
                 assert y.members() == [y.id]
-                x.call("commit", {Q0: 5, Q1: 6})
-                y.commit({Q0: 7})
-                group.reset({Q1: 1})
-                assert y.resets() == {Q1: 1}
-                assert x.call("resets") == {Q1: 1}
-            x.call("commit", {Q0: 8})
+                x.call("commit", {self.Q0: 5, self.Q1: 6})
+                y.commit({self.Q0: 7})
+                group.reset({self.Q1: 1})
+                assert y.resets() == {self.Q1: 1}
+                assert x.call("resets") == {self.Q1: 1}
+            x.call("commit", {self.Q0: 8})
         with group.join(EVERYTHING, model=BROADCASTING, instance="x") as member:
-            assert member.committed(ALL) == {Q0: 8, Q1: 1}
+            assert member.committed(self.ALL) == {self.Q0: 8, self.Q1: 1}
         with group.join(EVERYTHING, model=BROADCASTING, instance="y") as member:
-            assert member.committed(ALL) == {Q0: 7, Q1: 1}
+            assert member.committed(self.ALL) == {self.Q0: 7, self.Q1: 1}
         with group.join(EVERYTHING, model=BROADCASTING) as member:
-            assert member.committed(ALL) == {}
+            assert member.committed(self.ALL) == {}

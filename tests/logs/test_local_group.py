@@ -31,7 +31,7 @@ class LocalMaking:
         return LocalGroup(self.path, name)
 
     def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
-        return remote_member(self.path, "g", subscriptions, **options)
+        return remote_member(self.group, subscriptions, **options)
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def test_one_that_was_stopped_for_long_loses_its_queues(
 ) -> None:
     monkeypatch.setattr("pyspark_mq.source.orderly._RENEW_SECONDS", 0.05)
     monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 1.0)
-    with remote_member(filled.path, "g", EVERYTHING, orderly=True) as member:
+    with remote_member(LocalGroup(filled.path, "g"), EVERYTHING, orderly=True) as member:
         member.call("lock", [Q0])
         it = reader()
         start = it.initialOffset()

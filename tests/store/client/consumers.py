@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from store import (
     ConsumeFromWhere,
+    Consumer,
     ConsumerConfig,
     Message,
     MessageStore,
@@ -63,6 +64,11 @@ class Seen:
     def of_queue(self, queue_id: int) -> list[int]:
         with self.lock:
             return [int(message.body) for message in self.messages if message.queue_id == queue_id]
+
+
+def has_done(consumer: Consumer, topic: Iterable[Queue]) -> set[int]:
+    """Where it is in its queues of a topic."""
+    return set(consumer._member.committed({*topic} & {*consumer.assigned}).values())
 
 
 def committed(store: MessageStore, group: str = "g") -> dict[Queue, int]:

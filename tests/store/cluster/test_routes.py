@@ -8,7 +8,7 @@ import pytest
 
 from store import BadFrame
 from store.any_log import BrokerQueueId, Queue
-from store.cluster.routes import Broker, parse_json, parse_route
+from store.cluster.routes import Broker, parse_json, parse_reset, parse_route
 
 TWO_BROKERS = b"""{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.2:10911"},"brokerName":"broker-b","cluster":"C"},
 {"brokerAddrs":{"1":"10.0.0.3:10911","0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C"}],
@@ -47,3 +47,15 @@ def test_queues_of_brokers_have_an_order_and_names_of_their_own() -> None:
     assert pickle.loads(pickle.dumps(a10)) == a10
     assert (int(a10), str(a10), f"{a10}", str(Queue("t", a10))) == (10, "a:10", "a:10", "t/a:10")
     assert (a0 < b0, b0 > a0, a0 <= a0, b0 >= a0, a0 < 0) == (True, True, True, True, False)
+
+
+def test_what_a_reset_brings() -> None:
+    """As fastjson writes it: keys are objects."""
+    one = b'{"brokerName":"a","queueId":1,"topic":"t"}:17'
+    other = b'{"topic":"t", "brokerName":"b", "queueId":0} : 0'
+    expected = {Queue("t", BrokerQueueId("a", 1)): 17, Queue("t", BrokerQueueId("b", 0)): 0}
+    assert parse_reset(b'{"offsetTable":{' + one + b"," + other + b"}}") == expected
+    assert parse_reset(b'{"offsetTable":{}}') == {}
+    for wrong in (b'{"queueId":1}:3', b'{"brokerName":"a","queueId":"x","topic":"t"}:3', b"{x}:3"):
+        with pytest.raises(BadFrame):
+            parse_reset(b'{"offsetTable":{' + wrong + b"}}")

@@ -1,0 +1,116 @@
+"""Consumer groups of a cluster, see `any_group`: their members are RocketMQ's clients, in any language.
+
+Brokers know who is in a group, by its heart-beats, and keep how far it has read. What they do not keep this refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import Any
+
+from store.any_group import MemberInfo, MessageModel, Subscription, Subscriptions
+from store.any_log import Positions, Queue
+from store.broker.entries import Entry, check_fit, client_id
+from store.broker.response_codes import ResponseCode
+from store.cluster.address import ClusterAddress
+from store.cluster.brokers import Brokers
+from store.cluster.member import ClusterMember
+from store.cluster.offsets import committed
+from store.cluster.routes import parse_json
+from store.errors import BadFrame, RequestRefused, UnsupportedStore
+from store.files.consumer_offsets import check_group_name
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.remoting.codes import RequestCode
+from store.remoting.headers import Group as GroupHeader
+
+
+class ClusterGroup:
+    """A `Group`. Raises `InvalidGroup`."""
+
+    def __init__(self, address: ClusterAddress, name: str) -> None:
+        check_group_name(name)
+        self.address = address
+        self.name = name
+
+    def join(
+        self,
+        subscriptions: Subscriptions,
+        *,
+        model: MessageModel = MessageModel.CLUSTERING,
+        orderly: bool = False,
+        exclusive: bool = False,
+        instance: str | None = None,
+    ) -> ClusterMember:
+        """As of any group. That another consumes orderly, and this one not, no broker tells.
+
+        Raises `UnsupportedStore` for broadcasting, and exclusive members.
+        """
+        if model is not MessageModel.CLUSTERING:
+            raise self._unsupported(
+                "a broadcasting member keeps offsets of its own, and brokers keep those of groups: let each member be "
+                "in a group of another name, which gets everything, too"
+            )
+        if exclusive:
+            raise self._unsupported("other clients share the queues among all members: join without exclusive=True")
+        entry = Entry(client_id(instance), dict(subscriptions), model, orderly)
+        for other in self._others():
+            check_fit(self.name, entry, Entry(other.id, other.subscriptions, other.model, orderly), "a client")
+        return ClusterMember(self.address, self.name, entry)
+
+    def _others(self) -> list[MemberInfo]:
+        """As far as who asks may know."""
+        try:
+            return self.members()
+        except RequestRefused as error:
+            if error.code != ResponseCode.NO_PERMISSION:
+                raise
+            return []
+
+    def create(self) -> None:
+        settings = json.dumps({"groupName": self.name}).encode()
+        with closing(Brokers(self.address)) as brokers:
+            brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
+
+    def members(self) -> list[MemberInfo]:
+        """Their subscriptions are what was said last in the group. Nobody tells which queues they have."""
+        with closing(Brokers(self.address)) as brokers:
+            answers = brokers.ask_all(
+                RequestCode.GET_CONSUMER_CONNECTION_LIST,
+                GroupHeader(self.name),
+                answers=(ResponseCode.SUCCESS, ResponseCode.CONSUMER_NOT_ONLINE),
+            )
+        found: dict[str, MemberInfo] = {}
+        for answer in answers.values():
+            if answer.code == ResponseCode.SUCCESS:
+                found |= {info.id: info for info in _members(parse_json(bytes(answer.body)))}
+        return [info for _, info in sorted(found.items())]
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        with closing(Brokers(self.address)) as brokers:
+            return committed(brokers, self.name, queues)
+
+    def reset(self, positions: Positions) -> None:
+        """Raises `UnsupportedStore`: brokers reset to times."""
+        raise self._unsupported(
+            "brokers reset a group to a time: use mqadmin resetOffsetByTime, which members of all kinds obey"
+        )
+
+    def _unsupported(self, why: str) -> UnsupportedStore:
+        return UnsupportedStore(f"{self.address}: group {self.name}: {why}")
+
+
+def _members(said: Mapping[str, Any]) -> list[MemberInfo]:
+    """Raises `BadFrame`."""
+    try:
+        reads = {
+            str(topic): Subscription(each.get("subString") or "*", each.get("expressionType") or "TAG")
+            for topic, each in said["subscriptionTable"].items()
+            if not topic.startswith(RETRY_TOPIC_PREFIX)
+        }
+        model = MessageModel(str(said["messageModel"]).lower())
+        ids = [str(each["clientId"]) for each in said["connectionSet"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadFrame(f"members of a group that make no sense ({error!r}): {said!r:.200}") from error
+    return [MemberInfo(id, reads, model, False, (), 0.0) for id in ids]

@@ -1,0 +1,366 @@
+"""`ClusterMember`: a client of a cluster's brokers that consumes, as RocketMQ's own clients do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from store.any_group import Subscription
+from store.any_log import BrokerQueueId, Positions, Queue
+from store.broker.entries import Entry
+from store.broker.queue_locks import Claims, claim
+from store.cluster.address import ClusterAddress
+from store.cluster.brokers import Brokers, answered
+from store.cluster.offsets import commit, committed, resets
+from store.cluster.refusals import may_pass
+from store.cluster.routes import Broker, parse_json, parse_reset
+from store.errors import BadFrame, InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.files.opened import Opened
+from store.format.java_hash import java_hash_code
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.stored_message import StoredMessage
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.header import Header
+from store.remoting.headers import Group, SendBack, UnregisterClient
+
+_BEAT_SECONDS = 15.0  # RocketMQ's heartbeatBrokerInterval is 30 s; `lock` comes every 20 s
+_LOOK_SECONDS = 10.0  # at the members, though no broker said that they are others; RocketMQ's waitInterval is 20 s
+_logger = logging.getLogger("store")
+
+
+class ClusterMember(Opened):
+    """A `Member`. Of queues that change hands RocketMQ's rules hold, for RocketMQ's clients are in the group, too:
+
+    concurrently nobody locks a queue, and who takes one over begins where the group's offset stands, so that messages
+    of the last 5 s may come twice; orderly, brokers lock them for 60 s, or until they are given back.
+    """
+
+    def __init__(self, address: ClusterAddress, group: str, entry: Entry) -> None:
+        super().__init__(f"member {entry.id} of group {group} at {address}", "ClusterGroup.join")
+        self.id = entry.id
+        self._group = group
+        self._orderly = entry.orderly
+        self._topics = [topic for topic in entry.subscriptions if not topic.startswith(RETRY_TOPIC_PREFIX)]
+        self._heart_beat = _heart_beat(group, entry)
+        self._brokers = Brokers(address, self._hear)
+        self._turn = threading.RLock()  # to lock, to unlock, to leave
+        self._threads = threading.Lock()
+        self._claims: Claims = {}
+        self._done: Positions = {}
+        self._news: Positions = {}  # what was reset, and not fetched yet
+        self._resets = 0
+        self._told = threading.Event()  # that there is something to look at
+        self._members = [self.id]
+        try:
+            if not self._masters():
+                raise UnknownTopic(f"{self._what}: no master has topic {' or '.join(self._topics)}")
+            self._beat()
+            self._look()
+        except BaseException:
+            self._brokers.close()
+            raise
+        self._seen = self._sight
+
+    def members(self) -> list[str]:
+        self.must_be_open()
+        return list(self._members)
+
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
+            self.must_be_open()
+            if self._told.is_set() or time.monotonic() >= self._looked + _LOOK_SECONDS:
+                self._told.clear()
+                self._look()
+            if self._sight != self._seen:
+                self._seen = self._sight
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._told.wait(min(left, _LOOK_SECONDS))
+
+    def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
+        """Nobody learns that this member asks."""
+        wanted = set(queues)
+        with self._turn:
+            self.must_be_open()
+            now = time.monotonic()
+            if now >= self._beaten + _BEAT_SECONDS:
+                self._beat()
+            granted = self._granted(wanted) if self._orderly else wanted
+            with self._threads:
+                before, self._claims = self._claims, claim(wanted, self._claims, wanted - granted, now)
+                self._forget(before.keys() ^ self._claims.keys())
+                return wanted & self._claims.keys()
+
+    def asked(self) -> set[Queue]:
+        """None: brokers do not pass it on."""
+        self.must_be_open()
+        return set()
+
+    def unlock(self, queues: Iterable[Queue]) -> None:
+        with self._turn:
+            self.must_be_open()
+            self._give_back(set(queues))
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        self.must_be_open()
+        queues = list(queues)
+        with self._threads:
+            done = {queue: self._done[queue] for queue in queues if queue in self._done}
+        found = committed(self._brokers, self._group, (queue for queue in queues if queue not in done))
+        with self._threads:
+            self._done = {queue: offset for queue, offset in found.items() if queue in self._claims} | self._done
+        return done | found
+
+    def begin(self, positions: Positions) -> None:
+        self.must_be_open()
+        known = committed(self._brokers, self._group, positions)
+        self._set({queue: offset for queue, offset in positions.items() if queue not in known})
+
+    def commit(self, positions: Positions) -> None:
+        """In memory: what was not persisted when this process is killed comes again."""
+        self.must_be_open()
+        with self._threads:
+            for queue, offset in positions.items():
+                if queue in self._claims and queue not in self._news and offset > self._done.get(queue, -1):
+                    self._done[queue] = offset
+
+    def persist(self) -> None:
+        """Say it all again, as RocketMQ's clients do: who had a queue before may have said less meanwhile, and a broker
+        may have a reset to tell."""
+        self.must_be_open()
+        self._persist(self._claims.keys())
+
+    def resets(self) -> Positions:
+        self.must_be_open()
+        with self._threads:
+            news, self._news = self._news, {}
+        return news
+
+    def send_back(
+        self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
+    ) -> None:
+        self.must_be_open()
+        masters = self._masters()
+        asked = []
+        for message in messages:
+            broker = masters.get(getattr(message.queue_id, "broker", ""))
+            if broker is None:
+                raise InvalidArgument(
+                    f"{self._what}: message {message.msg_id} is of queue {message.queue_id}, and brokers are "
+                    f"{', '.join(masters)}; give messages as they were consumed"
+                )
+            header = SendBack(
+                message.physical_offset,
+                self._group,
+                delay_level,
+                message.msg_id,
+                message.topic,
+                max_reconsume_times=max_reconsume_times,
+            )
+            code = RequestCode.CONSUMER_SEND_MSG_BACK
+            asked.append((broker, message, self._brokers.send(broker, code, header)))
+        for broker, message, answer in asked:
+            answered(answer, broker, RequestCode.CONSUMER_SEND_MSG_BACK, message.msg_id)
+
+    def leave(self) -> None:
+        with self._turn:
+            if self._is_over:
+                return
+            self._is_over = True
+            self._told.set()
+            try:
+                self._give_back(set(self._claims))
+                header = UnregisterClient(self.id, None, self._group)
+                for error in self._tell(self._masters(), RequestCode.UNREGISTER_CLIENT, header):
+                    _logger.warning("%s: left, and a broker may miss it later only: %s", self._what, error)
+            finally:
+                self._brokers.close()
+
+    def __enter__(self) -> ClusterMember:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def _let_go(self) -> None:
+        """Its connections let go by themselves."""
+
+    # --- who is in the group -------------------------------------------------------------------------------
+
+    @property
+    def _sight(self) -> tuple[list[str], int]:
+        return self._members, self._resets
+
+    def _masters(self) -> dict[str, Broker]:
+        """By name, of all topics that are read. Raises `Unreachable`."""
+        routes = [route for topic in self._topics if (route := self._brokers.route(topic)) is not None]
+        found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
+        return {name: broker for name, broker in sorted(found.items()) if broker.writable}
+
+    def _beat(self) -> None:
+        """Tell all brokers that this is a member, and what it reads. Raises where one refuses, or none answers."""
+        masters = self._masters()
+        failed = list(self._tell(masters, RequestCode.HEART_BEAT, None, self._heart_beat))
+        refused = [error for error in failed if not isinstance(error, Unreachable)]
+        if refused or (failed and len(failed) == len(masters)):
+            raise (refused or failed)[0]
+        self._beaten = time.monotonic()
+
+    def _tell(
+        self, masters: Mapping[str, Broker], code: RequestCode, header: Header | None, body: bytes = b""
+    ) -> Iterator[RemotingError]:
+        """Why those did not take it that did not."""
+        asked = [(broker, self._brokers.send(broker, code, header, body)) for broker in masters.values()]
+        for broker, answer in asked:
+            try:
+                _answered(answer, broker, code)
+            except RemotingError as error:
+                yield error
+
+    def _look(self) -> None:
+        """Who is in the group, as the first broker says that answers; as it was, where none does."""
+        self._looked = time.monotonic()
+        try:
+            found = self._listed()
+            if found is not None and self.id not in found:  # it was started anew, or took this one for dead
+                self._beat()
+                found = self._listed()
+        except Unreachable as error:
+            found = None
+            _logger.warning("%s: who else is in it cannot be seen, and is asked again: %s", self._what, error)
+        if found is not None:
+            self._members = sorted({*found, self.id})
+
+    def _listed(self) -> list[str] | None:
+        for broker in self._masters().values():
+            answer = self._brokers.send(broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group(self._group))
+            try:
+                body = _answered(answer, broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP).body
+            except RequestRefused:  # it knows nobody
+                return []
+            except Unreachable:
+                continue
+            return [str(each) for each in parse_json(bytes(body)).get("consumerIdList") or ()]
+        return None
+
+    def _hear(self, command: Command) -> None:
+        """What a broker tells. In the connections' thread."""
+        if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+            self._note_resets(parse_reset(bytes(command.body)))
+        self._told.set()
+
+    def _note_resets(self, news: Positions) -> None:
+        with self._threads:
+            self._news |= news
+            self._done |= {queue: offset for queue, offset in news.items() if queue in self._claims}
+            self._resets += 1
+
+    # --- queues and offsets --------------------------------------------------------------------------------
+
+    def _granted(self, wanted: Collection[Queue]) -> set[Queue]:
+        """Those that brokers lock for this member. Raises `Unreachable`, `RequestRefused`."""
+        granted = set()
+        for broker, body in self._ask_locks(RequestCode.LOCK_BATCH_MQ, wanted):
+            try:
+                locked = parse_json(body).get("lockOKMQSet") or ()
+                granted |= {Queue(each["topic"], BrokerQueueId(broker, int(each["queueId"]))) for each in locked}
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadFrame(f"locked queues that make no sense ({error!r}): {body[:200]!r}") from error
+        return granted
+
+    def _ask_locks(self, code: RequestCode, queues: Collection[Queue]) -> list[tuple[str, bytes]]:
+        """What the broker of each of `queues` answers, by its name."""
+        asked = []
+        for broker in self._masters().values():
+            of_broker = [queue for queue in queues if getattr(queue.queue_id, "broker", "") == broker.name]
+            if of_broker:
+                body = {
+                    "clientId": self.id,
+                    "consumerGroup": self._group,
+                    "mqSet": [
+                        {"brokerName": broker.name, "queueId": int(queue.queue_id), "topic": queue.topic}
+                        for queue in of_broker
+                    ],
+                }
+                asked.append((broker, self._brokers.send(broker, code, body=json.dumps(body).encode())))
+        return [(broker.name, bytes(_answered(answer, broker, code).body)) for broker, answer in asked]
+
+    def _give_back(self, queues: set[Queue]) -> None:
+        own = queues & self._claims.keys()
+        self._persist(own)
+        if self._orderly:
+            self._ask_locks(RequestCode.UNLOCK_BATCH_MQ, own)
+        with self._threads:
+            self._claims = {queue: since for queue, since in self._claims.items() if queue not in own}
+            self._forget(own)
+
+    def _persist(self, queues: Collection[Queue]) -> None:
+        with self._threads:
+            done = {queue: self._done[queue] for queue in queues if queue in self._done}
+        self._set(done)
+
+    def _set(self, positions: Positions) -> None:
+        answers = commit(self._brokers, self._group, positions)
+        for queue in positions.keys() - answers.keys():
+            _logger.warning("%s: no broker has %s now; where the group stands there is not noted", self._what, queue)
+        if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
+            self._note_resets(resets(self._brokers, self._group, refused))
+
+    def _forget(self, queues: Iterable[Queue]) -> None:
+        """What was committed in these is to be read anew. With `_threads` held."""
+        for queue in queues:
+            self._done.pop(queue, None)
+
+
+def _answered(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
+    """`answered`; a refusal that may pass is no other than silence."""
+    try:
+        return answered(answer, broker, code)
+    except RequestRefused as error:
+        if may_pass(error):
+            raise Unreachable(str(error)) from error
+        raise
+
+
+def _heart_beat(group: str, entry: Entry) -> bytes:
+    """RocketMQ's HeartbeatData."""
+    version = int(time.time() * 1000)
+    reads = {**entry.subscriptions, RETRY_TOPIC_PREFIX + group: Subscription()}
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": entry.model.name,
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [_subscription(topic, read, version) for topic, read in reads.items()],
+        "unitMode": False,
+    }
+    return json.dumps({"clientID": entry.id, "producerDataSet": [], "consumerDataSet": [consumer]}).encode()
+
+
+def _subscription(topic: str, read: Subscription, version: int) -> Mapping[str, Any]:
+    """RocketMQ's SubscriptionData. By what the last one said, brokers choose for those that say nothing as they pull:
+    also the hashes of tags have to be right."""
+    expression = read.expression.strip() or "*"
+    tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
+    said = [tag for tag in tags if tag]
+    return {
+        "topic": topic,
+        "subString": expression,
+        "expressionType": read.expression_type,
+        "tagsSet": said,
+        "codeSet": [java_hash_code(tag) for tag in said],
+        "subVersion": version,
+        "classFilterMode": False,
+    }

@@ -1,0 +1,64 @@
+"""How far consumer groups have read, as brokers keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from store.any_log import Positions, Queue
+from store.broker.response_codes import ResponseCode
+from store.cluster.brokers import Ask, Brokers
+from store.cluster.tails import held_pull
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.headers import CommitOffset, GroupQueue, Offset, Pulled
+
+_SUCCESS = (ResponseCode.SUCCESS,)
+
+
+def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Positions:
+    """The offset to read next, of those of `queues` that have one. Raises `Unreachable`, `RequestRefused`."""
+
+    def ask(queue: Queue) -> Ask:
+        header = GroupQueue(group, queue.topic, int(queue.queue_id), set_zero_if_not_found=False)
+        return Ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, (*_SUCCESS, ResponseCode.QUERY_NOT_FOUND))
+
+    answers = brokers.ask({queue: ask(queue) for queue in queues})
+    return {
+        queue: Offset.of(answer.fields).offset
+        for queue, answer in answers.items()
+        if answer.code == ResponseCode.SUCCESS
+    }
+
+
+def commit(brokers: Brokers, group: str, positions: Positions) -> dict[Queue, Command]:
+    """Set what the group has to read next; what is answered for each queue that is there.
+
+    With a remark from brokers of RocketMQ 5.3 and later: they did not set it, for an admin tool has reset the group.
+    Raises `Unreachable`, `RequestRefused`.
+    """
+    answers = brokers.ask({queue: _commit(group, queue, at) for queue, at in positions.items()})
+    unknown = [queue for queue, answer in answers.items() if answer.code != ResponseCode.SUCCESS]
+    if unknown:  # a broker makes a group when it first pulls
+        brokers.ask({queue: held_pull(group, queue, positions[queue], 1, 0.0) for queue in unknown})
+        again = {queue: _commit(group, queue, positions[queue])._replace(answers=_SUCCESS) for queue in unknown}
+        answers |= brokers.ask(again)
+    return answers
+
+
+def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
+    """Where to go on in those queues in which such a broker has reset the group: it tells once, who pulls there.
+
+    positions: offsets that are there.
+    """
+    answers = brokers.ask({queue: held_pull(group, queue, at, 1, 0.0) for queue, at in positions.items()})
+    return {
+        queue: Pulled.of(answer.fields).next_begin_offset
+        for queue, answer in answers.items()
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED
+    }
+
+
+def _commit(group: str, queue: Queue, position: int) -> Ask:
+    header = CommitOffset(group, queue.topic, int(queue.queue_id), position)
+    answers = (*_SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+    return Ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, answers)

@@ -1,0 +1,233 @@
+"""Groups of a cluster: what every kind does, as far as brokers can, and what they do otherwise. A store is served."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    GroupConflict,
+    InvalidArgument,
+    InvalidGroup,
+    Message,
+    MessageStore,
+    RequestRefused,
+    StoreForked,
+    UnknownTopic,
+    Unreachable,
+    UnsupportedStore,
+)
+from store.any_group import Group, MemberInfo, MessageModel, Subscription, Subscriptions
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.address import ClusterAddress
+from store.cluster.group import ClusterGroup
+from store.format.java_hash import java_hash_code
+from store.local_group import LocalGroup
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.headers import Group as GroupHeader
+from store.remoting.headers import ResetOffset
+from store.remoting.serving import serve
+from tests.logs.group_conformance import EVERYTHING, GroupTests
+from tests.logs.test_cluster import BROKER
+from tests.members import RemoteMember, remote_member
+from tests.waiting import PATIENCE, until
+
+ALL = [Queue("t", BrokerQueueId(BROKER, number)) for number in range(4)]
+Q0, Q1, Q2, Q3 = ALL
+NOT_OF_A_CLUSTER: Any = None  # what brokers do not tell or do not have; below is what they do instead
+
+
+class Making:
+    def __init__(self, store: MessageStore, name_server: str) -> None:
+        self.store = store
+        self.address = ClusterAddress((name_server,))
+        self.group = ClusterGroup(self.address, "g")
+
+    def another(self, name: str) -> ClusterGroup:
+        return ClusterGroup(self.address, name)
+
+    def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
+        return remote_member(self.group, subscriptions, **options)
+
+
+@pytest.fixture
+def making(tmp_path: Path) -> Iterator[Making]:
+    with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0") as serving:
+        store.create_topic("t", 4)
+        store.create_topic("u", 1)
+        yield Making(store, serving.address)
+
+
+class TestClusterGroup(GroupTests):
+    ALL = Q0, Q1, Q2, Q3 = ALL
+
+    # Concurrently nobody locks queues, and of offsets in memory nobody else knows.
+    test_one_that_is_killed_is_missed = NOT_OF_A_CLUSTER
+    test_a_queue_is_one_members = NOT_OF_A_CLUSTER
+    test_one_that_is_stopped_loses_its_queues = NOT_OF_A_CLUSTER
+    test_commits_in_anothers_queue_do_not_count = NOT_OF_A_CLUSTER
+    test_what_one_that_is_killed_has_done_is_done = NOT_OF_A_CLUSTER
+    # Brokers have no words for it.
+    test_what_a_group_tells_of_its_members = NOT_OF_A_CLUSTER
+    test_two_ways_to_consume = NOT_OF_A_CLUSTER
+    test_one_that_asks_is_heard = NOT_OF_A_CLUSTER
+    test_one_that_has_all_or_nothing_gets_no_share = NOT_OF_A_CLUSTER
+    test_one_that_is_not_heard_of_has_no_share = NOT_OF_A_CLUSTER
+    test_a_reset_reaches_who_consumes = NOT_OF_A_CLUSTER
+    test_a_reset_counts_though_nobody_took_notice = NOT_OF_A_CLUSTER
+    test_resets_of_what_is_not_there = NOT_OF_A_CLUSTER
+    test_each_gets_everything_and_keeps_its_own_offsets = NOT_OF_A_CLUSTER
+
+    def test_what_brokers_tell_of_members(self, group: Group) -> None:
+        wanted = {"t": Subscription("a > 1", "SQL92"), "u": Subscription("A || B")}
+        with group.join(wanted, instance="x.1") as one, group.join(wanted) as other:
+            one.lock(ALL)
+            told = [MemberInfo(id, wanted, MessageModel.CLUSTERING, False, (), 0.0) for id in (one.id, other.id)]
+            assert group.members() == sorted(told)
+            assert one.id.endswith("@x.1")
+
+    @pytest.mark.parametrize("orderly", [False, True])
+    def test_one_that_is_killed_leaves_its_queues(self, making: Making, group: Group, orderly: bool) -> None:
+        with group.join(EVERYTHING, orderly=orderly) as one, making.in_process(EVERYTHING, orderly=orderly) as other:
+            assert one.wait(PATIENCE)
+            assert one.members() == sorted([one.id, other.id])
+            assert other.call("lock", ALL) == set(ALL)
+            assert one.lock(ALL) == (set() if orderly else set(ALL))
+            other.kill()
+            assert one.wait(PATIENCE)
+            assert one.members() == [one.id]
+            until(lambda: one.lock(ALL) == set(ALL))
+
+    def test_orderly_a_queue_is_one_members(self, group: Group, joined: ExitStack) -> None:
+        one, other = (joined.enter_context(group.join(EVERYTHING, orderly=True)) for _ in range(2))
+        assert one.lock([Q0, Q1]) == {Q0, Q1}
+        assert other.lock(ALL) == {Q2, Q3}
+        one.commit({Q0: 5, Q1: 6, Q3: 7})
+        one.unlock([Q1])
+        assert other.lock(ALL) == {Q1, Q2, Q3}
+        other.commit({Q1: 8})
+        one.commit({Q1: 9})
+        one.leave()
+        assert other.lock(ALL) == set(ALL)
+        assert other.committed(ALL) == {Q0: 5, Q1: 8}
+        assert group.committed(ALL) == {Q0: 5, Q1: 6}
+
+    def test_a_lock_that_expired_is_refused_once(self, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+        with group.join(EVERYTHING, orderly=True) as one:
+            one.lock([Q0, Q1])
+            one.commit({Q0: 5})
+            monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", -1.0)
+            assert one.lock([Q0]) == set()
+            monkeypatch.undo()
+            assert one.lock([Q0]) == {Q0}
+            assert one.committed([Q0]) == {}
+
+    def test_a_reset_by_an_admin_tool(self, making: Making, group: Group) -> None:
+        making.store.put_many([Message("t", "x", queue_id=0)] * 60)
+        with group.join(EVERYTHING) as one, group.join(EVERYTHING) as other:
+            one.lock([Q0])
+            one.commit({Q0: 50})
+            one.persist()
+            one.commit({Q0: 55})
+            one.wait(PATIENCE)
+            with Client() as client:
+                header = ResetOffset("g", "t", 0, is_force=True, offset=10, queue_id=0)
+                (server,) = making.address.name_servers
+                client.request(server, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header.texts())
+            assert one.wait(PATIENCE)
+            one.commit({Q0: 56})
+            assert [one.resets(), one.resets()] == [{Q0: 10}, {}]
+            assert one.committed([Q0]) == {Q0: 10}
+            one.commit({Q0: 11})
+            one.persist()
+            assert group.committed(ALL) == {Q0: 11}
+            assert other.wait(PATIENCE)
+            assert other.resets() == {Q0: 10}
+
+    def test_what_brokers_do_not_keep_is_refused(self, group: Group) -> None:
+        for options, says in (({"model": MessageModel.BROADCASTING}, "another name"), ({"exclusive": True}, "share")):
+            with pytest.raises(UnsupportedStore, match=f"cluster at .*: group g: .* {says}"):
+                group.join(EVERYTHING, **options)
+        with pytest.raises(UnsupportedStore, match="resetOffsetByTime"):
+            group.reset({Q0: 0})
+        assert group.members() == []
+
+    def test_what_is_not_there(self, making: Making, group: Group) -> None:
+        with pytest.raises(UnknownTopic, match="no master has topic v"):
+            group.join({"v": Subscription()})
+        with pytest.raises(InvalidGroup):
+            making.another("../g")
+        with pytest.raises(InvalidArgument, match="instance="):
+            group.join(EVERYTHING, instance="a/b")
+        nobody = replace(making.address, name_servers=("127.0.0.1:1",), patience=0.0)
+        with pytest.raises(Unreachable, match="no name server answers"):
+            ClusterGroup(nobody, "g").join(EVERYTHING)
+
+    def test_one_beside_the_server_and_one_of_it(self, making: Making, group: Group) -> None:
+        with (
+            LocalGroup(making.store.path, "g").join(EVERYTHING),
+            pytest.raises(RequestRefused, match=r"HEART_BEAT: .* cannot share"),
+        ):
+            group.join(EVERYTHING)
+        with group.join(EVERYTHING), pytest.raises(GroupConflict, match="through a server"):
+            LocalGroup(making.store.path, "g").join(EVERYTHING)
+
+    def test_the_group_is_made(self, making: Making, group: Group) -> None:
+        group.create()
+        assert '"g": {' in (Path(making.store.path) / "config/subscriptionGroup.json").read_text()
+
+    def test_what_it_subscribes_to_as_brokers_choose_by_it(self, making: Making, group: Group) -> None:
+        """For members that say nothing as they pull."""
+        with group.join({"t": Subscription("A || B")}), Client() as client:
+            (server,) = making.address.name_servers
+            answer = client.request(server, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader("g").texts())
+        told = json.loads(bytes(answer.body))
+        reads = told["subscriptionTable"]
+        assert (reads["t"]["tagsSet"], reads["t"]["codeSet"]) == (
+            ["A", "B"],
+            [java_hash_code("A"), java_hash_code("B")],
+        )
+        assert reads["%RETRY%g"]["subString"] == "*"
+        assert told["consumeType"] == "CONSUME_PASSIVELY"
+
+    def test_a_server_that_was_started_anew_hears_of_its_members(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("store.cluster.member._LOOK_SECONDS", 0.1)
+        with MessageStore.open(tmp_path / "again") as store, ExitStack() as members:
+            store.create_topic("t", 4)
+            with serve(store, "127.0.0.1:0") as serving:
+                group = ClusterGroup(ClusterAddress((serving.address,)), "g")
+                one, other = (members.enter_context(group.join(EVERYTHING)) for _ in range(2))
+                one.wait(PATIENCE)
+            with serve(store, serving.address):
+                both = sorted([one.id, other.id])
+
+                def are_heard() -> bool:
+                    for each in (one, other):
+                        each.wait(0)
+                    return one.members() == other.members() == [info.id for info in group.members()] == both
+
+                until(are_heard)
+
+    def test_in_a_forked_process(self, making: Making, group: Group) -> None:
+        with group.join(EVERYTHING) as one:
+            child = os.fork()
+            if not child:
+                try:
+                    one.leave()
+                    one.members()
+                except StoreForked:
+                    os._exit(7)
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert group.members() != []

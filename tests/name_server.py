@@ -1,0 +1,59 @@
+"""A name server of several served stores, each of which is a broker: together they are a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from store import RequestRefused
+from store.publish.figures import Figures
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.loop import LoopThread
+from store.remoting.request import Request, Response, of_json
+from store.remoting.server import Limits, Processors, Server
+
+_CODES = (
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+)
+
+
+@contextmanager
+def name_server(folder: Path, *brokers: str) -> Iterator[str]:
+    """Its address. It answers what `brokers` do, put together: lists and tables, one behind another."""
+    thread, figures = LoopThread("names"), Figures(folder, "names")
+
+    def answer(request: Request) -> Response:
+        together: dict[str, Any] = {}
+        refused: RequestRefused | None = None
+        for broker in brokers:
+            try:
+                said = client.request(broker, request.command.code, request.command.fields)
+            except RequestRefused as error:
+                refused = error
+                continue
+            for name, value in json.loads(bytes(said.body)).items():
+                before = together.setdefault(name, value)
+                if isinstance(value, list) and before is not value:
+                    together[name] = [*before, *value]
+                elif isinstance(value, dict):
+                    together[name] = {**before, **value}
+        if not together and refused is not None:
+            raise refused
+        return of_json(together)
+
+    with Client() as client:
+        processors = Processors({}, dict.fromkeys(_CODES, answer), lambda connection: None)
+        server = Server(thread, processors, "127.0.0.1:0", Limits(), None, figures)
+        try:
+            yield server.address
+        finally:
+            server.close()
+            thread.stop()
+            figures.close()

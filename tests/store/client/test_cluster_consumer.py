@@ -1,0 +1,259 @@
+"""Consumers of a cluster: a store that is served, of which they know the name server only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from store import (
+    Consumer,
+    InvalidArgument,
+    MessageStore,
+    ReceivedMessage,
+    ReconsumeLater,
+    RequestRefused,
+    Subscription,
+    UnknownTopic,
+    Unreachable,
+)
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.address import ClusterAddress
+from store.cluster.credentials import Credentials
+from store.remoting.access import Access
+from store.remoting.broker_config import BrokerConfig
+from store.remoting.serving import serve
+from tests.name_server import name_server
+from tests.store.client.consumers import QUEUES, Seen, config, has_done, opened, put
+from tests.waiting import PATIENCE, until
+
+TOPIC = [Queue("t", BrokerQueueId(BrokerConfig.brokerName, number)) for number in range(QUEUES)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with opened(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+def cluster(store: MessageStore) -> Iterator[ClusterAddress]:
+    with serve(store, "127.0.0.1:0") as serving:
+        yield ClusterAddress((serving.address,))
+
+
+@pytest.fixture
+def consumers() -> Iterator[ExitStack]:
+    """They are closed at last."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_each_message_goes_to_the_listener_once(store: MessageStore, cluster: ClusterAddress, orderly: bool) -> None:
+    put(store, range(100))
+    with Consumer(cluster, "g", "t", seen := Seen(), orderly=orderly, config=config()):
+        until(lambda: len(seen.numbers) >= 100)
+        put(store, range(100, 150))
+        until(lambda: len(seen.numbers) >= 150)
+    assert sorted(seen.numbers) == [*range(150)]
+    if orderly:
+        assert [seen.of_queue(number) for number in TOPIC_IDS] == [[*range(n, 150, QUEUES)] for n in range(QUEUES)]
+    assert cluster.group("g").committed(TOPIC) == {queue: 38 - (n > 1) for n, queue in enumerate(TOPIC)}
+    with Consumer(cluster, "g", "t", again := Seen(), orderly=orderly):
+        put(store, [150])
+        until(lambda: again.numbers != [])
+    assert again.numbers == [150]
+
+
+TOPIC_IDS = [queue.queue_id for queue in TOPIC]
+
+
+@pytest.mark.parametrize(
+    ("expression", "numbers"),
+    [("odd", [*range(1, 20, 2)]), (Subscription("TAGS = 'even'", "SQL92"), [*range(0, 20, 2)])],
+)
+def test_a_filter(
+    store: MessageStore, cluster: ClusterAddress, expression: str | Subscription, numbers: list[int]
+) -> None:
+    put(store, range(20))
+    with Consumer(cluster, "g", {"t": expression}, seen := Seen(), config=config()):
+        until(lambda: len(seen.numbers) >= len(numbers))
+    assert sorted(seen.numbers) == numbers
+
+
+def test_iterating(store: MessageStore, cluster: ClusterAddress) -> None:
+    put(store, range(10))
+    with Consumer(cluster, "g", "t", config=config()) as consumer:
+        assert sorted(int(message.body) for _, message in zip(range(10), consumer, strict=False)) == [*range(10)]
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_two_share_the_queues(
+    store: MessageStore, cluster: ClusterAddress, consumers: ExitStack, orderly: bool
+) -> None:
+    one, other = Seen(), Seen()
+    put(store, range(20))
+    first = consumers.enter_context(Consumer(cluster, "g", "t", one, orderly=orderly, config=config()))
+    until(lambda: len(one.numbers) == 20)
+    second = consumers.enter_context(Consumer(cluster, "g", "t", other, orderly=orderly, config=config()))
+    until(lambda: not {*first.assigned} & {*second.assigned} and {*TOPIC} <= {*first.assigned, *second.assigned})
+    assert [len({*TOPIC} & {*each.assigned}) for each in (first, second)] == [2, 2]
+    put(store, range(20, 60))
+    until(lambda: {*one.numbers, *other.numbers} == {*range(60)})
+    assert min(len(set(one.numbers)), len(set(other.numbers))) >= 20
+    until(lambda: all(has_done(each, TOPIC) == {15} for each in (first, second)))
+    before = len(one.numbers) + len(other.numbers)
+    first.close()
+    until(lambda: {*TOPIC} <= {*second.assigned})
+    put(store, range(60, 80))
+    until(lambda: {*range(60, 80)} <= {*other.numbers})
+    assert len(one.numbers) + len(other.numbers) == before + 20, "a clean close leaves nothing to come twice"
+
+
+def test_what_fails_comes_again_and_is_a_dead_letter_at_last(store: MessageStore, cluster: ClusterAddress) -> None:
+    def fail(message: ReceivedMessage) -> None:
+        if message.body == b"7":
+            raise ReconsumeLater(delay_level=1)
+
+    put(store, range(20))
+    seen = Seen(fail)
+    with Consumer(cluster, "g", "t", seen, config=config(max_reconsume_times=1)) as consumer:
+        until(lambda: seen.numbers.count(7) == 2)
+        until(lambda: "%DLQ%g" in store.topics() and store.max_offset("%DLQ%g", 0) == 1)
+        until(lambda: consumer._member.committed(consumer.assigned) == dict(_ends(store)))
+    tries = [message for message in seen.messages if message.body == b"7"]
+    assert [(message.topic, message.reconsume_times) for message in tries] == [("t", 0), ("t", 1)]
+    assert tries[1].properties["ORIGIN_MESSAGE_ID"] == tries[0].msg_id
+    assert sorted(seen.numbers) == sorted([*range(20), 7])
+    (dead,) = store.get_message("g", "%DLQ%g", 0, 0).messages
+    assert dead.body == b"7"
+
+
+def _ends(store: MessageStore) -> Iterator[tuple[Queue, int]]:
+    retried = Queue("%RETRY%g", BrokerQueueId(BrokerConfig.brokerName, 0))
+    for queue in (*TOPIC, retried):
+        yield queue, store.max_offset(queue.topic, int(queue.queue_id))
+
+
+def test_orderly_what_fails_is_tried_in_place_and_a_dead_letter_at_last(
+    store: MessageStore, cluster: ClusterAddress
+) -> None:
+    def fail(message: ReceivedMessage) -> None:
+        if message.body == b"4":
+            raise ValueError("no")
+
+    put(store, range(0, 20, QUEUES))
+    seen = Seen(fail)
+    settings = config(max_reconsume_times=2, suspend_current_queue_time=0.05)
+    with Consumer(cluster, "g", "t", seen, orderly=True, config=settings):
+        until(lambda: 16 in seen.numbers)
+    assert seen.numbers == [0, 4, 4, 4, 8, 12, 16]
+    (dead,) = store.get_message("g", "%DLQ%g", 0, 0).messages
+    assert dead.body == b"4"
+
+
+def test_a_cluster_that_is_away_for_a_while(store: MessageStore, cluster: ClusterAddress, consumers: ExitStack) -> None:
+    """What was in hand then is committed to the server that comes after."""
+    held = threading.Event()
+    with serve(store, "127.0.0.1:0") as serving:
+        put(store, range(20))
+        seen = Seen(lambda message: held.wait(60) and None if message.body == b"19" else None)
+        there = ClusterAddress((serving.address,))
+        consumers.enter_context(Consumer(there, "h", "t", seen, config=config()))
+        until(lambda: len(seen.numbers) == 20)
+    held.set()
+    with serve(store, serving.address):
+        put(store, range(20, 40))
+        until(lambda: {*seen.numbers} == {*range(40)})
+        consumers.close()
+        assert there.group("h").committed(TOPIC) == dict.fromkeys(TOPIC, 10)
+
+
+def test_a_cluster_that_is_away_for_too_long(store: MessageStore) -> None:
+    with serve(store, "127.0.0.1:0") as serving:
+        there = ClusterAddress((serving.address,), patience=0.2)
+        consumer = Consumer(there, "g", "t", Seen(), config=config())
+        until(lambda: {*TOPIC} <= {*consumer.assigned})
+    with pytest.raises(Unreachable):
+        consumer.wait(PATIENCE)
+    with pytest.raises(Unreachable):
+        consumer.close()
+
+
+def test_what_is_wrong(cluster: ClusterAddress) -> None:
+    with pytest.raises(UnknownTopic, match="x: no such topic"):
+        Consumer(cluster, "g", "x", Seen())
+    with cluster.open() as log, pytest.raises(InvalidArgument, match="give the group itself"):
+        Consumer(log, "g", "t", Seen())
+    with cluster.open() as log, Consumer(log, cluster.group("g"), "t", Seen()) as consumer:
+        until(lambda: {*TOPIC} <= {*consumer.assigned})
+
+
+def test_by_its_name_servers(store: MessageStore, cluster: ClusterAddress) -> None:
+    put(store, range(4))
+    with Consumer(f"rocketmq://{cluster.name_servers[0]}", "g", "t", seen := Seen(), config=config()):
+        until(lambda: len(seen.numbers) == 4)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> None:
+    """Each has its queues, offsets, locks and what was sent back to it."""
+
+    def fail(message: ReceivedMessage) -> None:
+        if message.body in (b"3", b"103") and message.reconsume_times == 0:
+            raise ReconsumeLater(delay_level=1)
+
+    stores = [consumers.enter_context(opened(tmp_path / name)) for name in "ab"]
+    brokers = [
+        consumers.enter_context(serve(each, "127.0.0.1:0", broker=name))
+        for each, name in zip(stores, "ab", strict=True)
+    ]
+    names = consumers.enter_context(name_server(tmp_path, *(broker.address for broker in brokers)))
+    there = ClusterAddress((names,))
+    queues = {Queue("t", BrokerQueueId(name, number)) for name in "ab" for number in range(QUEUES)}
+    seen = Seen(fail)
+    one, other = (
+        consumers.enter_context(
+            Consumer(there, "g", "t", seen, orderly=orderly, config=config(suspend_current_queue_time=0.05))
+        )
+        for _ in range(2)
+    )
+    until(lambda: [len(queues & {*each.assigned}) for each in (one, other)] == [QUEUES, QUEUES])
+    put(stores[0], range(100))
+    put(stores[1], range(100, 200))
+    until(lambda: {*seen.numbers} == {*range(200)} and [seen.numbers.count(n) for n in (3, 103)] == [2, 2])
+    one.close()
+    until(lambda: queues <= {*other.assigned})
+    other.close()
+    assert there.group("g").committed(queues) == dict.fromkeys(queues, 25)
+    assert len(seen.numbers) == 202
+
+
+ACCOUNTS = """
+accounts:
+  - {accessKey: reader, secretKey: 12345678, topicPerms: [t=SUB], groupPerms: [g=SUB, TOOLS_CONSUMER=SUB]}
+"""
+
+
+def test_an_account_that_may_consume_in_one_group(store: MessageStore, tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    put(store, range(20))
+    access = Access.load(tmp_path / "plain_acl.yml")
+    with serve(store, "127.0.0.1:0", access=access) as serving:
+        there = ClusterAddress((serving.address,), Credentials("reader", "12345678"))
+        for orderly in (False, True):
+            with Consumer(there, "g", "t", Seen(), orderly=orderly, config=config()) as consumer:
+                until(lambda: {*TOPIC} <= {*consumer.assigned})
+        with pytest.raises(RequestRefused, match=r"HEART_BEAT: .*SUB of group 'h'"):
+            Consumer(there, "h", "t", Seen(), config=config())
+
+
+def test_messages_of_elsewhere_are_not_sent_back(store: MessageStore, cluster: ClusterAddress) -> None:
+    put(store, [0])
+    (message,) = store.get_message("g", "t", 0, 0).messages
+    with cluster.group("g").join({"t": Subscription()}) as member, pytest.raises(InvalidArgument, match="as they were"):
+        member.send_back([message])
