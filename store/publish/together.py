@@ -35,14 +35,20 @@ class Together:
 
         append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.
         """
-        own = Waiting(records)
+        own, led = Waiting(records), False
+
+        def lead() -> list[Where]:
+            nonlocal led
+            led = True
+            return self._lead(own, append)
+
         self._waiting[own] = None
         try:
             while True:
                 try:
-                    return self._lock.exclusively(lambda: self._lead(own, append), done=lambda: own.result)
+                    return self._lock.exclusively(lead, done=lambda: own.result)
                 except StoreBusy:
-                    if self._withdraw(own):
+                    if led or self._withdraw(own):  # the turn was this thread's, and something else was busy
                         raise
                     # Another thread has just taken it along: how that ends is not known yet.
         finally:

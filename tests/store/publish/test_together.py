@@ -101,6 +101,14 @@ def test_an_error_that_passes_is_told_to_one(log: Log, tmp_path: Path) -> None:
     assert sorted(number for turn in log.turns for number in turn) == [n for n in range(THREADS) if n not in failed]
 
 
+def test_who_has_the_turn_and_finds_something_else_busy_is_told_at_once(log: Log) -> None:
+    failures = [StoreBusy("no turn among groups")]
+    log.fail = lambda numbers: failures.pop() if failures else None
+    with pytest.raises(StoreBusy, match="among groups"):
+        log.together.append(records(1), log.append)
+    assert log.turns == []
+
+
 def test_who_is_refused_is_told_alone(log: Log, tmp_path: Path) -> None:
     refusal = MessageRefused(PutStatus.MESSAGE_ILLEGAL, "too large for the log")
     log.fail = lambda numbers: refusal if 3 in numbers else None
