@@ -29,7 +29,7 @@ def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
         timeout = store.config.lockTimeoutMillis / 1000
 
         def forget() -> None:
-            for group in GroupFiles.of_all(store.path, timeout):  # buries the dead, too
-                group.in_turn(lambda: group.forget(queues))  # noqa: B023
+            for group in GroupFiles.of_all(store.path, timeout):
+                group.forget(queues)
 
         store.delete_topic(topic, forget)

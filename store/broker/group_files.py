@@ -69,6 +69,7 @@ class GroupFiles:
 
     def forget(self, queues: Iterable[Queue]) -> None:
         """These are deleted: let members begin anew in those that come in their place. In turn."""
+        self.roster.bury(self._inherit)
         if self.roster.present():
             self.resets.add(dict.fromkeys(queues, 0))
 

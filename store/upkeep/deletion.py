@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from store.files.atomic import make_directory, sync_directory
@@ -35,14 +36,22 @@ class Deletion:
     def delete(self, topic: str, forgotten_to: int, forget: Callable[[], None]) -> None:
         """Delete a topic that is there. What was deleted before the log offset `forgotten_to` nobody asks for any more.
 
-        forget: called when it is deleted, and nothing of its name can be there again. Everything that is published must
-        be on the device, and nothing be there that is not.
+        forget: called before, in the turn among groups: they learn of it when the topic is gone. Everything that is
+        published must be on the device, and nothing be there that is not. Raises `StoreBusy`, `StoreLocked` while a
+        broker runs: nothing is deleted then.
         """
-        self._published_end.begin_deletion()
-        make_directory(self._root / DELETED_DIR)
-        self._topics.forget(topic, forgotten_to, self._published_end.confirm_offset)
-        forget()
-        self.finish()
+
+        def delete() -> None:
+            # Who dies behind this leaves members that read a topic anew, not ones that pass over what comes in it.
+            forget()
+            self._published_end.begin_deletion()
+            make_directory(self._root / DELETED_DIR)
+            make_directory(self._root / DELETED_DIR / topic)
+            self._topics.forget(topic, forgotten_to, self._published_end.confirm_offset)
+            _finish(self._root)
+
+        among_groups(self._root, self._timeout, delete)
+        self._published_end.end_deletion()
 
     def finish(self) -> None:
         """End a deletion of which nothing, or something, is done: by whoever died."""
@@ -54,24 +63,20 @@ def finish_deletion(root: Path, timeout: float) -> None:
     """`Deletion.finish`, for who has no published end yet: then nobody else has the store open for writing, or that one
     is told by the number, which is odd still.
     """
+    if (root / DELETED_DIR).exists():
+        among_groups(root, timeout, partial(_finish, root))
+
+
+def _finish(root: Path) -> None:
+    """Of the topics that the folder names, those that the table has no longer. Call it in the turn among groups."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
-    if not deleted.exists():
-        return
-    for topic in sorted(Topics(root).gone()):
+    gone = Topics(root).gone()
+    for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
         with suppress(FileNotFoundError):  # nothing was ever put, or it is done
             (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
             sync_directory(queues)
-        _forget_offsets(root, topic, timeout)
+        for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
+            offsets.forget(topic)  # of all groups: in a topic of the same name they mean other messages
         forget_reached(root, topic)
     shutil.rmtree(deleted)
     sync_directory(root)
-
-
-def _forget_offsets(root: Path, topic: str, timeout: float) -> None:
-    """Of all groups: in a topic of the same name they mean other messages."""
-
-    def forget() -> None:
-        for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
-            offsets.forget(topic)
-
-    among_groups(root, timeout, forget)

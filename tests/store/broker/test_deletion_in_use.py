@@ -6,18 +6,26 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig, UnknownTopic
+from store import Message, MessageStore, StoreBusy, StoreConfig, UnknownTopic
+from store.any_group import Subscription
+from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE
+from store.local_group import LocalGroup
 from store.log.queue_ends import QueueEnds
+from store.publish.locks import among_groups
 from store.upkeep import deletion
+from store.upkeep.deletion import Deletion
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.broker.dying_deleters import QUEUES, TOPIC
@@ -212,7 +220,7 @@ def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path
         store.commit_offsets("g", "t", {0: 2})
         store.flush()
         end = store.confirm_offset
-    (path / DELETED_DIR).mkdir()
+    (path / DELETED_DIR / "t").mkdir(parents=True)
     Topics(path).forget("t", 0, end)
     assert Topics(path).queue_counts() == {}
     with (
@@ -241,7 +249,7 @@ def test_a_dead_one_is_finished_by_who_has_the_store_open(
         put(store, "old", 7)
         other.commit_offsets("g", "t", {0: 2})
         with monkeypatch.context() as patch:
-            patch.setattr(deletion, "finish_deletion", die)
+            patch.setattr(deletion, "_finish", die)
             with pytest.raises(KeyboardInterrupt):
                 delete_topic(path, "t")
         assert (path / DELETED_DIR).exists()
@@ -263,3 +271,68 @@ def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[Messa
         joined.create_topic("t", 1)
         put(joined, "new", 3)
         assert bodies(stores[1]) == new(3)
+
+
+def test_where_the_groups_are_busy_nothing_is_deleted_and_nobody_waits(path: Path) -> None:
+    """As long as a stopped process has the turn among groups."""
+    taken, over = threading.Event(), threading.Event()
+    with MessageStore.open(path, config=CONFIG) as store, ThreadPoolExecutor(1) as pool:
+        store.create_topic("t", 1)
+        put(store, "old", 7)
+        store.commit_offsets("g", "t", {0: 3})
+
+        def turn() -> None:
+            taken.set()
+            over.wait()
+
+        busy = pool.submit(among_groups, path, 5.0, turn)
+        assert taken.wait(30)
+        try:
+            with pytest.raises(StoreBusy, match="Nothing of this call is visible"):
+                Deletion(path, store._writer.published, 0.1).delete("t", 0, lambda: None)  # type: ignore[union-attr]
+            put(store, "more", 1)
+            assert store.offsets("t", 0) == (0, 8)
+        finally:
+            over.set()
+            busy.result()
+        assert store.consumer_offset("g", "t", 0) == 3
+        delete_topic(path, "t")
+        assert store.topics() == {}
+
+
+def test_who_dies_while_it_deletes_leaves_no_member_behind_what_comes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read seven of the first topic; the next of that name it begins anew."""
+    queue, forget = Queue("t", 0), Topics.forget
+
+    def die(*given: Any) -> None:
+        forget(*given)
+        raise KeyboardInterrupt
+
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        put(store, "old", 7)
+        member = LocalGroup(path, "g").join({"t": Subscription()})
+        assert member.lock([queue]) == {queue}
+        member.commit({queue: 7})
+        with monkeypatch.context() as patch:
+            patch.setattr(Topics, "forget", die)
+            with pytest.raises(KeyboardInterrupt):
+                delete_topic(path, "t")
+        store.create_topic("t", 1)
+        put(store, "new", 20)
+        assert member.resets() == {queue: 0}
+        member.persist()
+        assert store.consumer_offset("g", "t", 0) == 0
+        member.leave()
+
+
+def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
+    """Or the thousandth cost as much as a thousand; and a folder may be there again that no table lists."""
+    delete_topic(path, "t")
+    again = path / "consumequeue" / "t" / "0"
+    again.mkdir(parents=True)
+    delete_topic(path, "other")
+    assert again.exists()
+    assert stores[0].topics() == {}
