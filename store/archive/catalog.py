@@ -30,7 +30,7 @@ from store.archive.layout import (
 )
 from store.errors import CorruptStore
 from store.files.admin_files import number, parse_json, table
-from store.format.layout import CQ_ENTRY
+from store.format.layout import CQ_ENTRY, MAX_QUEUES
 from store.integers import LONG_MAX
 
 
@@ -135,10 +135,10 @@ class Catalog:
             for queue_id, said in table(path, {topic: numbered}, topic).items():
                 own = said.get("queue")
                 brokers.add(str(own.get("brokerName") or "") if isinstance(own, dict) else "")
-                queue = Queue(topic, number(path, f"a queue of {topic}", queue_id))
-                indexed = said.get(INDEXED_FROM)
+                queue = Queue(topic, number(path, f"a queue of {topic}", queue_id, MAX_QUEUES - 1))
+                indexed, ends = said.get(INDEXED_FROM), said.get("maxOffset", NO_OFFSET)
                 queues[queue] = ArchivedQueue(
-                    next_offset=max(0, int(said.get("maxOffset", NO_OFFSET))),
+                    next_offset=0 if ends == NO_OFFSET else number(path, f"maxOffset of {queue}", ends, LONG_MAX),
                     indexed_from=None
                     if indexed is None
                     else number(path, f"{INDEXED_FROM} of {queue}", indexed, LONG_MAX),
@@ -151,12 +151,12 @@ class Catalog:
         broker = brokers.pop()
         for queue, known in queues.items():
             name = queue_path(broker, *queue)
-            log, entries = (_segments(path, tables[kind].get(name, {}), name) for kind in (COMMIT_LOG, CONSUME_QUEUE))
+            log, entries = (_segments(path, tables[kind], name) for kind in (COMMIT_LOG, CONSUME_QUEUE))
             for each in (log, entries):
                 _must_be_contiguous(path, name, each)
             queues[queue] = replace(known, log=log, entries=entries)
         name = index_path(broker)
-        index = tuple(each for each in _segments(path, tables[INDEX].get(name, {}), name) if each.size)
+        index = tuple(each for each in _segments(path, tables[INDEX], name) if each.size)
         topics = {
             topic: number(path, f"topicId of {topic}", said.get("topicId"), LONG_MAX)
             for topic, said in table(path, content, TOPICS).items()
@@ -214,7 +214,7 @@ def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]
     }
 
 
-def _segments(path: Path, listed: Mapping[str, Any], name: str) -> Segments:
+def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
     """In order, without empty ones, but for one that says where a queue begins."""
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
@@ -223,7 +223,8 @@ def _segments(path: Path, listed: Mapping[str, Any], name: str) -> Segments:
 
         return Segment(of("baseOffset"), of("size"), of("beginTimestamp"), of("endTimestamp"), of("status") == SEALED)
 
-    found = sorted((segment(base, said) for base, said in listed.items()), key=lambda each: each.base)
+    segments = table(path, listed, name) if name in listed else {}
+    found = sorted((segment(base, said) for base, said in segments.items()), key=lambda each: each.base)
     return tuple(each for each in found if each.size) or tuple(found[:1])
 
 

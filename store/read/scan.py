@@ -70,7 +70,7 @@ def batch_bounds(
     if not len(sizes):
         return
     ends = np.cumsum(sizes)
-    pieces = -(-int(ends[-1]) // max_bytes)
+    pieces = max(1, -(-int(ends[-1]) // max_bytes))  # none: damaged entries may have no bytes
     max_bytes = min(max_bytes, int(ends[-1]) // pieces + int(sizes.max()))
     segments = np.array([len(sizes)])
     if physical[0] // segment_size != physical[-1] // segment_size:
