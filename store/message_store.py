@@ -135,9 +135,9 @@ class MessageStore(StoreReader):
         """Delete a topic, with its queues and settings and the offsets of groups; see `store.broker.deletion`.
 
         Whoever has the store open, in any process, is told `UnknownTopic` from then on, also for what is being put.
-        forget: called when it is deleted, and before anything of its name can be there again.
+        forget: called before that, in the turn among groups.
 
-        Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`.
+        Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`; nothing is deleted then.
         """
         if topic in NOT_FOR_PUTTING:
             raise InvalidTopic(f"{self.path}: topic {topic!r} is a broker's own; it cannot be deleted")
@@ -210,7 +210,7 @@ class MessageStore(StoreReader):
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
-        kept_from = archive.kept_from(self.confirm_offset, self._published, self._topics)
+        kept_from = archive.kept_from(self.confirm_offset, self._log, self._published, self._topics)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced))
         writer = self._writing()
@@ -248,6 +248,8 @@ class MessageStore(StoreReader):
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
         archive = known.changed(url, topics)
+        if topics is not None:
+            archive.must_be_there(self._topics)
         queues = archive.queues(self._topics)
         until = ends(self._published, queues, seconds("older_than", older_than), self.offset_by_time)
         return archive.run(self._log, self._published, until, progress, reserved_hours=reserved_hours)

@@ -150,13 +150,7 @@ class Archiving:
 
     def _must_be_same(self, queue: Queue, offset: int) -> None:
         """The last archived message is one of this store's."""
-        flat = self._place.queue(self._catalog, queue)
-        assert flat is not None
-        physical, size, _ = self._published.of(*queue).entries(offset, offset + 1)[0].item()
-        here = self._log.segments.read(physical, size)
-        entry = flat.entries.entries(offset, offset + 1)[0]
-        archived = flat.log.read(int(entry["physical_offset"]), int(entry["size"]))
-        if _without_place(here) != _without_place(archived):
+        if not is_archived(self._log, self._published, self._place, self._catalog, queue, offset):
             raise ArchiveOfAnother(
                 f"{self._place.url}: {queue}: another message is archived at offset {offset} than the store has; "
                 f"{_ELSEWHERE}"
@@ -208,6 +202,32 @@ class Archiving:
 
 
 _ELSEWHERE = "archive to another URL, or under another brokerName"
+
+
+def is_archived(
+    log: CommitLog, published: PublishedQueues, place: Place, catalog: Catalog, queue: Queue, offset: int
+) -> bool:
+    """Whether what is archived at an offset that both have is the store's message, and none of another's, or of a topic
+    of the same name that was deleted.
+    """
+    flat = place.queue(catalog, queue)
+    if flat is None:
+        return False
+    here = _record(log, published, queue, offset)
+    entry = flat.entries.entries(offset, offset + 1)[0]
+    archived = flat.log.read(int(entry["physical_offset"]), int(entry["size"]))
+    return _without_place(here) == _without_place(archived)
+
+
+def stored_at(log: CommitLog, published: PublishedQueues, queue: Queue, offset: int) -> int:
+    """When a message that the store has was stored, ms since 1970."""
+    record = np.frombuffer(_record(log, published, queue, offset), RECORD_HEADER, 1)
+    return int(record["store_timestamp"][0])
+
+
+def _record(log: CommitLog, published: PublishedQueues, queue: Queue, offset: int) -> bytes:
+    physical, size, _ = published.of(*queue).entries(offset, offset + 1)[0].item()
+    return log.segments.read(physical, size)
 
 
 def _without_place(record: bytes) -> bytes:

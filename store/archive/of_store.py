@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from store.any_log import Queue
-from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
+from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress, is_archived, stored_at
 from store.archive.catalog import Catalog
 from store.archive.expiry import expire
 from store.archive.layout import DEFAULT_CLUSTER
@@ -51,6 +51,14 @@ class StoreArchive:
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, [name for name in names.split(",") if name], options)
 
+    def must_be_there(self, topics: Topics) -> None:
+        """Raises `UnknownTopic` for one that is named, and is not there."""
+        counts = topics.queue_counts()
+        missing = [name for name in self._names if name not in counts]
+        if missing:
+            known = ", ".join(counts) or "none"
+            raise UnknownTopic(f"{self._root}: no topic {', '.join(missing)} to archive (there are: {known})")
+
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
         """With another URL, or other topics, where they are given."""
         url, names = self.url if url is None else url, self._names if names is None else names
@@ -61,14 +69,10 @@ class StoreArchive:
         return Place.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
     def queues(self, topics: Topics) -> list[Queue]:
-        """Those that are to be archived, as they stand now. Raises `UnknownTopic`."""
+        """Those that are to be archived, as they stand now; nothing of a topic that was deleted since it was named."""
         counts = topics.queue_counts()
-        missing = [name for name in self._names if name not in counts]
-        if missing:
-            known = ", ".join(counts) or "none"
-            raise UnknownTopic(f"{self._root}: no topic {', '.join(missing)} to archive (there are: {known})")
         names = self._names or [name for name in counts if not _is_system(name)]
-        return [Queue(name, queue_id) for name in names for queue_id in range(counts[name])]
+        return [Queue(name, queue_id) for name in names for queue_id in range(counts.get(name, 0))]
 
     def run(
         self,
@@ -91,20 +95,26 @@ class StoreArchive:
             self._remember()
             return archived if kept_since is None else archived._replace(deleted=expire(place, kept_since))
 
-    def kept_from(self, confirm_offset: int, published: PublishedQueues, topics: Topics) -> int | None:
+    def kept_from(self, confirm_offset: int, log: CommitLog, published: PublishedQueues, topics: Topics) -> int | None:
         """Log offset from which on records may be to be archived still; None for a store that archives nowhere.
 
+        Of a topic that was deleted and created again nothing is archived yet, whatever is archived of the first one.
         confirm_offset: as it was before this: what was published since is not looked at. Raises `ArchiveUnavailable`
         where nobody can tell.
         """
         if not self.url:
             return None
-        catalog = self.place().load() or Catalog(self._broker)
-        offsets = [confirm_offset]
+        place, offsets = self.place(), [confirm_offset]
+        catalog = place.load() or Catalog(self._broker)
         for queue in self.queues(topics):
-            archived = catalog.queue(queue)
             minimum, maximum = published.offsets(*queue)
-            first = max(minimum, archived.max_offset if archived is not None else 0)
+            archived, first = catalog.queue(queue), minimum
+            if archived is not None and archived.entries and minimum < archived.max_offset <= maximum:
+                last = archived.max_offset - 1
+                # The metadata says when it was stored, as a rule; only where that is another time both are read.
+                is_ours = archived.entries[-1].end == stored_at(log, published, queue, last)
+                if is_ours or is_archived(log, published, place, catalog, queue, last):
+                    first = archived.max_offset
             if first < maximum:
                 offsets.append(int(published.of(*queue).entries(first, first + 1)[0]["physical_offset"]))
         return min(offsets)

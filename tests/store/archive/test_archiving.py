@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,9 +21,11 @@ import pytest
 from store import (
     ArchiveOfAnother,
     CorruptSegment,
+    Message,
     MessageStore,
     OffsetLost,
     StoreConfig,
+    StoreError,
     StoreLocked,
     UnknownTopic,
 )
@@ -82,6 +88,36 @@ def test_some_topics(filled: Filled, tmp_path: Path) -> None:
         assert list(log.topics()) == ["more"]
     with pytest.raises(UnknownTopic, match="nowhere"):
         filled.store.archive(topics=["nowhere"])
+
+
+def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, tmp_path: Path) -> None:
+    filled.store.create_topic("more", 1)
+    filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
+    filled.store.delete_topic("more", lambda: None)
+    filled.put("orders", 0, 5)
+    filled.store.clean(forced=True)
+    assert filled.store.archive().messages == 5
+    with pytest.raises(UnknownTopic, match="more"):
+        filled.store.archive(topics=["orders", "more"])
+
+
+@pytest.mark.parametrize("count", [1, 60, 61, 200])
+def test_what_comes_in_the_place_of_a_deleted_topic_is_not_archived_yet(tmp_path: Path, count: int) -> None:
+    """So it is not cleaned away, however many of the deleted one's are archived."""
+    with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
+        for topic in ("orders", "other"):
+            store.create_topic(topic, 1)
+        store.put_many([Message("orders", b"old")] * 60)
+        store.archive(str(tmp_path / "archive"), topics=["orders"])
+        store.delete_topic("orders", lambda: None)
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", b"new")] * count)
+        store.put_many([Message("other", b"x" * 1000)] * 12)
+        with pytest.raises(ArchiveOfAnother):
+            store.archive()
+        store.clean(forced=True)
+        assert store.offsets("orders", 0) == (0, count)
+        assert store.archive(str(tmp_path / "elsewhere")).messages == count
 
 
 def test_only_what_is_old_enough(filled: Filled, tmp_path: Path) -> None:
@@ -265,3 +301,41 @@ def ended(reader: subprocess.Popen[bytes]) -> None:
     _, errors = reader.communicate()
     assert lines[1], errors.decode()
     assert reader.returncode == -signal.SIGKILL, errors.decode()
+
+
+WRONG: tuple[object, ...] = (None, -1, 1 << 31, 1 << 63, 10**30, 1.5, True, "x", "", [], [1], {"a": 1})
+
+
+def places(content: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from places(value, (*path, key))
+
+
+def changed(content: Any, path: tuple[str, ...], value: object) -> Any:
+    first, *rest = path
+    return {**content, first: changed(content[first], tuple(rest), value) if rest else value}
+
+
+def test_whatever_the_metadata_says_is_an_error_of_ours_or_read(filled: Filled, tmp_path: Path) -> None:
+    url = tmp_path / "archive"
+    filled.store.archive(str(url))
+    (metadata,) = url.rglob(METADATA.rpartition("/")[2])
+    content = json.loads(metadata.read_text())
+    texts = [json.dumps(changed(content, path, value)) for path in places(content) if path for value in WRONG]
+    queues = content["queueMetadataTable"]["orders"]
+    texts.append(json.dumps(changed(content, ("queueMetadataTable", "orders"), {str((1 << 31) - 1): queues["0"]})))
+    for text in random.Random(SEED).sample(texts[:-1], 300) + texts[-1:]:
+        metadata.write_text(text)
+        with suppress(StoreError), ArchiveAddress(str(url)).open() as log:
+            assert sum(map(len, log.topics().values())) < 1 << 17
+
+
+def test_entries_that_are_zeros_are_told(filled: Filled, tmp_path: Path) -> None:
+    url, queue = tmp_path / "archive", Queue("orders", 0)
+    filled.store.archive(str(url))
+    for path in url.rglob("orders/0/CONSUME_QUEUE/*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with ArchiveAddress(str(url)).open() as log, pytest.raises(StoreError):
+        rows(log, queue, *log.bounds([queue])[queue])
