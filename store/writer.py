@@ -195,9 +195,12 @@ class Writer:
     def _delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
         self._topics.known(topic)
         self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
-        # Whom a writer's memory misleads must find what was deleted in the table; only who is alone remembers nothing.
-        forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
-        self._deletion.delete(topic, forgotten_to, forget)
+        # Whom a memory misleads must find what was deleted in the table: a writer's, or that of the file of ends.
+        noted, forgotten_to = (
+            QueueEnds.read(self._directory.root),
+            self._log.min_offset() if self._lock.is_last() else 0,
+        )
+        self._deletion.delete(topic, min(forgotten_to, noted.at - 1) if noted else forgotten_to, forget)
 
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""

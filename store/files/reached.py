@@ -48,9 +48,19 @@ class Reached(NamedTuple):
         write_file(folder / _FILE, json.dumps(content).encode())
 
 
+def check_reached(root: Path) -> None:
+    """Raises `CorruptStore` where the note of a producer cannot be read."""
+    for folder in _folders(root):
+        Reached.read(folder)
+
+
 def forget_reached(root: Path, topic: str) -> None:
-    """No producer came anywhere in a topic that is deleted. Call while none is open. Raises `CorruptStore`."""
-    for folder in sorted((root / PRODUCERS_FOLDER).glob("*")):
+    """No producer came anywhere in a topic that is deleted. Raises `CorruptStore`."""
+    for folder in _folders(root):
         reached = Reached.read(folder)
         if reached.sequences.pop(topic, None) is not None:
             reached.write(folder)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted((root / PRODUCERS_FOLDER).glob("*"))

@@ -9,14 +9,14 @@ before has deleted nothing, and what is left to do after it is done by the next 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from store.files.atomic import make_directory, sync_directory
 from store.files.consumer_offsets import ConsumerOffsets
-from store.files.reached import forget_reached
+from store.files.reached import check_reached, forget_reached
 from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR
 from store.publish.locks import among_groups
@@ -38,10 +38,13 @@ class Deletion:
 
         forget: called before, in the turn among groups: they learn of it when the topic is gone. Everything that is
         published must be on the device, and nothing be there that is not. Raises `StoreBusy`, `StoreLocked` while a
-        broker runs: nothing is deleted then.
+        broker runs, `CorruptStore`: nothing is deleted then.
         """
 
         def delete() -> None:
+            for offsets in _offsets(self._root):  # what cannot be read would stop who ends this, and all who append
+                offsets.all_offsets()
+            check_reached(self._root)
             # Who dies behind this leaves members that read a topic anew, not ones that pass over what comes in it.
             forget()
             self._published_end.begin_deletion()
@@ -75,8 +78,13 @@ def _finish(root: Path) -> None:
         with suppress(FileNotFoundError):  # nothing was ever put, or it is done
             (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
             sync_directory(queues)
-        for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
+        for offsets in _offsets(root):
             offsets.forget(topic)  # of all groups: in a topic of the same name they mean other messages
         forget_reached(root, topic)
     shutil.rmtree(deleted)
     sync_directory(root)
+
+
+def _offsets(root: Path) -> Iterator[ConsumerOffsets]:
+    yield ConsumerOffsets(root)
+    yield from ConsumerOffsets.of_instances(root)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from store import Message, MessageStore, StoreBusy, StoreConfig, UnknownTopic
+from store import CorruptStore, Message, MessageStore, StoreBusy, StoreConfig, UnknownTopic
 from store.any_group import Subscription
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
@@ -336,3 +336,36 @@ def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[Me
     delete_topic(path, "other")
     assert again.exists()
     assert stores[0].topics() == {}
+
+
+@pytest.mark.parametrize("file", ["config/consumerOffset.json", "producers/x/reached.json"])
+def test_where_a_file_cannot_be_read_nothing_is_deleted(
+    path: Path, stores: tuple[MessageStore, MessageStore], file: str
+) -> None:
+    """Whoever appended next would have had to end the deletion, and could not."""
+    put(stores[0], "old", 3)
+    (path / file).parent.mkdir(parents=True, exist_ok=True)
+    (path / file).write_text("{x")
+    with pytest.raises(CorruptStore, match=file.rpartition("/")[2]):
+        delete_topic(path, "t")
+    put(stores[1], "more", 1)
+    assert stores[0].offsets("t", 0) == (0, 4)
+
+
+def test_ends_that_were_noted_before_a_deletion_that_retention_overtook(path: Path, tmp_path: Path) -> None:
+    """The topic that came in its place begins at 0 also after a crash."""
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        store.create_topic("other", 1)
+        put(store, "old", 30)
+    with MessageStore.open(path) as store:
+        store.delete_topic("t", lambda: None)
+        store.put_many([Message("other", b"x" * 500)] * 60)
+        assert store.clean(forced=True).log
+        store.create_topic("more", 1)
+        store.delete_topic("more", lambda: None)
+        store.create_topic("t", 1)
+        store.flush()
+        crashed = shutil.copytree(path, tmp_path / "crashed")
+    with MessageStore.open(crashed) as store:
+        assert store.offsets("t", 0) == (0, 0)
