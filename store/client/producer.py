@@ -169,7 +169,7 @@ class Producer(Opened):
         if sequence is None:
             raise InvalidArgument("no sequence, of a producer with a name; give sequence=, ascending in each topic")
         sequence = integer("sequence", sequence)
-        if sequence <= self._memory.found.get(topic, sequence - 1):
+        if self._memory.has(topic, sequence):
             return already_stored(topic)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
 

@@ -40,7 +40,7 @@ Sequences = Mapping[str, int]  # by topic
 class Memory(Opened):
     """What a store knows of one producer's sequences, for as long as that is open. One thread uses it.
 
-    found: the sequences that were in the log when it was opened; reached: those that are by now.
+    found: the sequences that were in the log when it was opened.
     """
 
     def __init__(self, store: MessageStore, name: str) -> None:
@@ -67,13 +67,30 @@ class Memory(Opened):
             raise StoreLocked(f"{folder}: a producer of this name is open; close it, or take another name") from error
         if PRODUCERS_TOPIC not in store.topics():
             store.create_topic(PRODUCERS_TOPIC, 1)
+        self._topics = Topics(Path(store.path))
+        self._opened_at = store.confirm_offset - 1  # what was found stands there at the latest
         self.found: Sequences = self._find()
-        self.reached = dict(self.found)
+        self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
         self._note(is_open=True)
 
     def record(self, sequences: Sequences) -> Message:
         """What is to be appended together with messages up to these sequences."""
         return Message(PRODUCERS_TOPIC, json.dumps(sequences), keys=self._name)
+
+    def has(self, topic: str, sequence: int) -> bool:
+        """Whether the log had a sequence as high when this was opened, and the topic was not deleted since."""
+        return sequence <= self.found.get(topic, sequence - 1) and self._is_there(topic, self._opened_at)
+
+    def reach(self, sequences: Sequences, at: int) -> None:
+        """They are in the log now, at this offset of it."""
+        self._reached.update({topic: (last, at) for topic, last in sequences.items()})
+
+    def _there(self) -> dict[str, int]:
+        return {topic: last for topic, (last, at) in self._reached.items() if self._is_there(topic, at)}
+
+    def _is_there(self, topic: str, at: int) -> bool:
+        born = self._topics.born(topic)
+        return born is not None and born <= at
 
     def note_if_due(self) -> None:
         """Note how far it came, now and then. Raises as `MessageStore.flush`."""
@@ -111,5 +128,7 @@ class Memory(Opened):
     def _note(self, *, is_open: bool) -> None:
         since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
         self._store.flush()
-        Reached(self.reached, since, is_open).write(self._folder)
+        noted: dict[str, int] | None = None
+        while noted != (noted := self._there()):  # whoever deletes a topic meanwhile forgot what the file said before
+            Reached(noted, since, is_open).write(self._folder)
         self._noted = time.monotonic()

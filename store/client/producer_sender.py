@@ -103,7 +103,7 @@ class Sender(threading.Thread):
             append.add_messages([self._memory.record(reached)])
         result, host = append.publish(), self._store.config.store_host
         if self._memory is not None:
-            self._memory.reached.update(reached)
+            self._memory.reach(reached, int(result.physical_offsets[0]))
         return [Placed(result, first, host) for first in firsts]
 
     def _end_if_named(self, error: Exception) -> None:

@@ -210,3 +210,28 @@ def test_a_topic_that_is_made_anew_has_nothing(tmp_path: Path, is_closed: bool) 
         assert producer.send("t", "1", sequence=1).result().status is PutStatus.PUT_OK
     with opened() as store, Producer(store, "p") as producer:
         assert producer.last_sequence("t") == 1
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
+    store: MessageStore, is_open: bool, is_found: bool
+) -> None:
+    """What is sent then to the next of that name is stored, though it has the same sequences."""
+    if is_found:
+        with Producer(store.path, "p") as producer:
+            producer.send("t", "old", sequence=3).result(PATIENCE)
+    producer = Producer(store.path, "p")
+    producer.send("u", "kept", sequence=7).result(PATIENCE)
+    if not is_found:
+        producer.send("t", "old", sequence=3).result(PATIENCE)
+    delete_topic(store.path, "t")
+    store.create_topic("t", 1)
+    if not (is_open and is_found):
+        producer.close()
+        producer = Producer(store.path, "p")
+        assert producer.send("u", "again", sequence=7).result(PATIENCE).status is PutStatus.ALREADY_STORED
+    with producer:
+        assert producer.send("t", "new", sequence=3).result(PATIENCE).status is PutStatus.PUT_OK
+    assert store.offsets("t", 0) == (0, 1)
+    assert store.offsets("u", 0) == (0, 1)
