@@ -199,7 +199,7 @@ def _files(folder: Path) -> list[Path]:
 def _read(path: Path) -> bytes | None:
     """None of one who is gone."""
     with suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe of that name kept the flusher waiting
         try:
             if is_held(fd, _LOCK_BYTE):
                 return os.pread(fd, os.fstat(fd).st_size, 0)

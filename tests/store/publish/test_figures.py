@@ -116,3 +116,16 @@ def test_elsewhere_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     figures.write()
     figures.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_among_the_files_keeps_nobody_waiting(tmp_path: Path) -> None:
+    pipe = tmp_path / CLIENTS_DIR / "1#2"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    os.utime(pipe, (0, 0))
+    signal.alarm(30)  # nothing but this would end it
+    try:
+        one_more(tmp_path)
+        assert list(told(tmp_path)) == []
+    finally:
+        signal.alarm(0)
