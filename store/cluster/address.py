@@ -1,14 +1,11 @@
-"""`ClusterAddress`: where a cluster is, and who asks."""
+"""`ClusterAddress`: a cluster as a log, and its groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from store.cluster.credentials import Credentials
-from store.errors import InvalidArgument
-from store.remoting.addresses import host_and_port
-from store.remoting.tls import Tls
+from store.cluster.name_servers import NameServers
 
 if TYPE_CHECKING:
     from store.cluster.group import ClusterGroup
@@ -16,45 +13,13 @@ if TYPE_CHECKING:
     from store.cluster.writer import ClusterWriter
 
 SCHEME = "rocketmq://"  # of an address that stands where a path may
-TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
-_PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class ClusterAddress:
-    """The brokers that name servers know.
-
-    name_servers: "host:port" of each. credentials: None where a cluster asks for none. consumer_group: in whose name
-    is read. tls: None for plain connections. patience: for how many seconds a request that fails is
-    repeated.
-    """
-
-    name_servers: tuple[str, ...]
-    credentials: Credentials | None = None
-    consumer_group: str = TOOLS_GROUP
-    tls: Tls | None = None
-    patience: float = _PATIENCE_SECONDS
+class ClusterAddress(NameServers):
+    """A `LogAddress`. What it opens is imported then, for whoever only looks at options does without."""
 
     directory = None  # nothing lies beside it
-
-    @classmethod
-    def parse(
-        cls,
-        text: str,
-        credentials: Credentials | None = None,
-        consumer_group: str = TOOLS_GROUP,
-        tls: Tls | None = None,
-    ) -> ClusterAddress:
-        """Of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
-        servers = tuple(dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip()))
-        if not servers:
-            raise InvalidArgument(f"name servers {text!r}: must be host:port, several separated by ';'")
-        for server in servers:
-            host_and_port(server)
-        return cls(servers, credentials, consumer_group, tls)
-
-    def __str__(self) -> str:
-        return f"cluster at {';'.join(self.name_servers)}"
 
     def open(self) -> ClusterLog:
         """Connects to nobody yet."""

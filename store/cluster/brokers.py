@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
-from store.cluster.address import ClusterAddress
+from store.cluster.name_servers import NameServers
 from store.cluster.refusals import explained, may_pass
 from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route
 from store.errors import RemotingError, RequestRefused, Unreachable, Untrusted
@@ -46,11 +46,11 @@ class Ask(NamedTuple):
 class Brokers:
     """A cluster's name servers and brokers, in one process, for any threads.
 
-    What was refused for a while only, or not answered, is asked again for `ClusterAddress.patience` seconds: of the
+    What was refused for a while only, or not answered, is asked again for `NameServers.patience` seconds: of the
     next name server; of the broker as a new route has it, or of what copies it.
     """
 
-    def __init__(self, address: ClusterAddress, heard: Callable[[Command], None] = lambda command: None) -> None:
+    def __init__(self, address: NameServers, heard: Callable[[Command], None] = lambda command: None) -> None:
         """heard: see `Client`."""
         self.address = address
         self._client = Client(REQUEST_SECONDS, address.tls, heard)

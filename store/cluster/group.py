@@ -14,9 +14,9 @@ from store.any_group import MemberInfo, MessageModel, Subscription, Subscription
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit, client_id
 from store.broker.response_codes import ResponseCode
-from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.member import ClusterMember
+from store.cluster.name_servers import NameServers
 from store.cluster.offsets import committed
 from store.cluster.routes import parse_json
 from store.errors import BadFrame, RequestRefused, UnsupportedStore
@@ -29,7 +29,7 @@ from store.remoting.headers import Group as GroupHeader
 class ClusterGroup:
     """A `Group`. Raises `InvalidGroup`."""
 
-    def __init__(self, address: ClusterAddress, name: str) -> None:
+    def __init__(self, address: NameServers, name: str) -> None:
         check_group_name(name)
         self.address = address
         self.name = name

@@ -19,9 +19,9 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
+from store.cluster.name_servers import NameServers
 from store.cluster.offsets import commit, committed
 from store.cluster.pulls import Records, pull
 from store.cluster.routes import parse_offsets
@@ -37,7 +37,7 @@ from store.remoting.headers import Offset, SearchOffset
 class ClusterLog:
     """A `Log`. It cannot tell how large messages are before they are read, nor which one stands where."""
 
-    def __init__(self, address: ClusterAddress) -> None:
+    def __init__(self, address: NameServers) -> None:
         self._address = address
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)

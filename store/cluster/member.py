@@ -15,8 +15,8 @@ from store.any_group import Subscription
 from store.any_log import BrokerQueueId, Positions, Queue
 from store.broker.entries import Entry
 from store.broker.queue_locks import Claims, claim
-from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers, answered
+from store.cluster.name_servers import NameServers
 from store.cluster.offsets import commit, committed, resets
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker, parse_json, parse_reset
@@ -42,7 +42,7 @@ class ClusterMember(Opened):
     of the last 5 s may come twice; orderly, brokers lock them for 60 s, or until they are given back.
     """
 
-    def __init__(self, address: ClusterAddress, group: str, entry: Entry) -> None:
+    def __init__(self, address: NameServers, group: str, entry: Entry) -> None:
         super().__init__(f"member {entry.id} of group {group} at {address}", "ClusterGroup.join")
         self.id = entry.id
         self._group = group

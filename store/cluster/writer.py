@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from store.any_log import Int64s, Queue
 from store.broker.response_codes import ResponseCode
-from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.log import ClusterLog
+from store.cluster.name_servers import NameServers
 from store.cluster.sends import send
 from store.errors import (
     InvalidColumns,
@@ -44,7 +44,7 @@ class ClusterWriter(ClusterLog):
     """A `LogWriter`, as far as brokers can be one: what is published is seen message by message, and a broker's
     flushDiskType says whether it is on the device when that returns."""
 
-    def __init__(self, address: ClusterAddress) -> None:
+    def __init__(self, address: NameServers) -> None:
         super().__init__(address)
         self._turns = count(random.randrange(1 << 16))
 

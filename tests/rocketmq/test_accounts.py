@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 
 from store import RequestRefused, Unreachable, Untrusted
 from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
-from store.cluster.address import TOOLS_GROUP, ClusterAddress
+from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
+from store.cluster.name_servers import TOOLS_GROUP
 from store.read.filters import EVERYTHING
 from store.remoting.tls import Tls
 from tests.certificates import Certificate, certificate
