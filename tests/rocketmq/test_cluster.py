@@ -86,8 +86,10 @@ class Theirs:
         return positions
 
     def forget(self) -> None:
-        """All topics."""
+        """All topics, also those that a test made by the log itself."""
         self._ends.clear()
+        with self.address.open() as log:
+            self._topics |= log.topics().keys()
         while self._topics:
             header = Topic(self._topics.pop())
             self._client.request(self.broker, RequestCode.DELETE_TOPIC_IN_BROKER, header.texts())
