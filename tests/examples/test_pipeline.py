@@ -19,9 +19,22 @@ ROOT = Path(__file__).parents[2]
 ROWS = 2_000
 
 
+# What Spark's driver, which plans both flows at once, says when one changes a map that the other is just writing out.
+OF_SPARK = "java.lang.IllegalStateException: Illegal size"
+
+
 def run(folder: Path) -> None:
+    """A run that Spark itself ends is done again: the next one goes on where it was."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
+    done = finished(folder, paths)
+    if OF_SPARK in done.stdout + done.stderr:
+        done = finished(folder, paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Run is COMPLETED" in done.stdout + done.stderr
+
+
+def finished(folder: Path, paths: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [Path(sys.executable).with_name("spark-pipelines"), "run"],
         cwd=folder,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": paths},
@@ -29,8 +42,6 @@ def run(folder: Path) -> None:
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Run is COMPLETED" in done.stdout + done.stderr
 
 
 def bodies(store: MessageStore, topic: str) -> list[bytes]:

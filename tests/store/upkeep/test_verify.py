@@ -251,7 +251,12 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
     late.write_bytes(bytes(len(entries)))
     (finding,) = verify(path).findings
     assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
-    monkeypatch.setattr("store.upkeep.verify.time.sleep", lambda seconds: late.write_bytes(entries))  # while it waits
+
+    def fill(seconds: float) -> None:
+        with late.open("r+b") as file:  # as it is: threads of others sleep, too
+            file.write(entries)
+
+    monkeypatch.setattr("store.upkeep.verify.time.sleep", fill)  # while it waits
     assert verify(path).findings == []
 
 
