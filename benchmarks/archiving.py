@@ -98,7 +98,7 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (1000,)) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     rows, appends = [], []
     for body_bytes in body_sizes:
-        appends += beside_archiving.rows(count, runs, body_bytes, min(10.0, count / 10_000))
+        appends += beside_archiving.rows(count, runs, body_bytes, min(2.0, count / 10_000))
         with filled(count, body_bytes) as path, TemporaryDirectory(prefix="mq-bench-") as folder, s3_servers() as urls:
             size = f"{body_bytes} B"
             copied, archived = side_by_side(runs, partial(copy_seconds, path), partial(archive_seconds, path))
