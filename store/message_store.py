@@ -86,14 +86,19 @@ class MessageStore(StoreReader):
             queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
             self._writer = Writer(directory, config, self._log, self._index, queues)
             self._published_end = self._writer.published
-        self._place = Place(directory.root) if self._writer is None else self._writer.place
-        self._queues = queues
-        self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
-        delaying = _nothing if self._writer is None else self._writer.delay
-        self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
-        self._watches = Watches(self._published_end)
-        self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
-        self._dropped.atexit = not read_only
+        try:
+            self._place = Place(directory.root) if self._writer is None else self._writer.place
+            self._queues = queues
+            self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
+            delaying = _nothing if self._writer is None else self._writer.delay
+            self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
+            self._watches = Watches(self._published_end)
+            self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
+            self._dropped.atexit = not read_only
+        except BaseException:  # an interrupt: nobody else closes the writer
+            if self._writer is not None:
+                self._writer.close()
+            raise
 
     @staticmethod
     def open(
