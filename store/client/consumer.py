@@ -304,11 +304,8 @@ class Consumer(Opened):
         while not self._over.is_set():
             try:
                 self._rebalancer.step()
-            except (
-                StoreBusy,
-                ArchiveUnavailable,
-                Unreachable,
-            ) as error:  # what is consumed here is its own for a while yet
+            except (StoreBusy, ArchiveUnavailable, Unreachable) as error:
+                # What is consumed here is its own for a while yet.
                 _logger.warning("%s: tried again: %s", self._what, error)
             self._figures.write()
             self._rebalancer.wait()

@@ -345,3 +345,14 @@ def opening_and_closing(path: Path, rounds: int, choose: random.Random) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         found = bodies(reader)
     check_log(path, len(found))
+
+
+def test_opening_is_interrupted_when_its_writer_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise Interrupt
+
+    monkeypatch.setattr("store.message_store.Watches", interrupt)  # of the last that opening makes
+    with pytest.raises(Interrupt):
+        MessageStore.open(tmp_path)
+    assert is_free(tmp_path, 0)
+    assert not (tmp_path / "abort").exists()
