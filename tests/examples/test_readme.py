@@ -46,5 +46,12 @@ def test_every_link_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_every_test_that_is_named_is_there() -> None:
+    tests = [str(path) for path in README.parent.joinpath("tests").rglob("test_*.py")]
+    for page in (README, *DOCS.glob("*.md")):
+        for name in re.findall(r"[\w/]*test_\w+\.py", page.read_text("utf-8")):
+            assert any(path.endswith(f"/{name}") for path in tests), f"{page.name}: {name}"
+
+
 def test_store_conf_states_the_defaults() -> None:
     assert StoreConfig.load(README.parent / "conf" / "store.conf") == StoreConfig()
