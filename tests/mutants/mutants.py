@@ -27,7 +27,7 @@ MUTANTS = [
         "SYNC_FLUSH that does not flush",
         "store/publish/appender.py",
         "            self._log.segments.flush(self._published_end.flushed_offset, end)\n",
-        "",
+        "            pass\n",
         (SYNCED,),
     ),
     Mutant(
