@@ -247,6 +247,7 @@ class Writer:
             self._lock.close()
 
     def _leave(self) -> None:
+        self._lock.close()  # however this ends, nobody has a turn in which this one is still there
         self._appender.repair()
         self._flusher.flush()  # what another thread appended since it was stopped
         if self._lock.is_last():
@@ -255,7 +256,6 @@ class Writer:
                 self._log.drop_behind(self.published.confirm_offset)
             self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
             self._directory.mark_closed()
-        self._lock.close()
 
 
 def _attend(topics: Topics, deliverer: Deliverer, figures: Figures) -> None:

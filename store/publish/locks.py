@@ -38,6 +38,7 @@ _OWNER_BYTE = 0
 _APPEND_BYTE = 1
 _GROUPS_BYTE = 2
 DELIVERY_BYTE = 3
+_ALL_BYTES = 0  # to the end, wherever that is
 Result = TypeVar("Result")
 _IS_LINUX = sys.platform == "linux"
 _HAS_OFD = _IS_LINUX and hasattr(fcntl, "F_OFD_SETLK")
@@ -145,7 +146,8 @@ class StoreLock(Opened):
             return
         if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
             if self._fd >= 0:  # or it was let go of
-                set_lock(self._fd, fcntl.F_UNLCK, self._byte)
+                # Who closes leaves as a whole: whoever has the next turn must not find it among the writers still.
+                set_lock(self._fd, fcntl.F_UNLCK, *((0, _ALL_BYTES) if self._is_over else (self._byte,)))
             with suppress(RuntimeError):  # released as often as it was acquired
                 while True:
                     self._threads.release()
@@ -177,7 +179,7 @@ class StoreLock(Opened):
 
         Raises `StoreLocked` when a RocketMQ broker holds the directory.
         """
-        alone = set_lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+        alone = self._is_alone()
         if not set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of {self._path.name}); "
@@ -187,8 +189,14 @@ class StoreLock(Opened):
 
     def is_last(self) -> bool:
         """True when no other writer is left; call inside `exclusively`, so that none can join meanwhile."""
-        alone = set_lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
-        return set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone  # one may join before we have left
+        alone = self._is_alone()
+        return set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
+
+    def _is_alone(self) -> bool:
+        """Whether nobody else has byte 0. Where that can only be tried it is this one's alone then."""
+        if _IS_LINUX:  # or who consumes took a writer that joins or leaves for a broker
+            return not is_held(self._fd, _OWNER_BYTE, shared=True)
+        return set_lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
         """Raises `StoreLocked` while a RocketMQ broker runs here, which keeps in memory what it writes to its files."""
@@ -199,7 +207,7 @@ class StoreLock(Opened):
             )
 
     def close(self) -> None:
-        """Leave. The locks go with the descriptor: at once, or when the thread leaves that is inside `exclusively`.
+        """Leave. All locks go at once: now, or when the thread leaves that is inside `exclusively`.
 
         An append that is under way keeps its lock so, also where it is that which calls this; and nobody waits for it.
         Whoever waits by this lock gets `StoreClosed`.
@@ -251,8 +259,9 @@ class Turn(Opened):
             self._closes()
 
 
-def is_held(fd: int, byte: int) -> bool:
-    """Whether somebody else, by another descriptor, has an exclusive record lock on one byte; takes none.
+def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
+    """Whether somebody else, by another descriptor, has an exclusive record lock on one byte, or a `shared` one; takes
+    none.
 
     Raises `StoreUnavailable` where that cannot be asked.
     """
@@ -261,18 +270,19 @@ def is_held(fd: int, byte: int) -> bool:
             f"byte {byte} of a lock file: whether anybody holds it cannot be asked on {sys.platform}, so groups and a "
             "RocketMQ broker could overwrite each other's offsets; use consumer groups on Linux, or through a broker"
         )
+    kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # that it would stand in the way of
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
-    found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+    found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
     return bool(_LINUX_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
-def set_lock(fd: int, kind: int, byte: int) -> bool:
-    """Set a one-byte record lock; False when another holder is in the way."""
+def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
+    """Set a record lock on `count` bytes from `byte` on; False when another holder is in the way."""
     try:
         if _HAS_OFD:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
         else:
-            fcntl.lockf(fd, _CLASSIC[kind], 1, byte)
+            fcntl.lockf(fd, _CLASSIC[kind], count, byte)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

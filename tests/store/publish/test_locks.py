@@ -224,6 +224,51 @@ def test_a_process_without_standard_input(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_INPUT, str(tmp_path)], check=True)
 
 
+def at_each_instruction(look: Callable[[], object], work: Callable[[], object]) -> None:
+    """Call `look` between any two instructions of the locks that `work` comes to."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        if frame.f_code.co_filename != locks.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        look()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+
+
+def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) -> None:
+    """At no instruction of leaving is the turn free, and the one that leaves still among the writers."""
+    leaving, other = StoreLock(tmp_path), StoreLock(tmp_path)
+    for lock in (leaving, other):
+        lock.exclusively(lock.join)
+    closed, seen = threading.Event(), list[bool]()
+
+    def leave() -> None:
+        leaving.close()
+        closed.set()
+
+    def look() -> None:
+        if closed.is_set() and locks.set_lock(other._fd, fcntl.F_WRLCK, 1):
+            seen.append(other.is_last())
+            locks.set_lock(other._fd, fcntl.F_UNLCK, 1)
+
+    at_each_instruction(look, lambda: leaving.exclusively(leave))
+    assert set(seen) == {True}
+    other.close()
+
+
+def test_a_writer_that_comes_or_goes_is_not_taken_for_a_broker(tmp_path: Path) -> None:
+    lock, group = StoreLock(tmp_path), StoreLock(tmp_path, byte=2)
+    at_each_instruction(group.refuse_broker, lambda: (lock.join(), lock.is_last()))
+    lock.close()
+    group.close()
+
+
 def test_first_and_last(tmp_path: Path) -> None:
     first, second = StoreLock(tmp_path), StoreLock(tmp_path)
     assert first.join()
