@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from store import InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
+from store.any_log import Queue
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.publish.locks import StoreLock
+from tests.store.read.test_golden import GOLDEN
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,6 +26,11 @@ def read(path: Path, name: str) -> dict[str, object]:
     content = json.loads((path / "config" / name).read_text())
     assert content.pop("dataVersion").keys() == {"counter", "stateVersion", "timestamp"}
     return content
+
+
+def counter(path: Path, name: str) -> object:
+    """How often the file was written."""
+    return json.loads((path / "config" / name).read_text())["dataVersion"]["counter"]
 
 
 def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
@@ -70,11 +78,80 @@ def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
     before = (tmp_path / "config/subscriptionGroup.json").read_bytes()
     groups.create("grp")
     assert (tmp_path / "config/subscriptionGroup.json").read_bytes() == before
-    settings = groups.settings("grp")
-    assert settings is not None
-    assert (settings["groupName"], settings["retryMaxTimes"], len(settings)) == ("grp", 16, 14)
     groups.commit("another", "t", {0: 1})
     assert groups.names() == ["another", "grp"]
+
+
+def test_a_new_group_is_what_rocketmq_makes(tmp_path: Path) -> None:
+    with tarfile.open(GOLDEN / "recreated-topic-5.4.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    theirs = ConsumerOffsets(tmp_path / "store").settings("puller")
+    ours = ConsumerOffsets(tmp_path)
+    ours.create("puller")
+    assert ours.settings("puller") == theirs
+
+
+def test_settings_of_a_group(tmp_path: Path) -> None:
+    groups = ConsumerOffsets(tmp_path)
+    groups.configure("grp", {"retryMaxTimes": 3, "groupName": "another"})
+    groups.create("plain")
+    groups.configure("grp", {"consumeEnable": False})
+    changed = {"groupName": "grp", "retryMaxTimes": 3, "consumeEnable": False}
+    assert groups.all_settings() == {
+        "grp": {**(groups.settings("plain") or {}), **changed},
+        "plain": groups.settings("plain"),
+    }
+    assert counter(tmp_path, "subscriptionGroup.json") == 4, "create and set, create, set"
+
+
+def test_a_group_that_is_deleted(tmp_path: Path) -> None:
+    """Its offsets stay unless they are to go, too; those of others do."""
+    groups = ConsumerOffsets(tmp_path)
+    for group in ("grp", "other"):
+        groups.create(group)
+        groups.commit(group, "t", {0: 1})
+        groups.commit(group, "u", {1: 2})
+    for _ in range(2):
+        groups.delete("grp", with_offsets=False)
+        assert groups.all_settings().keys() == {"other"}
+        assert groups.all_offsets().keys() == {"t@grp", "u@grp", "t@other", "u@other"}
+        assert counter(tmp_path, "subscriptionGroup.json") == 3, "the second time nothing is written"
+    groups.set_positions("a@b", {Queue("t", 0): 5})
+    for _ in range(2):
+        groups.delete("grp", with_offsets=True)
+        assert groups.all_offsets().keys() == {"t@other", "u@other", "t@a@b"}
+        assert counter(tmp_path, "consumerOffset.json") == 6
+    groups.delete("a@b", with_offsets=True)
+    assert groups.all_offsets() == {"t@other": {0: 1}, "u@other": {1: 2}}
+
+
+def test_a_topic_that_is_forgotten(tmp_path: Path) -> None:
+    """In all groups, of whatever name: a broker takes one with "@"."""
+    groups = ConsumerOffsets(tmp_path)
+    for group in ("grp", "t", "a@b"):
+        groups.set_positions(group, {Queue("t", 0): 1, Queue("u", 0): 2})
+    for _ in range(2):
+        groups.forget("t")
+        assert groups.all_offsets() == {"u@grp": {0: 2}, "u@t": {0: 2}, "u@a@b": {0: 2}}
+        assert counter(tmp_path, "consumerOffset.json") == 4
+
+
+def test_positions_of_groups(tmp_path: Path) -> None:
+    groups = ConsumerOffsets(tmp_path)
+    assert groups.all_positions() == {}
+    groups.create("idle")
+    groups.set_positions("a@b", {Queue("t", 0): 1, Queue("t", 2): 3, Queue("u", 0): 2})
+    groups.commit("grp", "t", {1: 7})
+    assert groups.names() == ["a@b", "grp", "idle"]
+    assert groups.all_positions() == {
+        "a@b": {Queue("t", 0): 1, Queue("t", 2): 3, Queue("u", 0): 2},
+        "grp": {Queue("t", 1): 7},
+        "idle": {},
+    }
+    assert groups.positions("a@b", ["t", "v"]) == {Queue("t", 0): 1, Queue("t", 2): 3}
+    assert groups.positions("a@b", ["u", "t"]) == groups.all_positions()["a@b"]
+    ends = {Queue("t", 0): 1, Queue("t", 2): 2, Queue("t", 1): 0}
+    assert groups.beyond(ends) == {"a@b": {Queue("t", 2): 2}, "grp": {Queue("t", 1): 0}}
 
 
 def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
