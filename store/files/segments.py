@@ -26,6 +26,7 @@ from store.format.strings import Bytes
 from store.system_errors import raise_if_full
 
 _OPEN_FILES = 8
+_FEW = 1024  # files: so many are tried without a look at the directory; damaged ends may be far away
 _ZERO_BLOCK = 4096
 _LOOK_BLOCK = 1 << 20
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
@@ -206,7 +207,8 @@ class Segments:
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
         """The segments of [begin, end) that there are, with their starts; one may go at any moment."""
-        for start in range(self._start(begin), end, self.size):
+        starts = range(self._start(begin), end, self.size)
+        for start in starts if len(starts) <= _FEW else [start for start in self.starts() if start in starts]:
             with suppress(OffsetLost):
                 yield start, self._current(start)
 

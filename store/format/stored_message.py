@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -140,6 +140,26 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
         stored_crc,
         prepared_transaction_offset,
     )
+
+
+def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:
+    """Whether a record is `size` bytes long by the lengths of its parts, which are all that is looked at.
+
+    read: gives bytes of it, from a position on, of a length; fewer where there are no more.
+    """
+    begin = read(0, _HEADERS[True][True].size)
+    if len(begin) < _HEADER.size:
+        return False
+    flags = _HEADER.unpack_from(begin)[_SYS_FLAG]
+    header = _HEADERS[bool(flags & SYS_BORN_HOST_V6)][bool(flags & SYS_STORE_HOST_V6)]
+    if len(begin) < header.size:
+        return False
+    total, magic, *_, body_length = header.unpack_from(begin)
+    at, width = header.size + int(body_length), TOPIC_LENGTH_BYTES.get(magic)
+    if total != size or width is None or not header.size <= at < size:
+        return False
+    at += width + int.from_bytes(read(at, width), "big")
+    return at < size and at + PROPERTIES_LENGTH_BYTES + int.from_bytes(read(at, PROPERTIES_LENGTH_BYTES), "big") == size
 
 
 def _ends_with_crc(properties: bytes) -> bool:

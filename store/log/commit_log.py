@@ -11,11 +11,20 @@ import numpy.typing as npt
 
 from store.errors import MessageRefused, PutStatus
 from store.files.segments import Segments
-from store.format.layout import BLANK, COMMIT_LOG_DIR, END_FILE_MIN_BLANK_BYTES, MAGIC_BLANK, RECORD_HEADER
+from store.format.layout import (
+    BLANK,
+    COMMIT_LOG_DIR,
+    END_FILE_MIN_BLANK_BYTES,
+    MAGIC_BLANK,
+    MIN_RECORD_BYTES,
+    RECORD_HEADER,
+)
+from store.format.stored_message import adds_up
 
 Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offsets, and what is to be written there
 
 _WRITE_BYTES = 32 << 20  # at once: Arrow joins less than 2 GiB
+_SHORT_BYTES = 64 << 10  # of a record that is read whatever it is
 _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # without it no record is one
 
 
@@ -49,6 +58,16 @@ class CommitLog:
     def has_room(self, begin: int, size: int) -> bool:
         """Whether the segment of log offset `begin` takes records of `size` bytes there, and a blank behind them."""
         return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
+
+    def can_be_record(self, at: int, size: int) -> bool:
+        """Whether a record of `size` bytes can begin at log offset `at`; ask before reading one.
+
+        Damage may say a gigabyte: what is long has to say so in all of its lengths. Raises `OffsetLost`.
+        """
+        if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
+            return at >= 0
+        is_within = MIN_RECORD_BYTES <= size <= self.next_segment(at) - at
+        return is_within and adds_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
         """Lay records of `sizes` bytes out from log offset `begin`. Pure.

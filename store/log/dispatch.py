@@ -77,7 +77,7 @@ def walk(
     while at < stop and log.segments.exists(at):
         try:
             length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
-            wanted = min(max(length, chunk_bytes), stop - at)
+            wanted = min(max(length if log.can_be_record(at, length) else 0, chunk_bytes), stop - at)
             # 0 at an idle log's end
             chunk = _chunk(log, at, wanted, check_crc=check_crc, torn_from=torn) if length > 0 else None
         except OffsetLost:  # retention was faster

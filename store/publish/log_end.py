@@ -142,6 +142,8 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
     try:
         if log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
             return False
+        if not log.can_be_record(physical_offset, size):
+            return False
         record = decode_record(log.segments.read(physical_offset, size), topic, check_crc=False)
     except OffsetLost:  # deleted by retention: its time has been
         return True

@@ -209,7 +209,7 @@ def _candidates(
 def _record(log: CommitLog, views: dict[int, Bytes], entry: Entry) -> bytes:
     """The record of an entry. views: of segments, by the offset at which each begins. Raises `OffsetLost`."""
     size = log.segments.size
-    if entry.physical_offset < 0 or not MIN_RECORD_BYTES <= entry.size <= size:
+    if not log.can_be_record(entry.physical_offset, entry.size):
         raise CorruptRecord(f"{entry}: an entry of {entry.size} bytes; {MAKE_ANEW}")
     position = entry.physical_offset % size
     begin = entry.physical_offset - position

@@ -53,7 +53,7 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
     width = RECORD_HEADER["total_size"].itemsize
     limit = min(log.next_segment(physical_offset), confirm_offset) - physical_offset
     size = int.from_bytes(log.segments.read(physical_offset, min(width, limit)), "big", signed=True)
-    if not MIN_RECORD_BYTES <= size <= limit:
+    if size > limit or not log.can_be_record(physical_offset, size):
         raise CorruptRecord(f"{where}: no record begins here; take the offset from a message or its id")
     record = log.segments.read(physical_offset, size)
     message = decode_record(record, where)

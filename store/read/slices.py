@@ -102,7 +102,8 @@ def _view(log: CommitLog, queue: ConsumeQueue, offset: int, entries: Entries, fi
     """The log from the record of row `first` to that of row `end - 1`. Raises `OffsetLost`, `CorruptRecord`."""
     begin = int(entries["physical_offset"][first])
     stop = int(entries["physical_offset"][end - 1]) + int(entries["size"][end - 1])
-    if begin < 0 or not begin + MIN_RECORD_BYTES <= stop <= log.next_segment(begin):
+    is_one = begin >= 0 and (end - first > 1 or log.can_be_record(begin, stop - begin))
+    if not is_one or not begin + MIN_RECORD_BYTES <= stop <= log.next_segment(begin):
         raise CorruptRecord(
             f"{queue.topic}, queue {queue.queue_id}, offset {offset + first}: an entry of {stop - begin} bytes at "
             f"{begin} of the log; {MAKE_ANEW}"

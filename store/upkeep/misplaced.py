@@ -58,6 +58,8 @@ def _known_here_alone(
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
     try:
+        if not log.can_be_record(offset, size):
+            return None
         record = decode_record(log.segments.read(offset, size), "", check_crc=False)
     except (OffsetLost, CorruptRecord):
         return None

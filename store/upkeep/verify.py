@@ -28,7 +28,6 @@ from store.format.layout import (
     CQ_EXTENSION_BELOW,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
-    MIN_RECORD_BYTES,
     RECORD_HEADER,
     TOPICS_FILE,
 )
@@ -213,11 +212,11 @@ class _Verifier:
 
     def _damage(self, at: int) -> str:
         """What is wrong with the record at log offset `at`."""
-        segments, left = self._log.segments, self._log.next_segment(at) - at
+        segments = self._log.segments
         if not segments.exists(at):
             return "the segment is missing"
-        size = int.from_bytes(segments.read(at, min(left, _SIZE_BYTES)), "big", signed=True)
-        if not MIN_RECORD_BYTES <= size <= left:
+        size = int.from_bytes(segments.read(at, _SIZE_BYTES), "big", signed=True)
+        if not self._log.can_be_record(at, size):
             return f"no record has a length of {size}"
         try:
             record = decode_record(segments.read(at, size), "")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import MessageRefused, PutStatus
-from store.format.layout import BLANK, MAGIC_BLANK
+from store import CorruptRecord, Message, MessageRefused, MessageStore, PutStatus, StoreConfig
+from store.format.layout import BLANK, CQ_ENTRY, MAGIC_BLANK, RECORD_HEADER, field_offset, segment_name
 from store.log.commit_log import CommitLog
+from store.publish.published_end import PublishedEnd
+from store.upkeep.verify import verify
 from tests.device.disk import Change, Sync, Write
 from tests.device.recorder import Recorder
 
@@ -139,3 +144,82 @@ def test_the_head_of_a_hidden_record_is_last_on_the_device_and_first_away(tmp_pa
     assert cleared[:2] == [(head, bytes(4)), Sync], "on the device before anything else goes"
     assert cleared[-1] is Sync
     assert len(cleared) > 3
+
+
+GIANT = 400 << 20
+
+
+@pytest.fixture(params=["body", "header"])
+def giant(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
+    """A closed store whose second record of three says that it is as long as a segment nearly is; and where that is."""
+    with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=GIANT)) as store:
+        store.create_topic("t", 1)
+        at = store.put_many([Message("t", b"%d" % n, keys="k") for n in range(3)])[1].physical_offset
+    size = (GIANT - 4096).to_bytes(4, "big")
+    with (tmp_path / "commitlog" / segment_name(0)).open("r+b") as file:
+        file.seek(at)
+        file.write(size)
+        if request.param == "body":  # its length, too: so far behind nothing adds up
+            file.seek(at + field_offset(RECORD_HEADER, "body_length"))
+            file.write(size)
+    with (tmp_path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:
+        file.seek(CQ_ENTRY.itemsize + field_offset(CQ_ENTRY, "size"))
+        file.write(size)
+    with closing(PublishedEnd(tmp_path, writable=True)) as end:
+        end.publish(GIANT - 1)
+    return tmp_path, at
+
+
+def by_get(path: Path, _: int) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        store.get_message("g", "t", 0, 1)
+
+
+def as_records(path: Path, _: int) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        store.get_message("g", "t", 0, 1, as_records=True)
+
+
+def by_scan(path: Path, _: int) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        list(store.scan("t", 0, 1, 2))
+
+
+def by_id(path: Path, at: int) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        store.record_at(at)
+
+
+def by_key(path: Path, _: int) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        store.query("t", "k")
+
+
+def by_log(path: Path, _: int) -> None:
+    (path / "watermark").unlink()
+    with MessageStore.open(path, read_only=True) as store:
+        assert store.max_offset("t", 0) == 1
+        raise CorruptRecord
+
+
+def recovered(path: Path, _: int) -> None:
+    (path / "watermark").unlink()
+    with pytest.warns(RuntimeWarning, match="is no sound record and is cut off"), MessageStore.open(path) as store:
+        assert store.max_offset("t", 0) == 1
+    raise CorruptRecord
+
+
+def verified(path: Path, _: int) -> None:
+    assert verify(path).findings
+    raise CorruptRecord
+
+
+@pytest.mark.parametrize("look", [by_get, as_records, by_scan, by_id, by_key, by_log, recovered, verified])
+def test_a_length_that_cannot_be_is_not_read(giant: tuple[Path, int], look: Callable[[Path, int], None]) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptRecord):
+            look(*giant)
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()

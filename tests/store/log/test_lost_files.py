@@ -1,0 +1,231 @@
+"""What a queue or the index lost is noticed when a store is opened for writing, and made from the log."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import CorruptRecord, CorruptStore, Message, MessageStore
+from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
+from store.log.consume_queue import MAKE_ANEW
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import bodies
+from tests.store.log.damages import (
+    DAMAGES,
+    ENTRIES,
+    SMALL,
+    Damage,
+    damage_entry,
+    first_index_file,
+    folder,
+    index,
+    last_file,
+    missing_in_the_middle,
+    moved_folder,
+    points_back,
+    queue_files,
+    size_of_nothing,
+    zeroed,
+)
+from tests.store.upkeep.test_damaged import bodies as what_is_left
+
+
+@pytest.mark.parametrize("lost", [*range(9), 24, 37, 62])
+def test_an_entry_lost_behind_the_known_end_gives_no_offset_twice(tmp_path: Path, lost: int) -> None:
+    """A killed writer kept no ends since it was opened; a search for the end may meet what is damaged before it."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+    killed = "import os, sys; from store import *; store = MessageStore.open(sys.argv[1]); "
+    killed += "[store.put(Message('t', b'x')) for _ in range(64)]; os._exit(0)"
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=True)
+    file = tmp_path / "consumequeue/t/0" / segment_name(lost // ENTRIES * ENTRIES * CQ_ENTRY.itemsize)
+    with file.open("r+b") as opened:
+        opened.seek(lost % ENTRIES * CQ_ENTRY.itemsize)
+        opened.write(bytes(CQ_ENTRY.itemsize))
+    with MessageStore.open(tmp_path) as store:
+        assert store.put(Message("t", b"next")).queue_offset == 64
+
+
+@pytest.mark.parametrize("damage", [index, first_index_file])
+def test_an_index_that_goes_while_a_store_is_open_is_made_anew_by_the_next(path: Path, damage: Damage) -> None:
+    with MessageStore.open(path) as store:
+        damage(path)
+        for n in range(75, 200):
+            store.put(Message("t", b"%d" % n, keys=(f"k{n}",)))
+        assert store.query("t", "k199")[0].body == b"199"
+    with MessageStore.open(path) as store:
+        assert [store.query("t", f"k{n}")[0].body for n in range(200)] == [b"%d" % n for n in range(200)]
+        files = len(list((path / "index").iterdir()))
+    inodes = {file.stat().st_ino for file in (path / "index").iterdir()}
+    MessageStore.open(path).close()
+    assert {file.stat().st_ino for file in (path / "index").iterdir()} == inodes, "made once"
+    assert len(inodes) == files > 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+    if killed:
+        (path / "abort").write_text("1")
+    damage(path)
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before
+        assert [store.query("t", f"k{n}")[0].body for n in range(75)] == [b"%d" % n for n in range(75)]
+        results = store.put_many([Message("t", b"next", queue_id=queue) for queue in range(3)])
+        assert [result.queue_offset for result in results] == [25, 25, 25]
+    assert verify(path).findings == []
+
+
+@pytest.fixture(params=[2, 3], ids=["in a file", "at a file's end"])
+def cleaned(path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
+    """Retention took some segments, and files of queue 1, which begins at this offset now."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
+        assert store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=request.param)).queues
+        return path, store.min_offset("t", 1)
+
+
+@pytest.mark.parametrize("removed", [1, 2])
+def test_a_first_file_that_is_gone_behind_what_retention_took(cleaned: tuple[Path, int], removed: int) -> None:
+    path, first = cleaned
+    assert first > ENTRIES
+    with MessageStore.open(path, read_only=True) as reader:
+        before = what_is_left(reader)
+    for file in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
+        file.unlink()
+    assert [finding.where for finding in verify(path).findings] == [f"topic t, queue 1, offset {first}"]
+    with MessageStore.open(path) as store:
+        assert what_is_left(store) == before
+        assert store.min_offset("t", 1) == first
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 50
+    assert verify(path).findings == []
+
+
+def test_a_first_file_that_retention_took_is_not_missed(cleaned: tuple[Path, int]) -> None:
+    """Also where the next begins with the first record that the log has of its queue."""
+    path, first = cleaned
+    last = max((path / "commitlog").iterdir())
+    content = bytearray(last.read_bytes())
+    content[88] ^= 1  # of a body: whoever walks finds this
+    last.write_bytes(content)
+    with MessageStore.open(path) as store:
+        assert store.min_offset("t", 1) == first
+
+
+def test_nothing_is_made_anew_where_nothing_is_gone(path: Path) -> None:
+    """Else every opening walked the whole log."""
+    log = path / "commitlog" / segment_name(0)
+    content = bytearray(log.read_bytes())
+    content[88] ^= 1  # of a body: whoever walks finds this
+    log.write_bytes(content)
+    for _ in range(2):
+        with MessageStore.open(path) as store:
+            store.put(Message("t", b"next", queue_id=1))
+    (path / "queueends").unlink()
+    with pytest.raises(CorruptRecord):
+        MessageStore.open(path)
+
+
+WRITER = """
+import sys
+from store import Message, MessageStore
+store = MessageStore.open(sys.argv[1])
+for number in range(100):
+    store.put(Message("t", b"more", queue_id=number % 2))
+print("done", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("damage", [folder, last_file, zeroed, index])
+def test_what_a_killed_writer_appended_is_noticed_too(path: Path, damage: Damage) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"done\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+        assert len(before) == 175
+    damage(path)
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 75
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("damage", [missing_in_the_middle, size_of_nothing, points_back])
+def test_what_the_errors_say_helps(path: Path, damage: Damage) -> None:
+    """Literally: the store is closed, the folder moved out, the store opened for writing."""
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+    damage(path)
+    with MessageStore.open(path) as store, pytest.raises(CorruptStore, match=re.escape(MAKE_ANEW)):
+        list(store.scan("t", 1, 0, 25))
+    moved_folder(path)
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+    assert verify(path).findings == []
+
+
+def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
+    """A search for the end would stop at any of these."""
+    for offset in range(24):
+        damage_entry(path, offset, bytes(20))
+    with MessageStore.open(path) as store:
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+
+
+@pytest.mark.parametrize("count", [25, 30], ids=["in a file", "at a file's end"])
+@pytest.mark.parametrize("damage", [folder, queue_files, last_file, zeroed])
+def test_a_queue_without_records_goes_on_where_it_ended(tmp_path: Path, damage: Damage, count: int) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"gone", queue_id=1) for _ in range(count)])
+        store.put_many([Message("t", bytes(100), queue_id=0) for _ in range(60)])
+        store.clean(forced=True)
+        assert store.offsets("t", 1) == (count, count)
+    damage(path)
+    for more in range(2):
+        with MessageStore.open(path) as store:
+            assert store.offsets("t", 1) == (count, count + more)
+            assert store.put(Message("t", b"next", queue_id=1)).queue_offset == count + more
+    assert not verify(path).findings
+
+
+@pytest.mark.parametrize("field", ["begin_offset", "end_offset", "next_entry"])
+@pytest.mark.parametrize("bit", [2, 10, 20])
+@pytest.mark.parametrize("file", [min, max])
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_index_file_that_says_what_it_has_not_is_made_anew(
+    path: Path, file: Callable[[list[Path]], Path], field: str, bit: int, killed: bool
+) -> None:
+    """One that says that it goes further takes no more keys: they were missed without a word."""
+    damaged = file(list((path / "index").iterdir()))
+    content = bytearray(damaged.read_bytes())
+    last = field_offset(INDEX_HEADER, field) + INDEX_HEADER[field].itemsize - 1
+    content[last - bit // 8] ^= 1 << bit % 8
+    damaged.write_bytes(content)
+    if killed:
+        (path / "abort").touch()
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(75, 100)])
+        found = [[message.body for message in store.query("t", f"k{n}")] for n in range(100)]
+    assert found == [[b"%d" % n] for n in range(100)]
+    assert verify(path).findings == []
