@@ -12,6 +12,7 @@ from weakref import finalize
 from store.append import Append
 from store.archive.archiving import Archived
 from store.archive.of_store import StoreArchive, ends
+from store.delays.oldest import oldest_waiting
 from store.errors import InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -33,6 +34,7 @@ from store.read.published import PublishedQueues
 from store.store_reader import StoreReader
 from store.system_errors import explained_verbs
 from store.upkeep.directory import Directory
+from store.upkeep.open_halves import warn_of_open_halves
 from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
 
@@ -210,12 +212,17 @@ class MessageStore(StoreReader):
 
         now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
         say what would go. config: whose settings count instead of the store's own. What is to be archived and is not
-        yet stays. Raises `ReadOnlyStore`, and `ArchiveUnavailable` where the archive cannot be asked.
+        yet stays, and so does what waits to be delivered, with all behind it. Raises `ReadOnlyStore`, and
+        `ArchiveUnavailable` or `CorruptStore` where nobody can tell what that is.
         """
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
-        kept_from = archive.kept_from(self.confirm_offset, self._log, self._published, self._topics)
+        kept = (
+            archive.kept_from(self.confirm_offset, self._log, self._published, self._topics),
+            oldest_waiting(self.path, self._log, self._queues, self.confirm_offset),
+        )
+        kept_from = min((offset for offset in kept if offset is not None), default=None)
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced))
         writer = self._writing()
@@ -223,6 +230,8 @@ class MessageStore(StoreReader):
             lambda: retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced)
         )
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
+            until = decision.starts[-1] + self._log.segments.size
+            warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
             writer.flush()
         return retention.clean(decision, used, writer.after_repair)
 

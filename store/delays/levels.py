@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from store.any_log import Int64s
 from store.delays.due import Due
 from store.errors import OffsetLost
 from store.format.delayed import LEVELS
@@ -88,6 +89,14 @@ class Levels:
             then[number] = level.next + count
         return Due.in_order(found), then
 
+    def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
+        """Log offset of the first message that waits and that the log has, from `first_byte` on; None without one.
+
+        delivered: log offsets of those that do not wait, whatever the levels say.
+        """
+        found = (_oldest(level, first_byte, delivered) for level in self._levels.values())
+        return min((offset for offset in found if offset is not None), default=None)
+
     def go_on(self, then: Mapping[int, int]) -> None:
         """Levels are so far now."""
         for number, offset in then.items():
@@ -104,6 +113,16 @@ def _time(level: _Level) -> int | None:
             _pass_over(level)
             return _time(level)
     return level.time
+
+
+def _oldest(level: _Level, first_byte: int, delivered: Int64s) -> int | None:
+    for start in range(level.next, level.end, _LOOK):
+        entries = level.queue.entries_left(start, min(level.end, start + _LOOK))
+        offsets = entries["physical_offset"].astype(np.int64)
+        left = offsets[(entries["size"] > 0) & (offsets >= first_byte) & ~np.isin(offsets, delivered)]
+        if len(left):
+            return int(left[0])
+    return None
 
 
 def _pass_over(level: _Level) -> None:

@@ -137,7 +137,7 @@ class Retention:
     ) -> tuple[Decision, int]:
         """The decision for the files as they are, and how full the device is, in percent.
 
-        kept_from: log offset from which on everything stays, for it is to be archived still.
+        kept_from: log offset from which on everything stays, for it is to be archived, or delivered, still.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = Moment(now, time.localtime(now).tm_hour, used, asked, forced)

@@ -1,0 +1,30 @@
+"""The oldest message that waits: retention keeps it, and all behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from store.delays.delivered import delivered_behind
+from store.delays.levels import Levels
+from store.delays.progress import Progress
+from store.delays.timers import Timers
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+
+
+def oldest_waiting(root: Path, log: CommitLog, queues: ConsumeQueues, confirm_offset: int) -> int | None:
+    """Log offset of the first record before `confirm_offset` that is to be delivered still, due or not; None without.
+
+    As files and log say it, whoever delivers. Raises `CorruptStore` where nobody can tell.
+    """
+    progress, delivered = Progress.read(root), np.empty(0, np.int64)
+    if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:
+        delivered = delivered_behind(log, progress.delivered_to, confirm_offset)
+    by_level = Levels(queues, progress.levels, confirm_offset).oldest(log.min_offset(), delivered)
+    timers = Timers(log, queues, progress.timers)
+    timers.look(confirm_offset)
+    waiting = timers.waiting.physical_offsets
+    waiting = waiting[~np.isin(waiting, delivered)]
+    return min([*([] if by_level is None else [by_level]), *waiting.tolist()], default=None)
