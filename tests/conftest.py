@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,12 @@ settings.register_profile("any machine", deadline=None)  # a busy one takes its 
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
+
+# Where there is room, tests' directories are in memory: flushes to a disk would be most of what they wait for. What
+# they kill are processes, and machines whose devices they imitate; PYTEST_DEBUG_TEMPROOT names another place.
+MEMORY = Path("/dev/shm")
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Every Spark that the tests start lives for seconds: compiling its code well takes longer than it gains.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")

@@ -98,11 +98,11 @@ def crash(root: Path, tree: Tree, chance: random.Random, flush: str, history: Hi
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_what_was_promised_is_there(memory: Path, flush: str) -> None:
+def test_what_was_promised_is_there(tmp_path: Path, flush: str) -> None:
     lives, _, only = ONLY.partition("/")
     for number in range(max(1, CUTS // CUTS_A_LIFE // 2)) if not ONLY else [int(lives)]:
         chance = random.Random(f"{number}{flush}")
-        changes, history = lived(memory / "live", {}, chance, flush, History(), None)
+        changes, history = lived(tmp_path / "live", {}, chance, flush, History(), None)
         disk, done = Disk({}, [], chance), 0
         for crash_number, cut in enumerate(sorted(chance.choices(range(len(changes) + 1), k=CUTS_A_LIFE // 2))):
             disk.apply(changes[done:cut], chance)
@@ -111,23 +111,23 @@ def test_what_was_promised_is_there(memory: Path, flush: str) -> None:
                 continue
             own = random.Random(f"{number}{flush}/{crash_number}")
             try:
-                (memory / "crash").mkdir()
-                crash(memory / "crash", disk.after_power_loss(own), own, flush, history, cut)
+                (tmp_path / "crash").mkdir()
+                crash(tmp_path / "crash", disk.after_power_loss(own), own, flush, history, cut)
             except (StoreError, AssertionError, OSError) as error:
                 error.add_note(f"CUT={number}/{crash_number}, {flush}: at change {cut} of {len(changes)}")
                 raise
-            shutil.rmtree(memory / "crash")
-        shutil.rmtree(memory / "live")
+            shutil.rmtree(tmp_path / "crash")
+        shutil.rmtree(tmp_path / "live")
 
 
-def test_a_segment_whose_maker_died_before_its_name_was_safe(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who appends next finds the file, and answers for what he puts there."""
-    recorder, message = Recorder(memory / "live"), Message("t", bytes(3000))
+    recorder, message = Recorder(tmp_path / "live"), Message("t", bytes(3000))
 
     def die(directory: Path) -> None:
         raise KeyboardInterrupt(directory)
 
-    with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=small("SYNC_FLUSH")) as store:
+    with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=small("SYNC_FLUSH")) as store:
         store.create_topic("t", 1)
         store.put_many([message, message])
         with monkeypatch.context() as patched:
@@ -138,20 +138,20 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(memory: Path, monke
         changes = recorder.changes[: recorder.look()]
     for number in range(20):
         chance = random.Random(number)
-        restore(up_again(Disk({}, changes, chance).after_power_loss(chance)), memory / "crash")
-        with MessageStore.open(memory / "crash" / STORE) as store:
+        restore(up_again(Disk({}, changes, chance).after_power_loss(chance)), tmp_path / "crash")
+        with MessageStore.open(tmp_path / "crash" / STORE) as store:
             assert store.max_offset("t", 0) >= 3
-        shutil.rmtree(memory / "crash")
+        shutil.rmtree(tmp_path / "crash")
 
 
-def test_an_append_is_undone_as_a_whole(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_is_undone_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was on the device, and its last step did not come: at any moment all of it is there, or nothing."""
-    recorder, new = Recorder(memory / "live"), [bytes([number]) * 2500 for number in range(8)]
+    recorder, new = Recorder(tmp_path / "live"), [bytes([number]) * 2500 for number in range(8)]
 
     def die(published: PublishedEnd, confirm_offset: int) -> None:
         raise KeyboardInterrupt(published, confirm_offset)
 
-    with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
+    with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"old"))
         store.flush()
@@ -169,24 +169,24 @@ def test_an_append_is_undone_as_a_whole(memory: Path, monkeypatch: pytest.Monkey
     for cut in range(begun, ended + 1):
         for number in range(3):
             chance = random.Random(f"{cut}/{number}")
-            restore(up_again(Disk({}, changes[:cut], chance).after_power_loss(chance)), memory / "crash")
-            with MessageStore.open(memory / "crash" / STORE) as store:
+            restore(up_again(Disk({}, changes[:cut], chance).after_power_loss(chance)), tmp_path / "crash")
+            with MessageStore.open(tmp_path / "crash" / STORE) as store:
                 bodies = [message.body for message in store.get_message("g", "t", 0, 0).messages]
                 found.add(len(bodies))
                 assert bodies in ([b"old"], [b"old", *new], [b"old", b"next"]), f"at change {cut} of {len(changes)}"
-            shutil.rmtree(memory / "crash")
+            shutil.rmtree(tmp_path / "crash")
     assert {1, 9} <= found
 
 
-def test_a_queue_file_is_whole_before_the_next_is_begun(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_file_is_whole_before_the_next_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor has one a hole, where an append is undone, before those behind it are gone."""
-    recorder, config = Recorder(memory / "live"), small("ASYNC_FLUSH")
+    recorder, config = Recorder(tmp_path / "live"), small("ASYNC_FLUSH")
     entries = config.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize
 
     def die(published: PublishedEnd, confirm_offset: int) -> None:
         raise KeyboardInterrupt(published, confirm_offset)
 
-    with recorder.recording(), MessageStore.open(memory / "live" / STORE, config=config) as store:
+    with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=config) as store:
         store.create_topic("t", 1)
         store.append_table("t", pa.table({"body": [b""] * (entries // 2)}))
         with monkeypatch.context() as patched:
@@ -205,17 +205,17 @@ def test_a_queue_file_is_whole_before_the_next_is_begun(memory: Path, monkeypatc
     assert {(False, 9), (True, 9), (True, 4)} <= found, "files came and went"
 
 
-def test_what_a_recovery_cleared_away_does_not_come_back(memory: Path) -> None:
+def test_what_a_recovery_cleared_away_does_not_come_back(tmp_path: Path) -> None:
     """Records behind a torn one are sound, and would go on where new ones end."""
-    path, config = memory / "live" / STORE, small("ASYNC_FLUSH")
-    first, second = (memory / name for name in ("first", "second"))
+    path, config = tmp_path / "live" / STORE, small("ASYNC_FLUSH")
+    first, second = (tmp_path / name for name in ("first", "second"))
     bodies = [bytes([number]) * 2500 for number in range(8)]  # three of them to a segment
     with MessageStore.open(path, config=config) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", body) for body in bodies[:2]])
         store.flush()
         store.put_many([Message("t", body) for body in bodies[2:]])
-        tree = up_again(tree_of(memory / "live"))
+        tree = up_again(tree_of(tmp_path / "live"))
     log = f"{STORE}/commitlog/{0:020d}"
     content = tree[log]
     assert content is not None

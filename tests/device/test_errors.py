@@ -60,14 +60,14 @@ def fault_of(calls: dict[str, int], chance: random.Random) -> Fault:
     return Fault(function, chance.randrange(calls[function]), chance.choice(CALLS[function]), times)
 
 
-def fail(memory: Path, number: int) -> bool:
+def fail(root: Path, number: int) -> bool:
     """One life with a fault in it, and the next one; whether the fault was met."""
     chance = random.Random(f"fault {number}")
     flush = chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
-    whole, _ = life_with(memory / "whole", number, flush, NO_FAULT)
+    whole, _ = life_with(root / "whole", number, flush, NO_FAULT)
     fault = fault_of(whole.calls, chance)
     try:
-        recorder, life = life_with(memory / "failing", number, flush, fault)
+        recorder, life = life_with(root / "failing", number, flush, fault)
         changes, history = recorder.changes, life.history
         cut = len(changes)
         if chance.random() < 0.5:
@@ -76,7 +76,7 @@ def fail(memory: Path, number: int) -> bool:
             tree = Disk({}, changes, chance).now()
             if fault.function not in SYNCS:  # or else what the device has counts
                 history.must.append((cut, len(history.sent)))
-        lived(memory / "after", tree, chance, flush, history, cut)
+        lived(root / "after", tree, chance, flush, history, cut)
     except Exception as error:
         error.add_note(f"FAIL={number}: {fault}, {flush}")
         raise
@@ -84,10 +84,10 @@ def fail(memory: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize("numbers", [range(ERRORS) if not ONLY else [int(ONLY)]])
-def test_nothing_promised_is_lost(memory: Path, numbers: range) -> None:
+def test_nothing_promised_is_lost(tmp_path: Path, numbers: range) -> None:
     met = 0
     for number in numbers:
-        met += fail(memory, number)
-        for path in memory.iterdir():
+        met += fail(tmp_path, number)
+        for path in tmp_path.iterdir():
             shutil.rmtree(path)
     assert met >= 0.8 * len(numbers)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from multiprocessing.sharedctypes import Synchronized
@@ -281,8 +280,8 @@ _STRADDLING = [index for index in range(300_000) if index * CQ_ENTRY.itemsize % 
 """Indices of entries whose physical offset stands on one page and whose size on the next."""
 
 
-def _write_straddling(root: str, turn: Synchronized[int]) -> None:
-    it = queue(Path(root), _STRADDLING[-1] + 1)
+def _write_straddling(root: Path, turn: Synchronized[int]) -> None:
+    it = queue(root, _STRADDLING[-1] + 1)
     deadline = time.monotonic() + _PATIENCE
     for number, index in enumerate(_STRADDLING):
         while turn.value < number:
@@ -290,31 +289,30 @@ def _write_straddling(root: str, turn: Synchronized[int]) -> None:
         it.write(index, entries(index, index + 1))
 
 
-def test_an_entry_seen_while_it_is_written_does_not_count_too_early() -> None:
+def test_an_entry_seen_while_it_is_written_does_not_count_too_early(tmp_path: Path) -> None:
     """A read is not atomic against a write across two pages: it may see the size without the offset.
 
-    On a memory file system, where that happens most."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as root:
-        it = queue(Path(root), _STRADDLING[-1] + 1)
-        fork = multiprocessing.get_context("fork")
-        turn = fork.Value("l", -1, lock=False)
-        writer = fork.Process(target=_write_straddling, args=(root, turn))
-        writer.start()
-        deadline = time.monotonic() + _PATIENCE
-        try:
-            first = 0
-            for number, index in enumerate(_STRADDLING):
-                it.write(first, entries(first, index))
-                confirm_offset, first = index * 100, index + 1
-                turn.value = number
-                tails = {it.max_offset(confirm_offset) for _ in range(10)}
-                while it.entries(index, first)["physical_offset"][0] == 0:
-                    assert time.monotonic() < deadline, "the writer does not write"
-                    tails.add(it.max_offset(confirm_offset))
-                assert tails == {index}
-        finally:
-            writer.terminate()
-            writer.join()
+    On a memory file system, where tests' directories are, that happens most."""
+    it = queue(tmp_path, _STRADDLING[-1] + 1)
+    fork = multiprocessing.get_context("fork")
+    turn = fork.Value("l", -1, lock=False)
+    writer = fork.Process(target=_write_straddling, args=(tmp_path, turn))
+    writer.start()
+    deadline = time.monotonic() + _PATIENCE
+    try:
+        first = 0
+        for number, index in enumerate(_STRADDLING):
+            it.write(first, entries(first, index))
+            confirm_offset, first = index * 100, index + 1
+            turn.value = number
+            tails = {it.max_offset(confirm_offset) for _ in range(10)}
+            while it.entries(index, first)["physical_offset"][0] == 0:
+                assert time.monotonic() < deadline, "the writer does not write"
+                tails.add(it.max_offset(confirm_offset))
+            assert tails == {index}
+    finally:
+        writer.terminate()
+        writer.join()
 
 
 def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
