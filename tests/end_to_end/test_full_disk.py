@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreFull
-from store.upkeep.retention import Reason
+from store.upkeep.retention import Reason, refuse_when_full, used_percent
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
 PAGE = 4096
@@ -119,6 +119,7 @@ def test_above_the_warning_level_messages_are_refused(device: Path) -> None:
         ):
             with pytest.raises(StoreFull, match=r"the disk is 9\d% full, more than diskSpaceWarningLevelRatio=90;"):
                 put()
+        refuse_when_full(device, replace(SIZES, diskSpaceWarningLevelRatio=used_percent(device)))  # it is not above
         assert store.confirm_offset == confirm
         assert bodies(store, "t") == {(0, 0): b"old"}
         ballast.unlink()

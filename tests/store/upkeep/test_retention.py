@@ -14,8 +14,11 @@ import pytest
 
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
 from store.format.layout import segment_name
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
-from store.upkeep.retention import LogSegment, Moment, Reason, decide, used_percent
+from store.upkeep.retention import LogSegment, Moment, Reason, Retention, decide, used_percent
 
 HOUR = 3600
 DAYS = 24 * HOUR
@@ -181,6 +184,32 @@ def test_a_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
         assert kept(reader) == list(range(30))
         with pytest.raises(ReadOnlyStore):
             reader.clean(asked=True)
+
+
+def test_what_went_is_told(tmp_path: Path) -> None:
+    """Files of all three, and the bytes that they took on the device."""
+    with MessageStore.open(tmp_path, config=replace(SMALL, maxHashSlotNum=20, maxIndexNum=20)) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(1000), keys=(f"k{n}",)) for n in range(50)])
+        store.flush()
+        taken = {str(file): file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file()}
+        planned = store.clean(forced=True, dry_run=True)
+        assert planned.taken == sum(taken[path] for path in planned.log) > 0
+        done = store.clean(forced=True)
+        gone = [*done.log, *done.queues, *done.index]
+        assert done.log == planned.log
+        assert (len(done.log), len(done.queues), len(done.index)) == (10, 3, 1), "of deleteFileBatchMax segments"
+        assert set(gone) == {path for path in taken if not Path(path).exists()}
+        assert done.taken == sum(taken[path] for path in gone)
+        assert [len(store.query("t", f"k{n}")) for n in range(50)] == [0] * 30 + [1] * 20
+
+
+@pytest.mark.parametrize(("kept_from", "gone"), [(None, 9), (0, 0), (4095, 0), (4096, 1), (8191, 1), (8192, 2)])
+def test_what_is_to_be_archived_stays(path: Path, kept_from: int | None, gone: int) -> None:
+    log, index = CommitLog(path, 4096, writable=False), Index.of(path, SMALL, writable=False)
+    retention = Retention(path, SMALL, log, index, ConsumeQueues(path, 200, writable=False))
+    decision, _ = retention.decide(41_000, None, kept_from, asked=False, forced=True)
+    assert decision.starts == [4096 * n for n in range(gone)]
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
