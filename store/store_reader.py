@@ -279,7 +279,8 @@ class StoreReader(Opened):
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
         has = partial(is_queued, self._log, self._topics.known, self._published.of)
-        found = messages_with_key(self._log, self._index, confirm, topic, key, max_messages, begin, end, has)
+        rooms, times_from = (self._log, self._index, confirm), self._published_end.times_from
+        found = messages_with_key(*rooms, topic, key, max_messages, begin, end, has, times_from)
         there = [self._inflated(message) for message in found]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
         most = max_messages - len(there)

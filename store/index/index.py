@@ -114,9 +114,13 @@ class Index:
         self._newest = names[-1] if names else self._create("")
         return self.file(self._newest)
 
-    def candidates(self, topic: str, key: str, begin: int = 0, end: int = END_OF_TIME) -> Iterator[int]:
+    def candidates(
+        self, topic: str, key: str, begin: int = 0, end: int = END_OF_TIME, times_from: int = 0
+    ) -> Iterator[int]:
         """Commit log offsets of records that may have `key`, newest first; store time in [begin, end] (ms), give or
         take a second. Compare topic, key and time with the record's, and pass over offsets that are not published.
+
+        times_from: log offset from which on store times ascend; what files say of times before it may hide records.
         """
         wanted = key_hash(topic, key)
         for name in reversed(self.names()):
@@ -125,10 +129,10 @@ class Index:
             except FileNotFoundError:  # retention was faster
                 continue
             header = file.header()
-            if header["begin_timestamp"] <= end and header["end_timestamp"] >= begin:
+            if header["begin_offset"] < times_from:
+                yield from file.candidates(wanted, 0, END_OF_TIME)
+            elif header["begin_timestamp"] <= end and header["end_timestamp"] >= begin:
                 yield from file.candidates(wanted, begin, end)
-            if header["begin_timestamp"] < begin:
-                return
 
     def begins_behind(self, end_offset: int) -> int | None:
         """Commit log offset of the first record in the oldest file that goes beyond `end_offset`; None without one.

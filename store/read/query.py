@@ -26,6 +26,7 @@ from store.format.layout import (
 )
 from store.format.stored_message import StoredMessage, decode_record, must_be_entered
 from store.index.index import END_OF_TIME, Index
+from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.sources import EntryQueue, RecordLog
@@ -139,15 +140,18 @@ def messages_with_key(
     begin: int = 0,
     end: int = END_OF_TIME,
     has: Callable[[StoredMessage], bool] = lambda message: True,
+    times_from: int | None = 0,
 ) -> list[StoredMessage]:
     """The newest `max_messages` messages of `topic` that have `key`, stored in [begin, end] (ms), oldest first.
 
-    has: whether the message is still in its queue. A key is one of the message's keys or its UNIQ_KEY. Unlike
+    has: whether the message is still in its queue. times_from: log offset from which on store times ascend, None where
+    nobody knows. A key is one of the message's keys or its UNIQ_KEY. Unlike
     RocketMQ's, this answer is exact: records of which only the hash is equal are left out, and times count to the
     millisecond. Raises `CorruptRecord`.
     """
     found: dict[int, StoredMessage] = {}
-    for message in _messages(log, index.candidates(topic, key, begin, end), confirm_offset):
+    offsets = index.candidates(topic, key, begin, end, LONG_MAX if times_from is None else times_from)
+    for message in _messages(log, offsets, confirm_offset):
         is_in_time = begin <= message.store_timestamp <= end
         if message.topic == topic and has_key(message, key) and is_in_time and has(message):
             found[message.physical_offset] = message

@@ -78,6 +78,22 @@ def test_what_lies_before_a_clock_that_was_set_back_stays_whole(tmp_path: Path, 
         assert spans(store.stored_between(everything(store), NOW + 99, NOW + 99)) == [(0, 100), (199, 200)]
 
 
+@pytest.mark.filterwarnings("ignore:the newest message was stored")
+@pytest.mark.parametrize("steps", [([3], [0]), ([0], [3], [1]), ([3], [2], [1], [4, 5])])
+def test_a_key_is_found_in_its_time_whatever_the_clock_did(
+    tmp_path: Path, clock: list[int], steps: tuple[list[int], ...]
+) -> None:
+    hours = 3_600_000 * 2
+    with opened(tmp_path, maxIndexNum=30) as store:
+        times = [NOW + hours * hour + n * 1000 for step in steps for hour in step for n in range(20)]
+        for clock[0] in times:
+            put(store, "k")
+        for begin in (*times, 0):
+            for end in (begin, begin + 10_000, NOW + hours * 9):
+                found = [message.store_timestamp for message in store.query("t", "k", 1000, begin, end)]
+                assert found == [time for time in times if begin <= time <= end]
+
+
 def test_a_clock_that_is_set_back_a_little_does_no_harm(tmp_path: Path, clock: list[int]) -> None:
     with opened(tmp_path) as store:
         at_times(store, clock, 1000, 0, 2000)
