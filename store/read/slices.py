@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 
 _BY_TAG = {"tags"}
+_LOOK_SECONDS = 0.02  # for conditions on properties: each message is decoded
 
 
 class Slices(NamedTuple):
@@ -37,7 +39,8 @@ def slices(
     count_limit: int,
     config: StoreConfig,
 ) -> Slices:
-    """The records of the first of `entries` that match, `count_limit` at most, the first always.
+    """The records of the first of `entries` that match, `count_limit` at most, the first always. Who serves others in
+    the same thread waits for no more than a condition's look at one message, and then `_LOOK_SECONDS`.
 
     By tags as RocketMQ's broker: the hash decides here, and the client compares the tags themselves. Raises
     `CorruptRecord`.
@@ -45,7 +48,8 @@ def slices(
     count_limit = max(1, count_limit)
     rows = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64)))
     if not _BY_TAG.issuperset(message_filter.columns):
-        rows = _matching(log, queue, offset, entries, rows, message_filter, count_limit)
+        rows, looked_at = _matching(log, queue, offset, entries, rows, message_filter, count_limit)
+        entries = entries[:looked_at]
     chosen = rows[:count_limit]
     sizes = entries["size"][chosen].astype(np.int64)
     fitting = int(np.searchsorted(np.cumsum(sizes), config.maxTransferBytesOnMessageInMemory, side="right"))
@@ -63,10 +67,14 @@ def _matching(
     rows: Int64s,
     message_filter: MessageFilter,
     count_limit: int,
-) -> Int64s:
-    """Those of `rows` whose properties match; behind as many as are wanted the next one, which says where to go on."""
+) -> tuple[Int64s, int]:
+    """Those of `rows` whose properties match; behind as many as are wanted the next one, which says where to go on. And
+    how many of `entries` were looked at before the time for it was over, one at least."""
     matching: list[int] = []
-    for row in rows.tolist():
+    until = time.thread_time() + _LOOK_SECONDS
+    for number, row in enumerate(rows.tolist()):
+        if number and time.thread_time() > until:
+            return np.array(matching, np.int64), row
         if len(matching) == count_limit:
             matching.append(row)
             break
@@ -77,7 +85,7 @@ def _matching(
         message = decode_record(record, Entry(queue.topic, queue.queue_id, offset + row, *entries[row].item()))
         if message_filter.match(message.tags, message.properties):
             matching.append(row)
-    return np.array(matching, np.int64)
+    return np.array(matching, np.int64), len(entries)
 
 
 def _mapped(

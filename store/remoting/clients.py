@@ -70,7 +70,7 @@ class Heartbeat(NamedTuple):
                 tuple(_text(each["groupName"]) for each in content.get("producerDataSet") or ()),
                 tuple((_text(each["groupName"]), each, _topics(each)) for each in consumers),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadFrame(f"{body[:60]!r}...: no heart-beat of RocketMQ's: {error!r}") from error
 
 
@@ -78,7 +78,7 @@ def _topics(consumer: Mapping[str, Any]) -> Mapping[str, Subscribed]:
     found = consumer.get("subscriptionDataSet") or ()
     return {
         _text(each["topic"]): Subscribed(
-            Subscription(each.get("subString") or "*", each.get("expressionType") or "TAG"),
+            Subscription(_text(each.get("subString") or "*"), _text(each.get("expressionType") or "TAG")),
             int(each.get("subVersion") or 0),
         )
         for each in found
@@ -193,9 +193,10 @@ class Clients:
                 refused = error
                 continue
             with self._lock:
-                self._consumers.setdefault(group, {})[beat.client_id] = consumer
+                if not connection.is_over:  # or nobody would ever notice that it is lost
+                    self._consumers.setdefault(group, {})[beat.client_id] = consumer
         with self._lock:
-            for group in beat.producers:
+            for group in () if connection.is_over else beat.producers:
                 self._producers.setdefault(group, {})[beat.client_id] = producer
         for group in changed:
             self._notify(group)

@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Final, NoReturn
 
 from store.errors import BadFrame
@@ -124,7 +125,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
         remark=remark or None,
         opaque=_int_of(content, "opaque"),
         flag=_int_of(content, "flag"),
-        language=_LANGUAGES.get(content.get("language"), Language.OTHER),
+        language=_LANGUAGES.get(str(content.get("language")), Language.OTHER),
         version=_int_of(content, "version"),
     )
 
@@ -133,7 +134,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     """An object of JSON, however it came here. Raises `BadFrame`: also for one that is nested too deep, and for
     numbers and texts that no such message has."""
     try:
-        found = json.loads(data, parse_constant=_no_number)
+        found = json.loads(data, parse_constant=_no_number, parse_float=_finite)
         if rb"\u" in data:
             json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair could not be written anywhere
     except (ValueError, RecursionError) as error:
@@ -145,6 +146,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    return float(text) if isfinite(float(text)) else _no_number(text)
 
 
 _LANGUAGES: dict[object, int] = {language.name: language for language in Language}

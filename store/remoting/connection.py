@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -19,8 +20,8 @@ _logger = logging.getLogger("store.remoting")
 
 class Connection(asyncio.Protocol):
     """peer, here: "host:port" of the two ends. ip, port: of the peer, if it has an IPv4 address. heard: when something
-    came last; stuck_since: since when a frame that has begun, or the other end that should read, is waited for, None
-    if neither; both `time.monotonic()`."""
+    came last; stuck_since: since when the rest of a frame, or the other end that should read, is waited for, None
+    if neither; both `time.monotonic()`. is_over: nothing comes or goes any more; set before `lost` is called."""
 
     def __init__(
         self,
@@ -34,18 +35,27 @@ class Connection(asyncio.Protocol):
         self._made = made
         self._frames = Frames()
         self._reasons_to_pause = 0
+        self._unsent: deque[Sequence[Bytes]] = deque()
         self._error: Exception | None = None
         self.peer = self.here = ""
         self.ip = b""
         self.port = 0
         self.heard = time.monotonic()
         self.stuck_since: float | None = None
+        self.is_over = False
 
     def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
-        """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` for one that is too large."""
+        """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` for one that is too large.
+
+        While the other end does not read it waits as it is: a transport would copy it, and any number of others.
+        """
         pieces = body or (command.body,)
         head = encode_head(command, sum(map(len, pieces)))
-        if not self._transport.is_closing():
+        if self._transport.is_closing():
+            return
+        if self._is_stuck_writing:
+            self._unsent.append((head, *pieces))
+        else:
             self._transport.writelines((head, *pieces))
 
     def send_soon(self, command: Command) -> None:
@@ -54,7 +64,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon_threadsafe(self.send, command)
 
     def pause(self) -> None:
-        """Take no more commands until as many `resume`."""
+        """Take no more commands until as many `resume`, also of those that have come."""
         self._reasons_to_pause += 1
         if self._reasons_to_pause == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -63,10 +73,13 @@ class Connection(asyncio.Protocol):
         self._reasons_to_pause -= 1
         if self._reasons_to_pause == 0 and not self._transport.is_closing():
             self._transport.resume_reading()
+            self._loop.call_soon(self._take)
 
     def close(self, why: Exception | None = None) -> None:
         """After what was sent went out."""
         self._error = self._error or why
+        while self._unsent and not self._transport.is_closing():
+            self._transport.writelines(self._unsent.popleft())
         self._transport.close()
 
     def abort(self, why: Exception) -> None:
@@ -87,13 +100,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = time.monotonic()
-        try:
-            for frame in self._frames.feed(data):
-                self._received(self, decode(frame))
-        except BadFrame as error:
-            _logger.warning("%s: connection closed: %s", self.peer, error)
-            self.abort(error)
-        self._note_frame()
+        self._frames.add(data)
+        self._take()
 
     def pause_writing(self) -> None:
         self._is_stuck_writing = True
@@ -103,20 +111,36 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_stuck_writing = False
         self.stuck_since = None
-        self._note_frame()
         self.resume()
+        while self._unsent and not self._is_stuck_writing and not self._transport.is_closing():
+            self._transport.writelines(self._unsent.popleft())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_over = True
+        self._unsent.clear()
         self._lost(self, self._error or exc)
 
     _is_stuck_writing = False
 
-    def _note_frame(self) -> None:
+    def _take(self) -> None:
+        """The commands that have come, until one of them is a reason to pause."""
+        is_new = False
+        try:
+            while not self._reasons_to_pause and not self.is_over and (frame := self._frames.next()) is not None:
+                is_new = True
+                self._received(self, decode(frame))
+        except BadFrame as error:
+            _logger.warning("%s: connection closed: %s", self.peer, error)
+            self.abort(error)
+        self._note_frame(is_new)
+
+    def _note_frame(self, is_new: bool) -> None:
+        """is_new: what is waited for begins behind a frame that came just now."""
         if self._is_stuck_writing:
             return
-        if self._frames.is_between:
+        if self._frames.is_between or self._reasons_to_pause:
             self.stuck_since = None
-        elif self.stuck_since is None:
+        elif is_new or self.stuck_since is None:
             self.stuck_since = time.monotonic()
 
 

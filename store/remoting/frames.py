@@ -17,25 +17,32 @@ class Frames:
         """Whether no frame is under way."""
         return not self._buffer
 
-    def feed(self, data: Bytes) -> list[bytes]:
-        """The frames that are whole with `data`, each without its length.
+    def add(self, data: Bytes) -> None:
+        """Bytes that have come."""
+        self._buffer += data
+
+    def next(self) -> bytes | None:
+        """The next frame, without its length; None while it is not whole.
 
         Raises `BadFrame` for a length that no frame has, as soon as that is seen; nothing behind it can be understood.
         """
         buffer = self._buffer
-        buffer += data
-        frames, at = [], 0
-        while len(buffer) - at >= LENGTH.size:
-            begin = at + LENGTH.size
-            (length,) = LENGTH.unpack_from(buffer, at)
-            if not 0 < length <= MAX_FRAME_BYTES - LENGTH.size:
-                raise BadFrame(
-                    f"a frame of {length:,} bytes: RocketMQ's have at most {MAX_FRAME_BYTES:,}; is this another "
-                    f"protocol? It begins with {bytes(buffer[at : at + 16])!r}"
-                )
-            if len(buffer) - begin < length:
-                break
-            frames.append(bytes(buffer[begin : begin + length]))
-            at = begin + length
-        del buffer[:at]
-        return frames
+        if len(buffer) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(buffer)
+        if not 0 < length <= MAX_FRAME_BYTES - LENGTH.size:
+            raise BadFrame(
+                f"a frame of {length:,} bytes: RocketMQ's have at most {MAX_FRAME_BYTES:,}; is this another "
+                f"protocol? It begins with {bytes(buffer[:16])!r}"
+            )
+        end = LENGTH.size + length
+        if len(buffer) < end:
+            return None
+        frame = bytes(buffer[LENGTH.size : end])
+        del buffer[:end]
+        return frame
+
+    def feed(self, data: Bytes) -> list[bytes]:
+        """The frames that are whole with `data`. Raises as `next`."""
+        self.add(data)
+        return list(iter(self.next, None))

@@ -6,8 +6,9 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from store import MessageStore, StoreError, UnknownTopic
+from store import MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
 from store.any_log import Queue
+from store.files.consumer_offsets import check_group_name
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
 _logger = logging.getLogger("store.remoting")
@@ -41,7 +42,13 @@ class ServedOffsets:
         return persisted if known is None or known.persisted != persisted else known.offset
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
-        """Set what a group has to read next."""
+        """Set what a group has to read next.
+
+        Raises `InvalidGroup`, `OffsetOutOfRange`: what the files cannot have would keep the group's others from them.
+        """
+        check_group_name(group)
+        if offset < 0:
+            raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
         with self._lock:
             known = self._known.setdefault(group, {}).get(queue)
             if known is not None:

@@ -58,6 +58,8 @@ class Locks:
     def _claim(self, request: Request) -> Response:
         asked, now = LockRequest.of(bytes(request.command.body)), time.monotonic()
         with self._lock:
+            if request.connection.is_over:  # and its locks would outlive it
+                return of_json({"lockOKMQSet": []})
             of_group = self._claims.setdefault(asked.group, {})
             taken = set().union(*(held(claims, now) for id, claims in of_group.items() if id != asked.client_id))
             claims = claim(asked.queues, of_group.get(asked.client_id, {}), taken, now)

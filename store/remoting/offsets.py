@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from store import Boundary, MessageStore, RequestRefused
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.consumer_offsets import ConsumerOffsets
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
@@ -49,7 +49,6 @@ class Offsets:
 
     def _update(self, request: Request) -> Response:
         header = CommitOffset.of(request.command.fields)
-        check_group_name(header.consumer_group)
         self._store.max_offset(header.topic, header.queue_id)  # or there is no such queue
         self._groups.commit(header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset)
         return Response()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 
-from store import MessageStore, RequestRefused, TagFilter, message_filter
+from store import FilterError, MessageStore, RequestRefused, TagFilter, message_filter
 from store.any_group import EVERYTHING
 from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService
@@ -26,6 +26,9 @@ _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
 _MAX_HOLD_SECONDS = 120.0
+_MAX_CONDITION = (
+    32_767  # characters, as many as all properties of a message may have; it is parsed in the loop's thread
+)
 
 
 class Pulling:
@@ -129,6 +132,10 @@ class Pulling:
 def _parsed(expression: str, expression_type: str) -> MessageFilter:
     """As RocketMQ's broker reads it: it takes any text between "||" for a tag. Raises `FilterError`."""
     if expression_type.upper() != "TAG" or expression == EVERYTHING:
+        if len(expression) > _MAX_CONDITION:
+            raise FilterError(
+                f"a condition of {len(expression):,} characters; at most {_MAX_CONDITION:,}: ask for less"
+            )
         return message_filter(expression, expression_type)
     return TagFilter(tuple(tag for part in expression.split("||") if (tag := part.strip())))
 

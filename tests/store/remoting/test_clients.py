@@ -13,10 +13,12 @@ from store import BadFrame, Message, MessageStore
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
 from store.remoting.client import Client
-from store.remoting.clients import MAX_HEARTBEAT_BYTES, Heartbeat, Subscribed
+from store.remoting.clients import MAX_HEARTBEAT_BYTES, Clients, Heartbeat, Subscribed
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command, decode, encode
+from store.remoting.connection import Connection
 from store.remoting.headers import Group, PullMessage, UnregisterClient
+from store.remoting.request import Request
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.golden import FRAMES
 from tests.waiting import until
@@ -53,6 +55,9 @@ def test_what_rocketmq_made() -> None:
         b'{"clientID":"a","consumerDataSet":7}',
         b'{"clientID":"a","consumerDataSet":[7]}',
         b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{}]}]}',
+        b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subString":7}]}]}',
+        b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":"x"}]}]}',
+        b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":1e999}]}]}',
         b'{"clientID":"a","producerDataSet":[{}]}',
         b" " * (MAX_HEARTBEAT_BYTES + 1),
     ],
@@ -74,6 +79,16 @@ def test_members_come_and_go(broker: Broker) -> None:
         Broker(broker.serving, other).ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         assert members(broker) == ["b", "c"]
     until(lambda: members(broker) == ["b"])
+
+
+def test_who_is_gone_before_it_was_heard_is_no_member() -> None:
+    """Nobody would ever miss it, and the queues that are its share would be read by nobody."""
+    clients = Clients()
+    connection = Connection(lambda connection, command: None, lambda connection, error: clients.lost(connection))
+    connection.connection_lost(None)
+    beat = Command(RequestCode.HEART_BEAT, body=MADE)
+    assert clients.others()[RequestCode.HEART_BEAT](Request(beat, connection)).code == ResponseCode.SUCCESS
+    assert (clients.consumers("group"), clients.producers("producers")) == ({}, {})
 
 
 def test_members_are_told_of_each_other(broker: Broker) -> None:

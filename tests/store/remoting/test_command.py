@@ -106,6 +106,7 @@ def test_a_field_that_is_no_text_and_a_language_nobody_knows() -> None:
         (json_frame(b'{"code":' + b"9" * 100_000 + b"}"), "no JSON"),
         (json_frame(b'{"code":NaN}'), "NaN"),
         (json_frame(b'{"code":1e5}'), "code is"),
+        (json_frame(b'{"said":-1e999}'), "no number"),
         (json_frame(b'{"code":2147483648}'), "code is"),
         (json_frame(b'{"opaque":true}'), "opaque is"),
         (json_frame(b"[]"), "no object"),
@@ -124,6 +125,10 @@ def test_a_field_that_is_no_text_and_a_language_nobody_knows() -> None:
 def test_what_is_no_command_is_refused(frame: bytes, why: str) -> None:
     with pytest.raises(BadFrame, match=why):
         decode(frame)
+
+
+def test_a_language_that_is_none() -> None:
+    assert decode(json_frame(b'{"language":[]}')).language == Language.OTHER
 
 
 def test_what_is_too_large_is_not_sent() -> None:

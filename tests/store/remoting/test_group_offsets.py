@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store import MessageStore
+from store import InvalidGroup, MessageStore, OffsetOutOfRange
 from store.any_log import Queue
 from store.remoting.group_offsets import ServedOffsets
 
@@ -25,6 +25,17 @@ def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: Served
     offsets.commit("g", QUEUE, 5)  # a client that resets says a smaller one
     offsets.persist()
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (5, 5)
+
+
+@pytest.mark.parametrize(("group", "offset"), [("g", -5), ("a@b", 5)])
+def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
+    store: MessageStore, offsets: ServedOffsets, group: str, offset: int
+) -> None:
+    offsets.commit("g", QUEUE, 7)
+    with pytest.raises((OffsetOutOfRange, InvalidGroup)):
+        offsets.commit(group, Queue("orders", 0), offset)
+    offsets.persist()
+    assert store.consumer_offset("g", *QUEUE) == 7
 
 
 def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) -> None:

@@ -11,7 +11,10 @@ from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.locks import LockRequest
+from store.remoting.command import Command
+from store.remoting.connection import Connection
+from store.remoting.locks import LockRequest, Locks
+from store.remoting.request import Request
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.golden import FRAMES
 from tests.waiting import until
@@ -55,6 +58,15 @@ def test_who_is_gone_has_nothing(broker: Broker) -> None:
         assert ask(Broker(broker.serving, other), RequestCode.LOCK_BATCH_MQ, "a", 0) == [0]
         assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == []
     until(lambda: ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == [0])
+
+
+def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
+    locks = Locks()
+    connection = Connection(lambda connection, command: None, lambda connection, error: locks.lost(connection))
+    connection.connection_lost(None)
+    asked = Command(RequestCode.LOCK_BATCH_MQ, body=MADE)
+    (body,) = locks.others()[RequestCode.LOCK_BATCH_MQ](Request(asked, connection)).body
+    assert json.loads(bytes(body)) == {"lockOKMQSet": []}
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"clientId":"a","consumerGroup":"g","mqSet":[7]}', b'{"mqSet":7}'])

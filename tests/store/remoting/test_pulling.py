@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from store.publish.figures import HELD, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Pulled, PullMessage
-from tests.store.remoting.broker import SUSPEND, Broker
+from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker
 from tests.waiting import until
 
 
@@ -51,6 +52,19 @@ def test_at_once(broker: Broker, store: MessageStore, offset: int, queue_id: int
     assert bodies(bytes(answer.body)) == [b"%d" % n for n in range(offset, next_begin if code == 0 else offset)]
     if code in (ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED):
         assert (pulled.min_offset, pulled.max_offset) == (0, 40)
+
+
+def test_a_condition_that_takes_long_keeps_nobody_waiting(broker: Broker, store: MessageStore) -> None:
+    """Whatever is asked for at once: what was not looked at yet is for the next pull."""
+    for _ in range(4):
+        store.put_many([Message("orders", b"", queue_id=0, properties={"a": "1"})] * 1000)
+    flags, condition = SUBSCRIPTION, " OR ".join(["a = 2"] * 100)
+    header = PullMessage("group", "orders", 0, 0, (1 << 31) - 1, flags, 0, 0, 0, condition, "SQL92")
+    answer = broker.ask(RequestCode.PULL_MESSAGE, header)
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert 0 < Pulled.of(answer.fields).next_begin_offset < 4000
+    long = replace(header, subscription=" OR ".join(["a = 2"] * 10_000))
+    assert broker.ask(RequestCode.PULL_MESSAGE, long).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
 def test_held_until_a_message_comes(broker: Broker, store: MessageStore) -> None:

@@ -6,22 +6,24 @@ import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from store import InvalidArgument, MessageStore, StoreUnavailable
+from store import InvalidArgument, Message, MessageStore, StoreUnavailable
 from store.broker.response_codes import ResponseCode
 from store.publish.figures import BAD_FRAME, CROWDED, REFUSED, STUCK, told
 from store.remoting.client import Client
 from store.remoting.codes import CommandFlag, RequestCode
-from store.remoting.command import MAX_FRAME_BYTES, Command, encode
-from store.remoting.headers import GetRoute
+from store.remoting.command import MAX_FRAME_BYTES, Command, decode, encode
+from store.remoting.frames import Frames
+from store.remoting.headers import GetRoute, PullMessage
 from store.remoting.server import Limits
 from store.remoting.serving import serve
-from tests.store.remoting.broker import Broker, send
+from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker, send
 from tests.waiting import until
 
 
@@ -131,6 +133,45 @@ def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, 
             asking.join()
         assert is_well(broker)
         until(lambda: refused(store) == {STUCK: 1})
+
+
+def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageStore) -> None:
+    frame = encode(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts()))
+    with serve(store, "127.0.0.1:0", limits=Limits(stuck_seconds=0.5)) as serving, connected(serving.address) as busy:
+        busy.sendall(frame[:-1])
+        begin = time.monotonic()
+        while time.monotonic() < begin + 2.5:  # it is looked at every second
+            busy.sendall(frame[-1:] + frame[:-1])
+            busy.recv(1 << 16)
+        assert refused(store) == {}
+
+
+def test_what_waits_for_who_reads_nothing_takes_no_memory(store: MessageStore) -> None:
+    """Neither what was asked for at once, nor what was held and has come; and all of it comes when it is read."""
+    size, at_once, held = 200_000, 300, 50
+    store.put(Message("orders", bytes(size), queue_id=0))
+    pulls = [pull_frame(0, opaque) for opaque in range(at_once)]
+    pulls += [pull_frame(1, opaque) for opaque in range(at_once, at_once + held)]
+    with serve(store, "127.0.0.1:0") as serving, connected(serving.address) as deaf:
+        deaf.sendall(b"".join(pulls[at_once:]))
+        until(lambda: serving.held == held)
+        deaf.sendall(b"".join(pulls[:at_once]))
+        (connection,) = serving._server._under_way
+        until(lambda: connection.stuck_since is not None)
+        store.put(Message("orders", bytes(size), queue_id=1))
+        until(lambda: serving.held == 0)
+        assert connection._transport.get_write_buffer_size() < 3 * size
+        frames, opaques = Frames(), set[int]()
+        while len(opaques) < len(pulls):
+            for answer in map(decode, frames.feed(deaf.recv(1 << 20))):
+                assert len(answer.body) > size
+                opaques.add(answer.opaque)
+        assert opaques == {*range(len(pulls))}
+
+
+def pull_frame(queue_id: int, opaque: int) -> bytes:
+    header = PullMessage("g", "orders", queue_id, 0, 1, SUSPEND | SUBSCRIPTION, 0, 60_000, 0, "*", "TAG")
+    return encode(Command(RequestCode.PULL_MESSAGE, header.texts(), opaque=opaque))
 
 
 def ask_for_ever(connection: socket.socket, frame: bytes) -> None:
