@@ -51,7 +51,7 @@ mutation: $(VENV)/.with-mutation
 
 # LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
 test-rocketmq: $(VENV)/.with-test
-	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq
+	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq --numprocesses=2 --dist=loadgroup
 
 check: $(VENV)/.with-test
 	$(BIN)/python -m ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,16 @@ from store.remoting.transactions import Checks
 from tests import seen
 from tests.rocketmq.harness import RocketMQ, chosen_lines, free_ports, unavailable
 from tests.rocketmq.served import Served
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a run in several processes one starts what the tests of a file share for a release line."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.is_relative_to(Path(__file__).parent):
+            given = item.callspec.params if hasattr(item, "callspec") else {}
+            line = given.get("rocketmq", given.get("line"))
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {line}"))
 
 
 @pytest.fixture(scope="session", params=chosen_lines())
@@ -73,7 +84,7 @@ def compare(record_property: Callable[[str, object], None]) -> Callable[[seen.Qu
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line for each directory that was compared with what RocketMQ reads in it."""
     compared = [
-        f"{report.nodeid.partition('::')[2]}: {value}"
+        f"{report.nodeid.partition('::')[2].partition('@')[0]}: {value}"
         for report in terminalreporter.stats.get("passed", [])
         for name, value in report.user_properties
         if name == "compared"

@@ -7,6 +7,7 @@ RocketMQ does on opening one; pass a copy where that matters. `broker` runs unti
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
@@ -156,7 +157,10 @@ class RocketMQ:
     def __init__(self, line: str) -> None:
         self.line = line
         self._target = HERE / "target" / line
-        self._build()
+        self._target.parent.mkdir(exist_ok=True)
+        with open(self._target.with_name(f"{line}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._build()
 
     def write(
         self,

@@ -89,7 +89,8 @@ def cells(test: str) -> list[ParameterSet]:
     for line, kind, ending, state in product(chosen_lines(), KINDS, ENDINGS, STATES):
         if line >= kind.since:
             reason = known(test, line, ending, state, kind.name)
-            marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
+            marks = [pytest.mark.xdist_group("deleting" if kind.is_about_deleting else "others")]
+            marks += [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
             name = f"{line}-{kind.name}-{ending}-{state}"
             found.append(pytest.param(line, ending, state, kind, marks=marks, id=name))
     return found
