@@ -17,9 +17,9 @@ from store.archive.expiry import expire
 from store.archive.layout import DEFAULT_CLUSTER
 from store.archive.objects import local_path, without_secrets
 from store.archive.place import Place
-from store.errors import ConfigError, InvalidArgument, StoreLocked, UnknownTopic
+from store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from store.files.atomic import make_directory, open_file, read_file, write_file
-from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings
+from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings, with_settings
 from store.files.topics import Topics
 from store.format.layout import CONF_FILE, CONFIG_DIR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.integers import seconds
@@ -182,10 +182,4 @@ def _write_settings(root: Path, values: Mapping[str, str]) -> None:
     text = b""
     with suppress(FileNotFoundError):
         text = read_file(path, MAX_BYTES)
-    kept = [line for line in text.decode("latin-1").splitlines() if line.partition("=")[0].strip() not in REMEMBERED]
-    for name, value in values.items():
-        if not (value.isascii() and value.isprintable()) or "\\" in value:
-            raise ConfigError(f"{path}: {name}={value!r} cannot be kept there: use plain letters")
-        if value:
-            kept.append(f"{name}={value}")
-    write_file(path, "".join(f"{line}\n" for line in kept).encode("latin-1"))
+    write_file(path, with_settings(text, values))

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -66,6 +66,8 @@ class StoreConfig:
             value, kind = getattr(self, field.name), type(field.default)
             if type(value) is not kind:
                 raise ConfigError(f"{field.name}={value!r}: must be {_KINDS[kind][1]}")
+            if isinstance(value, str) and value != value.strip():
+                raise ConfigError(f"{field.name}={value!r}: no blanks around it, they would not be kept")
         for name, minimum in _MINIMA.items():
             value, maximum = getattr(self, name), _MAXIMA.get(name, _MAX_INT)
             if value < minimum or value > maximum:
@@ -105,10 +107,9 @@ class StoreConfig:
             mappedFileSizeConsumeQueue=consume_queue or self.mappedFileSizeConsumeQueue,
         )
 
-    def text(self, names: Iterable[str] | None = None) -> str:
-        """The configuration, or only these `names` of it, as a `store.conf`."""
-        listed = (field.name for field in fields(self)) if names is None else names
-        return "".join(f"{name}={_text(getattr(self, name))}\n" for name in listed)
+    def text(self) -> str:
+        """The configuration as a `store.conf`, in ASCII."""
+        return "".join(_line(field.name, getattr(self, field.name)) for field in fields(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str], others: Collection[str] = ()) -> StoreConfig:
@@ -185,8 +186,25 @@ def _refuse_misspelt(where: str, key: str) -> None:
         raise ConfigError(f"{where}: unknown key {key!r}; did you mean {ours[near[0]]!r}?")
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
+    """A properties file with these in the place of what it says of them; the rest stays as it is, to the byte."""
+    import javaproperties
+
+    kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]
+    sources = [element.source for element in kept]
+    if kept and isinstance(kept[-1], javaproperties.KeyValue) and not sources[-1].endswith(("\r", "\n")):
+        sources[-1] = _line(kept[-1].key, kept[-1].value)  # its last backslash would take the next line in
+    elif kept and not sources[-1].endswith(("\r", "\n")):
+        sources[-1] += "\n"
+    return "".join([*sources, *(_line(name, value) for name, value in values.items())]).encode("latin-1")
+
+
+def _line(name: str, value: object) -> str:
+    """In ASCII, and such that it is read again as it is."""
+    import javaproperties
+
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{javaproperties.join_key_value(name, text)}\n"
 
 
 def _boolean(text: str) -> bool:

@@ -112,7 +112,7 @@ class SegmentFile:
         if length != self.size:
             raise CorruptSegment(
                 f"{self.path}: {length} bytes, but segments of this store have {self.size}; "
-                "restore the file from a copy"
+                "restore the file from a copy, or the size, if it was changed in config/store.conf"
             )
 
 

@@ -242,7 +242,7 @@ class Segments:
         if length != self.size:
             raise CorruptSegment(
                 f"{self.directory / name}: {length} bytes, but segments of this store have {self.size}; "
-                "restore the file from a copy"
+                "restore the file from a copy, or the size, if it was changed in config/store.conf"
             )
         return int(name)
 

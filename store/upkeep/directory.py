@@ -13,7 +13,7 @@ from typing import Any
 from store.errors import ConfigError, NotAStore
 from store.files.atomic import make_directory, make_folder, read_file, sync_directory, write_file
 from store.files.checkpoint import create_checkpoint, read_checkpoint
-from store.files.config import MAX_BYTES, REMEMBERED, SIZES, StoreConfig, read_settings
+from store.files.config import MAX_BYTES, REMEMBERED, SIZES, StoreConfig, read_settings, with_settings
 from store.files.kinds import refuse_kinds
 from store.files.segments import list_files
 from store.files.topics import Topics
@@ -116,8 +116,10 @@ class Directory:
 
         Whoever opened it first may have made it with his own after `configuration` looked.
         """
-        for name, size in self._own_settings().items():
-            if name in SIZES and size != getattr(config, name):
+        own = self._own_settings()
+        there = replace(config, **{name: own[name] for name in SIZES if name in own})  # which rounds as it does
+        for name in SIZES:
+            if (size := getattr(there, name)) != getattr(config, name):
                 raise ConfigError(
                     f"{self._conf}: {name}={size}, not {getattr(config, name)}: another process made the store at the "
                     "same moment, with other sizes; open it again, which takes those"
@@ -132,8 +134,8 @@ class Directory:
         if missing:
             make_directory(self._conf.parent)
             text = self._own_text()
-            added = config.text(missing if text else None)
-            write_file(self._conf, (text.rstrip(b"\r\n") + b"\n" if text else b"") + added.encode("ascii"))
+            added = {name: getattr(config, name) for name in missing}
+            write_file(self._conf, with_settings(text, added) if text else config.text().encode("ascii"))
 
     def _own_text(self) -> bytes:
         """What the directory's own `store.conf` holds; b"" without one, or where a crash left it empty or zeros."""

@@ -339,3 +339,17 @@ def test_entries_that_are_zeros_are_told(filled: Filled, tmp_path: Path) -> None
         path.write_bytes(bytes(path.stat().st_size))
     with ArchiveAddress(str(url)).open() as log, pytest.raises(StoreError):
         rows(log, queue, *log.bounds([queue])[queue])
+
+
+def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "store") as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x"))
+    conf = tmp_path / "store/config/store.conf"
+    before = "# 存入\n".encode() + conf.read_bytes()  # a byte of it is a line end in Latin-1
+    conf.write_bytes(before)
+    with MessageStore.open(tmp_path / "store") as store:
+        store.archive(str(tmp_path / "Archiv für 存入"))
+    assert conf.read_bytes().startswith("# 存入\n".encode())
+    with MessageStore.open(tmp_path / "store") as store:
+        assert store.config.archive == str(tmp_path / "Archiv für 存入")

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from store import ConfigError, StoreConfig
+from store.files.config import with_settings
 
 
 def test_rocketmqs_defaults() -> None:
@@ -17,10 +18,35 @@ def test_rocketmqs_defaults() -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    config = StoreConfig(mappedFileSizeCommitLog=4096, flushDiskType="SYNC_FLUSH", cleanFileForciblyEnable=False)
+    config = StoreConfig(
+        mappedFileSizeCommitLog=4096,
+        flushDiskType="SYNC_FLUSH",
+        cleanFileForciblyEnable=False,
+        brokerName="\\server\\b\nflushDiskType=ASYNC_FLUSH",
+        archive="file:///Archive für 日本 #\U0001f600=\\",
+    )
     path = tmp_path / "store.conf"
-    path.write_text(config.text())
+    path.write_bytes(config.text().encode("ascii"))
     assert StoreConfig.load(path) == StoreConfig.load(str(path)) == config
+
+
+@pytest.mark.parametrize(
+    "last", ["listenPort=7", "listenPort=7\\", "listenPort=7\r\n", "# \u5165", "", "listenPort 7\r"]
+)
+def test_settings_are_replaced_and_added_and_the_rest_stays_to_the_byte(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "store.conf"
+    before = b"\r\n# \xe5\x85\xa5 \x85 \x0b \x1c brokerName=no\n\n! x\rfileReservedTime:5\r\n"
+    path.write_bytes(before + b" brokerName \\\n  was\\\n here\nbrokerName=twice\n" + last.encode())
+    read = StoreConfig.load(path)
+    path.write_bytes(with_settings(path.read_bytes(), {"brokerName": "now", "maxIndexNum": 5}))
+    assert path.read_bytes().startswith(before + last.encode().rstrip(b"\\"))
+    assert StoreConfig.load(path) == replace(read, brokerName="now", maxIndexNum=5)
+
+
+@pytest.mark.parametrize("name", [" b", "b\t", "\n"])
+def test_blanks_around_a_text_are_refused_that_a_file_would_not_keep(name: str) -> None:
+    with pytest.raises(ConfigError, match="no blanks around it"):
+        StoreConfig(brokerName=name)
 
 
 def test_a_java_properties_file(tmp_path: Path) -> None:
