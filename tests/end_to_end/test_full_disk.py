@@ -119,7 +119,8 @@ def test_above_the_warning_level_messages_are_refused(device: Path) -> None:
         ):
             with pytest.raises(StoreFull, match=r"the disk is 9\d% full, more than diskSpaceWarningLevelRatio=90;"):
                 put()
-        refuse_when_full(device, replace(SIZES, diskSpaceWarningLevelRatio=used_percent(device)))  # it is not above
+        assert used_percent(device) == 91, "182 of 200 pages"
+        refuse_when_full(device, replace(SIZES, diskSpaceWarningLevelRatio=91))
         assert store.confirm_offset == confirm
         assert bodies(store, "t") == {(0, 0): b"old"}
         ballast.unlink()
