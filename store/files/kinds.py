@@ -23,6 +23,7 @@ from store.format.layout import (
     CONSUME_QUEUE_DIR,
     DLEDGER_PREFIX,
     EPOCH_FILE,
+    INDEX_DIR,
     ROCKSDB_CONSUME_QUEUE_DIR,
     ROCKSDB_MARK,
     TOPIC_CLEANUP_POLICY,
@@ -74,6 +75,12 @@ def _log_elsewhere(root: Path) -> Path | None:
     return None if _first(root, f"{COMMIT_LOG_DIR}/*") else found
 
 
+def _on_another_device(root: Path) -> Path | None:
+    device = root.stat().st_dev
+    folders = (root / name for name in (COMMIT_LOG_DIR, CONSUME_QUEUE_DIR, INDEX_DIR))
+    return next((folder for folder in folders if folder.exists() and folder.stat().st_dev != device), None)
+
+
 _COPY = "copy its messages to another store with RocketMQ's own client"
 _READ = "open it with read_only=True, or let the broker go on with it"
 KINDS = (
@@ -83,8 +90,14 @@ KINDS = (
         "a log that lies elsewhere (storePathCommitLog)",
         _log_elsewhere,
         False,
-        f"link its folder here as {COMMIT_LOG_DIR}; a log on several disks (commas in storePathCommitLog) is not "
-        "supported: copy its segments into one folder",
+        f"link its folder here as {COMMIT_LOG_DIR} to read it, move it here to write; a log on several disks "
+        "(commas in storePathCommitLog) is not supported: copy its segments into one folder",
+    ),
+    Kind(
+        "a folder on another file system, from which no new file can be moved there",
+        _on_another_device,
+        True,
+        "move that folder here, or open it with read_only=True",
     ),
     Kind(
         "queues in RocksDB besides those in files (rocksdbCQDoubleWriteEnable)",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import tarfile
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -138,6 +141,31 @@ def test_what_is_only_not_written_is_read(make: Make, tmp_path: Path) -> None:
     with warnings.catch_warnings(), MessageStore.open(make(tmp_path / "mq"), read_only=True) as store:
         warnings.simplefilter("error")
         assert [message.body for message in store.get_message("group", "orders", 0, 0).messages] == [b"first"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than `tmp_path`."""
+    others = [place for place in ("/dev/shm", "/var/tmp", "/tmp") if os.stat(place).st_dev != tmp_path.stat().st_dev]
+    if not others:
+        pytest.skip("this machine has one file system for all")
+    with tempfile.TemporaryDirectory(dir=others[0]) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index"])
+def test_a_folder_on_another_file_system_is_read_and_not_written(tmp_path: Path, elsewhere: Path, name: str) -> None:
+    path = ours(tmp_path / "mq")
+    (path / "index").mkdir(exist_ok=True)
+    shutil.move(path / name, elsewhere / name)
+    (path / name).symlink_to(elsewhere / name)
+    before = digests(path) | digests(elsewhere)
+    for use in (write, write_without_making, repair):
+        with pytest.raises(UnsupportedStore, match=f"another file system.*as {name} shows"):
+            use(path)
+    with MessageStore.open(path, read_only=True) as store:
+        assert [message.body for message in store.get_message("group", "orders", 0, 0).messages] == [b"first"]
+    assert digests(path) | digests(elsewhere) == before
 
 
 def test_batch_queues_are_left_out_and_named(tmp_path: Path) -> None:
