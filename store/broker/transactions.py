@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -42,6 +42,7 @@ from store.format.copies import Places
 from store.format.delayed import real_places
 from store.format.layout import (
     HALF_TOPIC,
+    MAX_QUEUES,
     OP_SEPARATOR,
     OP_TAG,
     OP_TOPIC,
@@ -75,6 +76,13 @@ class Half(NamedTuple):
     transaction_id: str
     queue_offset: int
     physical_offset: int
+
+
+class Wanted(NamedTuple):
+    """A topic that has to be the one that it was when a half message was put."""
+
+    topic: str
+    half: Half
 
 
 class Outcome(Enum):
@@ -134,9 +142,9 @@ class Transactions:
         where a topic was deleted meanwhile; `OffsetLost` where retention took a half message.
         """
         append = self._store.begin()
-        self._add_committed(append, halves)
+        wanted = self._add_committed(append, halves)
         with self._turn:
-            placed = self._end(append, halves)
+            placed = self._end(append, halves, wanted)
         count = len(halves)  # behind them is the op message
         return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
 
@@ -194,11 +202,11 @@ class Transactions:
         while outcomes:
             try:
                 append = self._store.begin()
-                self._add_committed(append, [half for half, _, outcome in outcomes if outcome is Outcome.COMMIT])
+                wanted = self._add_committed(append, [half for half, _, said in outcomes if said is Outcome.COMMIT])
                 for half, message, outcome in outcomes:
                     if outcome is Outcome.UNKNOWN:
-                        self._add_again(append, half, message, max_checks)
-                self._end(append, [half for half, _, _ in outcomes])
+                        wanted += self._add_again(append, half, message, max_checks)
+                self._end(append, [half for half, _, _ in outcomes], wanted)
                 break
             except TransactionEnded:
                 outcomes = [each for each in outcomes if each[0].queue_offset not in self._ended]
@@ -229,47 +237,58 @@ class Transactions:
         }
         return replace(message, topic=HALF_TOPIC, queue_id=_QUEUE, properties={**message.properties, **own})
 
-    def _add_committed(self, append: Append, halves: Sequence[Half]) -> None:
+    def _add_committed(self, append: Append, halves: Sequence[Half]) -> list[Wanted]:
+        """Raises `MessageRefused` for one that names no queue."""
         if not halves:
-            return
+            return []
         offsets = np.array([half.physical_offset for half in halves], np.int64)
         copies = self._store.copies(offsets)
-        topics, queue_ids, _ = real_places(copies)
-        names = topics.to_pylist()
-        born = {topic: self._born(topic) for topic in set(names)}
-        for topic, half in zip(names, halves, strict=True):
-            if half.physical_offset < born[topic]:
+        topics, queue_ids, said = real_places(copies)
+        said &= queue_ids < MAX_QUEUES
+        if not said.all():
+            wrong = halves[int(np.argmin(said))].transaction_id
+            raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"the half message of transaction {wrong} names no queue")
+        flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
+        fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
+        append.add_copies(copies, Places(topics, queue_ids, fields=fields))
+        return list(map(Wanted, topics.to_pylist(), halves))
+
+    def _are_there(self, wanted: Iterable[Wanted]) -> bool:
+        """True, or raises `UnknownTopic`. Call it under the append lock: till then one may go and come again."""
+        born: dict[str, int] = {}
+        for topic, half in wanted:
+            if half.physical_offset < born.setdefault(topic, self._born(topic)):
                 raise UnknownTopic(
                     f"{self._store.path}: no topic {topic!r} any more, as it was when transaction "
                     f"{half.transaction_id} began; roll it back"
                 )
-        flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
-        fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
-        append.add_copies(copies, Places(topics, queue_ids, fields=fields))
+        return True
 
     def _born(self, topic: str) -> int:
         """Half messages from this log offset on belong to the topic that is there now."""
         born = self._topics.born(topic)
         return LONG_MAX if born is None else born
 
-    def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> None:
+    def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> list[Wanted]:
         """Let it wait on, as a new half message; or no more, as where its topic is gone: it can never be committed."""
-        said = message.properties.get(PROPERTY_CHECK_TIMES, "")
-        times = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+        times = _number(message, PROPERTY_CHECK_TIMES)
         waits = times < max_checks - 1 and half.physical_offset >= self._born(message.topic)
         topic = HALF_TOPIC if waits else _make(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
         append.add_copies(copies, Places(topic, np.array([_QUEUE]), counted))
+        return [Wanted(message.topic, half)] if waits else []  # or it were of the next topic of that name
 
-    def _end(self, append: Append, halves: Sequence[Half]) -> AppendResult:
-        """Publish, with an op message for the halves; unless one of them is ended already."""
+    def _end(self, append: Append, halves: Sequence[Half], wanted: Sequence[Wanted] = ()) -> AppendResult:
+        """Publish, with an op message for the halves; unless one of them is ended already, or what is wanted is not
+        there. Raises `TransactionEnded`, `UnknownTopic`.
+        """
         offsets = [half.queue_offset for half in halves]
         if offsets:
             body = "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
             append.add_own([Message(OP_TOPIC, body, OP_TAG, properties=own, queue_id=_QUEUE)])
-        placed = append.publish(unless=lambda: not self._are_open(offsets))
+        placed = append.publish(unless=lambda: not (self._are_open(offsets) and self._are_there(wanted)))
         if placed is None:
             over = ", ".join(half.transaction_id for half in halves if half.queue_offset in self._ended)
             raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
@@ -282,7 +301,7 @@ class Transactions:
     def _look(self) -> None:
         """Learn from the op messages that were put since."""
         for op in self._messages(OP_TOPIC, self._ops_seen):
-            ends = [int(each) for each in op.body.decode().split(OP_SEPARATOR) if each.isdecimal()]
+            ends = [int(each) for each in op.body.split(OP_SEPARATOR.encode()) if re.fullmatch(rb"[0-9]{1,18}", each)]
             self._ended.update(offset for offset in ends if offset >= self._begin)
             self._last_half[op.queue_offset] = max(ends, default=-1)
             self._ops_seen = op.queue_offset + 1
@@ -294,8 +313,7 @@ class Transactions:
             if message.queue_offset not in self._ended:
                 half = Half(message.msg_id, message.queue_offset, message.physical_offset)
                 topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
-                queue_id = int(message.properties.get(PROPERTY_REAL_QUEUE, "0"))
-                yield half, message._replace(topic=topic, queue_id=queue_id)
+                yield half, message._replace(topic=topic, queue_id=_number(message, PROPERTY_REAL_QUEUE))
 
     def _messages(self, topic: str, offset: int) -> Iterator[StoredMessage]:
         while (got := self._store.get_message(TRANSACTIONS_GROUP, topic, _QUEUE, offset)).next_begin_offset > offset:
@@ -337,6 +355,12 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
     records.stamp(np.array([half.queue_offset]), np.array([half.physical_offset]), message.store_timestamp)
     rest = (part if isinstance(part, bytes) else part[0].as_py() for part in records.rests)
     return b"".join((records.headers.tobytes(), *rest))
+
+
+def _number(message: StoredMessage, name: str) -> int:
+    """What a property says, 0 where that is no number."""
+    said = message.properties.get(name, "")
+    return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
 def _make(store: MessageStore, topic: str) -> str:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from store.delays.levels import Levels
 from store.delays.progress import Progress, write_timer_check
 from store.delays.timer_log import write_timer_log
 from store.delays.timers import Timers
-from store.errors import CorruptRecord, OffsetLost
+from store.errors import CorruptRecord, MessageRefused, OffsetLost
 from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.copies import Copies, Places
@@ -34,7 +35,12 @@ from store.read.taking import taken
 _logger = logging.getLogger("store")
 
 _LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, which wait longer than that
-Append = Callable[[Iterable[Records]], AppendResult | None]
+
+
+class Append(Protocol):
+    """`Appender.append`."""
+
+    def __call__(self, pieces: Iterable[Records], *, unless: Callable[[], bool]) -> AppendResult | None: ...
 
 
 class Delivery:
@@ -155,9 +161,22 @@ class Delivery:
             write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _deliver(self, due: Due) -> None:
+        """One that the log does not take is passed over, and does not keep the others."""
+        try:
+            while not self._is_delivered(due):
+                pass
+        except MessageRefused:
+            if len(due) == 1:
+                _logger.exception("%s: a delayed message is lost", self._root)
+                return
+            for part in due.halves():
+                self._deliver(part)
+
+    def _is_delivered(self, due: Due) -> bool:
+        """Whether they are now; not where a topic was deleted since it was looked at: then that is to be done again."""
+        deletions = self._published_end.deletions
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
-        if pieces:
-            self._append(pieces)
+        return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
     def _sound(self, due: Due) -> Iterator[tuple[Copies, Int64s]]:
         """The messages and where they were; one by one where some are damaged, or retention took them."""

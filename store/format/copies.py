@@ -125,6 +125,8 @@ class Copies:
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
         properties, codes = self._changed(places.properties), tags_codes(tags)
+        room = MAX_PROPERTIES_BYTES - int(lengths(properties).max())
+        with_crc = encoding.with_crc and room >= PROPERTY_CRC_BYTES  # it was taken without, and must not be lost for it
         headers = self.headers.copy()
         for name, values in places.fields.items():
             headers[name] = values
@@ -140,7 +142,7 @@ class Copies:
             hashes, owners = key_hashes(topics, *(None if each is None else each[rows] for each in filed))
             destinations, queues = named.destinations(places.queue_ids[rows])
             some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
-            parts = _behind_headers(self.bodies[rows], named, properties[rows], with_crc=encoding.with_crc)
+            parts = _behind_headers(self.bodies[rows], named, properties[rows], with_crc=with_crc)
             some["magic"] = named.magic
             some["total_size"] = sizes = some.itemsize + sum(map(_lengths, parts))
             yield Records(
@@ -152,7 +154,7 @@ class Copies:
                 tags_codes=codes[rows],
                 key_hashes=hashes,
                 key_rows=owners,
-                with_crc=encoding.with_crc,
+                with_crc=with_crc,
                 delays=None if places.delays is None else places.delays[rows],
             )
 

@@ -10,10 +10,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from store import Message, MessageRefused, MessageStore, StoredMessage, TransactionEnded, UnknownTopic
+from store import Append, Message, MessageRefused, MessageStore, StoredMessage, TransactionEnded, UnknownTopic
 from store.broker.deletion import delete_topic
 from store.broker.transactions import Half, Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC
@@ -170,6 +171,36 @@ def test_another_topic_of_that_name_gets_nothing(tmp_path: Path) -> None:
         assert bodies(store, UNDECIDED_TOPIC) == [b"1", b"3"]
 
 
+@pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.UNKNOWN])
+def test_another_topic_of_that_name_gets_nothing_in_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+) -> None:
+    """It is deleted, and made again, when all is ready to be appended."""
+    publish = Append.publish
+
+    def publish_late(append: Append, **how: Any) -> Any:
+        monkeypatch.undo()
+        delete_topic(tmp_path, "orders")
+        store.create_topic("orders", 2)
+        return publish(append, **how)
+
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        transactions = Transactions(store, "sellers")
+        (half,) = transactions.prepare(orders(1))
+        monkeypatch.setattr(Append, "publish", publish_late)
+        if outcome is Outcome.COMMIT:
+            with pytest.raises(UnknownTopic, match="no topic 'orders' any more, as it was when transaction"):
+                transactions.commit([half])
+        else:
+            transactions.check(lambda _: outcome, -1)
+        transactions.commit(transactions.prepare(orders(2)))
+        assert transactions.check(lambda _: Outcome.COMMIT, -1) == 1
+        assert transactions.open(-1) == []
+        assert bodies(store) == [b"2"]
+        assert bodies(store, UNDECIDED_TOPIC) == [b"1"]
+
+
 def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
@@ -184,22 +215,30 @@ def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a topic that is gone, without room for one more property, or with a count that is none."""
+    """Of a topic that is gone, without room for one more property, or with a count that is none; and as nobody here
+    would write them: one that names no queue, and an op message that is none.
+    """
     properties = [{}, {"x": "y" * 32_600}, {"TRANSACTION_CHECK_TIMES": "many"}, {}]
     with MessageStore.open(tmp_path) as store:
         for topic in ("gone", "orders"):
             store.create_topic(topic, 1)
         rows = [Message("orders", b"%d" % n, properties=own) for n, own in enumerate(properties)]
         Transactions(store, "sellers").prepare([Message("gone", b"gone"), *rows])
+        append = store.begin()
+        strange = [{"REAL_TOPIC": "orders", "REAL_QID": "none"}, {"REAL_TOPIC": "orders", "REAL_QID": "99999999"}, {}]
+        for body, own in zip((b"5", b"6", b"7"), strange, strict=True):
+            append.add_own([Message(HALF_TOPIC, body, properties={"PGROUP": "sellers", **own}, queue_id=0)])
+        append.add_own([Message(OP_TOPIC, b"\xff,x,9" + b"9" * 5000, "d", queue_id=0)])
+        append.publish()
     delete_topic(tmp_path, "gone")
     with MessageStore.open(tmp_path) as store:
         transactions = Transactions(store, "sellers")
-        assert transactions.check(lambda each: Outcome.COMMIT if each.topic == "gone" else Outcome.UNKNOWN, -1) == 5
-        assert len(transactions.open(-1)) == 4
-        assert transactions.check(lambda _: Outcome.COMMIT, -1, max_checks=2) == 4
+        assert transactions.check(lambda each: Outcome.COMMIT if each.topic == "gone" else Outcome.UNKNOWN, -1) == 8
+        assert len(transactions.open(-1)) == 6
+        assert transactions.check(lambda _: Outcome.COMMIT, -1, max_checks=2) == 6
         assert sorted(bodies(store)) == [b"0", b"1", b"2", b"3"]
         assert transactions.open(-1) == []
-        assert [each.body for each in all_of(store, UNDECIDED_TOPIC)] == [b"gone"]
+        assert bodies(store, UNDECIDED_TOPIC) == [b"5", b"6", b"7", b"gone"]
     assert "stays open: " in caplog.text
 
 
@@ -234,7 +273,7 @@ def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
 
 SELLER = """
 import random, sys
-from store import Message, MessageStore, TransactionEnded
+from store import Append, Message, MessageStore, TransactionEnded
 from store.broker.transactions import Outcome, Transactions
 path, name = sys.argv[1:]
 chance, number = random.Random(name), 0

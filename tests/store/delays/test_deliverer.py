@@ -13,14 +13,17 @@ import threading
 import time
 import warnings
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.broker.deletion import delete_topic
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
+from store.publish.appender import Appender
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC
@@ -193,6 +196,41 @@ def test_another_topic_of_that_name_gets_nothing(tmp_path: Path, caplog: pytest.
     with opened(tmp_path) as store:  # and not later, either
         store.put(Message(TOPIC, b"last", delay_level=1))
         until(lambda: bodies(store) == {b"another": 1, b"last": 1})
+
+
+def test_another_topic_of_that_name_gets_nothing_in_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted, and made again, when all is ready to be appended."""
+    append, is_over = Appender.append, threading.Event()
+
+    def append_late(appender: Appender, *pieces: Any, **how: Any) -> Any:
+        if threading.current_thread().name == "mq-deliver" and not is_over.is_set():
+            delete_topic(tmp_path, TOPIC)
+            store.create_topic(TOPIC, QUEUES)
+            is_over.set()
+        return append(appender, *pieces, **how)
+
+    with opened(tmp_path) as store:
+        monkeypatch.setattr(Appender, "append", append_late)
+        store.put_many([Message(TOPIC, b"old", delay_level=1)])
+        assert is_over.wait(30)
+        store.put(Message(TOPIC, b"new", delay_level=1))
+        until(lambda: bodies(store) == {b"new": 1})
+
+
+def test_what_the_log_does_not_take_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its place in its topic, whose name is long, is longer than where it waited."""
+    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
+        store.create_topic("t" * 127, 1)
+        for size in range(SMALL.mappedFileSizeCommitLog, 0, -10):
+            with suppress(MessageRefused):
+                store.put(Message("t" * 127, b"x" * size, delay_level=1))
+                break
+        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(5)])
+        until(lambda: len(all_of(store, TOPIC)) == 5)
+        assert all_of(store, "t" * 127) == []
+    assert "a delayed message is lost" in caplog.text
 
 
 def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -110,3 +110,10 @@ def test_properties_that_become_too_large_are_refused() -> None:
     places = Places("t", np.array([0]), {"more": texts(["y" * 1000])})
     with pytest.raises(MessageRefused, match="33009 bytes of properties"):
         next(copies_of(content).records(places, ENCODING))
+
+
+def test_what_was_taken_without_a_checksum_is_copied_without_where_there_is_no_room() -> None:
+    content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_740})], 0)
+    (made,) = copies_of(content).records(Places("t", np.array([0])), replace(ENCODING, with_crc=True))
+    (copy,) = stored([made], [0])
+    assert copy.properties == {"p": "x" * 32_740}
