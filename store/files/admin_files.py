@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,27 @@ MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
 _VERSION = "dataVersion"
 _SHOWN = 40  # characters of a wrong value
 # A string, or an integer key as fastjson writes it, without quotes: {0:5}
-_STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(\d+)(?=\s*:)')
+_STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(-?\d+)(?=\s*:)')
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """One of RocketMQ's config files, or its `.bak` when it is missing or empty; {} when there is neither.
 
-    Raises `CorruptStore` when both cannot be parsed.
+    Warns where it is there and says nothing: what changed last is lost. Raises `CorruptStore` when both cannot be
+    parsed.
     """
     backup = _backup(path)
     failure: ValueError | RecursionError | None = None
+    is_there = False  # the file, and says nothing; it is missing for a moment whenever it is replaced
     for candidate in (path, backup):
         try:
             text = read_file(candidate, MAX_BYTES).decode("utf-8")
             if text.strip():
-                return parse_json(text)
+                content = parse_json(text)
+                if is_there or failure:
+                    _warn(path, failure, f"{backup.name} stands in, which is older")
+                return content
+            is_there = is_there or candidate is path
         except FileNotFoundError:
             continue
         except (ValueError, RecursionError) as error:
@@ -43,7 +50,14 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CorruptStore(
             f"{path}: not JSON ({failure}), and no usable {backup.name}; restore it from a copy"
         ) from failure
+    if is_there:
+        _warn(path, None, f"there is no {backup.name}")
     return {}
+
+
+def _warn(path: Path, failure: Exception | None, then: str) -> None:
+    what = f"not JSON ({failure})" if failure else "empty, as after a crash"
+    warnings.warn(f"{path}: {what}; {then}. Restore it from a copy, or correct what is missing", stacklevel=3)
 
 
 def parse_json(text: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class ConsumerOffsets:
     def all_offsets(self) -> dict[str, dict[int, int]]:
         """Topic and group, joined by "@", to what `offsets` gives."""
         found = read_table(self._offsets, _OFFSETS)
-        return {key: offset_table(self._offsets, key, value) for key, value in found.items()}
+        return {key: self._known(key, value) for key, value in found.items()}
 
     def all_positions(self) -> dict[str, Positions]:
         """What each group of `names` has committed."""
@@ -191,7 +191,13 @@ class ConsumerOffsets:
         write_json(self._delays, content)
 
     def _committed(self, content: dict[str, Any], key: str) -> dict[int, int]:
-        return offset_table(self._offsets, key, table(self._offsets, content, _OFFSETS).get(key))
+        return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
+
+    def _known(self, key: str, found: object) -> dict[int, int]:
+        """Without -1, of an offset or a queue: a broker takes both from a client, and answers as where it has none."""
+        if isinstance(found, dict):
+            found = {queue: offset for queue, offset in found.items() if queue != "-1" and offset != -1}
+        return offset_table(self._offsets, key, found)
 
 
 def _key(topic: str, group: str) -> str:

@@ -25,6 +25,7 @@ from store.upkeep.verify import verify
         ('{"offsetTable":{"TopicTest@grp":{0:12,1:7}}}', {"offsetTable": {"TopicTest@grp": {"0": 12, "1": 7}}}),
         ('{"offsetTable":{"TopicTest@grp":{"0":12}}}', {"offsetTable": {"TopicTest@grp": {"0": 12}}}),
         ('{\n\t"offsetTable":{1:5,3:7\n\t}\n}', {"offsetTable": {"1": 5, "3": 7}}),
+        ('{"a":{-1:5,"-1":-1}}', {"a": {"-1": -1}}),
         ('{"a{0:5}":"1:2 \\"3:4"}', {"a{0:5}": '1:2 "3:4'}),
     ],
 )
@@ -41,9 +42,19 @@ def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
     write_json(path, {"a": 2})
     if damage == "missing":
         path.unlink()
+        assert read_json(path) == {"a": 1}
     else:
         path.write_text(damage)
-    assert read_json(path) == {"a": 1}
+        what = "empty, as after a crash" if damage == "" else "not JSON"
+        with pytest.warns(UserWarning, match=rf"topics.json: {what}.*topics.json.bak stands in, which is older"):
+            assert read_json(path) == {"a": 1}
+
+
+def test_one_that_is_empty_and_has_no_backup(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.touch()
+    with pytest.warns(UserWarning, match=r"topics.json: empty, as after a crash; there is no topics.json.bak"):
+        assert read_json(path) == {}
 
 
 def test_no_usable_file(tmp_path: Path) -> None:
@@ -74,7 +85,8 @@ def test_what_is_no_json_of_rocketmqs(tmp_path: Path, damage: bytes) -> None:
     with pytest.raises(CorruptStore, match=r"topics\.json: not JSON .*, and no usable topics\.json\.bak; restore it"):
         read_json(path)
     path.with_name("topics.json.bak").write_text('{"a": 1}')
-    assert read_json(path) == {"a": 1}
+    with pytest.warns(UserWarning, match="stands in, which is older"):
+        assert read_json(path) == {"a": 1}
 
 
 def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
     assert read(tmp_path, "consumerOffset.json.bak") == {"offsetTable": {"TopicTest@grp": {"0": 12, "1": 7}}}
 
 
+def test_what_a_broker_does_not_know_is_none(tmp_path: Path) -> None:
+    groups = ConsumerOffsets(tmp_path)
+    write(tmp_path, "consumerOffset.json", '{"offsetTable":{"T@g":{-1:7,0:3,1:-1},"T@other":{0:5}}}')
+    assert groups.offsets("g", "T") == {0: 3}
+    assert groups.all_offsets() == {"T@g": {0: 3}, "T@other": {0: 5}}
+    groups.commit("g", "T", {1: 4})
+    assert groups.offsets("g", "T") == {0: 3, 1: 4}
+
+
 def test_an_offset_below_zero_is_refused(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     groups.commit("grp", "TopicTest", {0: 0})
