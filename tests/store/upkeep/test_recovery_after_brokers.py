@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
-from store.files.checkpoint import read_checkpoint, write_checkpoint
+from store.files.checkpoint import write_checkpoint
 from store.format.layout import CQ_ENTRY, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -72,16 +72,18 @@ def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Pat
     assert plan_for(Evidence(False, False, True, True, True)) == Plan(
         Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
     )
+    with MessageStore.open(path, read_only=True) as reader:
+        stored = reader.get_message("g", "t", 0, 0, 1).messages[0].store_timestamp  # all at once
     (path / "watermark").unlink()
     (path / "abort").write_text("1")
     file = path / "commitlog" / segment_name(SIZE)
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
-    write_checkpoint(path, (read_checkpoint(path) or 0) + 3001)
+    write_checkpoint(path, stored + 3000)
     with pytest.raises(CorruptRecord, match="no sound record at log offset 4096"):
         MessageStore.open(path)
-    write_checkpoint(path, 1)
+    write_checkpoint(path, stored + 2999)
     with MessageStore.open(path) as store:
         assert store.confirm_offset == SIZE
 

@@ -1,0 +1,102 @@
+"""Which files of the index a recovery keeps: it reads every record again to make them anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import Message, MessageStore
+from store.format.layout import CHECKPOINT, INDEX_HEADER, INDEX_SLOT
+from store.index.index import Index
+from store.upkeep.verify import verify
+from tests.store.upkeep.crashed import SMALL, another_boot
+
+CONFIG = replace(SMALL, maxHashSlotNum=20, maxIndexNum=20)  # 19 keys a file
+WITHOUT_KEYS = {*range(3), *range(22, 25), 40}  # before the first file, and between two
+COUNT = 60
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Three files of the index, stored at different times, of records with tags, and some without keys."""
+    with MessageStore.open(tmp_path / "mq", config=CONFIG) as store:
+        store.create_topic("t", 1)
+        for first in range(0, COUNT, 20):
+            before = time.time_ns() // 1_000_000
+            while time.time_ns() // 1_000_000 == before:
+                pass
+            store.put_many(
+                [
+                    Message("t", b"%d" % n, tags="a", keys=() if n in WITHOUT_KEYS else (f"k{n}",))
+                    for n in range(first, first + 20)
+                ]
+            )
+    assert len(files(tmp_path / "mq")) == 3
+    return tmp_path / "mq"
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path / "index").iterdir())
+
+
+def end_timestamp(file: Path) -> int:
+    return int(np.frombuffer(file.read_bytes(), INDEX_HEADER, 1)["end_timestamp"][0])
+
+
+def lose_queues(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue")
+
+
+def leave_as_a_broker(path: Path) -> None:
+    (path / "watermark").unlink()
+
+
+def kill_a_broker(path: Path) -> None:
+    """The second of three files is not known to be on the device, and is not: its slots are lost."""
+    leave_as_a_broker(path)
+    (path / "abort").touch()
+    first, second, _ = files(path)
+    with (path / "checkpoint").open("r+b") as file:
+        checkpoint = np.frombuffer(file.read(CHECKPOINT.itemsize), CHECKPOINT).copy()
+        checkpoint["index_timestamp"] = end_timestamp(first)
+        file.seek(0)
+        file.write(checkpoint.tobytes())
+    assert end_timestamp(second) > end_timestamp(first)
+    with second.open("r+b") as file:
+        file.seek(INDEX_HEADER.itemsize)
+        file.write(bytes(CONFIG.maxHashSlotNum * INDEX_SLOT.itemsize))
+
+
+def lose_a_file(path: Path) -> None:
+    leave_as_a_broker(path)
+    files(path)[1].unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [(lose_queues, 3), (leave_as_a_broker, 3), (another_boot, 3), (kill_a_broker, 1), (lose_a_file, 0)],
+)
+def test_what_is_whole_is_kept(path: Path, change: Callable[[Path], None], kept: int) -> None:
+    before = [(file.name, file.stat().st_ino) for file in files(path)]
+    held = [
+        os.open(path / "index" / name, os.O_RDONLY) for name, _ in before
+    ]  # or a new file may get an old one's number
+    change(path)
+    with MessageStore.open(path) as store:
+        assert [(file.name, file.stat().st_ino) for file in files(path)][:kept] == before[:kept]
+        assert not {file.stat().st_ino for file in files(path)[kept:]} & {number for _, number in before[kept:]}
+        found = [[message.body for message in store.query("t", f"k{n}")] for n in range(COUNT)]
+        assert found == [[] if n in WITHOUT_KEYS else [b"%d" % n] for n in range(COUNT)]
+    for fd in held:
+        os.close(fd)
+    index = Index.of(path, CONFIG, writable=False)
+    filed = sum(index.file(name).header()["next_entry"] - 1 for name in index.names())
+    assert filed - (COUNT - len(WITHOUT_KEYS)) <= 1
+    assert verify(path).findings == []
