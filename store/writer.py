@@ -242,9 +242,11 @@ class Writer:
             self._deliverer.save()
             self._lock.exclusively(self._leave, timeout)
         finally:
-            self._figures.close()
-            self._deliverer.leave()
-            self._lock.close()
+            try:
+                self._figures.close()
+                self._deliverer.leave()
+            finally:
+                self._lock.close()
 
     def _leave(self) -> None:
         self._lock.close()  # however this ends, nobody has a turn in which this one is still there

@@ -13,12 +13,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 import struct
 import threading
 import time
+import warnings
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from weakref import finalize
@@ -26,6 +28,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
+from store.errors import CorruptStore, StoreError
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.opened import Opened, opening
 from store.format.layout import CLIENTS_DIR, FIGURE, field_offset
@@ -58,6 +61,7 @@ _COUNTS: int = FIGURE["counts"].shape[0]
 _NUMBERS = struct.Struct(f">d{_COUNTS}q")  # the end of a `FIGURE`, from `sum` on
 _NUMBERS_AT = FIGURE.itemsize - _NUMBERS.size
 _LOCK_BYTE = 0
+_MAX_BYTES = 256 << 20  # of one file: 400,000 figures
 _YOUNG_SECONDS = 60.0  # a file may be new, and its lock not taken yet
 _logger = logging.getLogger("store")
 assert field_offset(FIGURE, "sum") == _NUMBERS_AT
@@ -114,30 +118,41 @@ class Figures(Opened):
         self._turn = threading.Lock()
         self._figures: dict[tuple[str, str, str], Figure] = {}
         self._written: list[bytes] = []
+        self._refusal = ""  # that was told
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
         """The one of these labels. name: of BUCKETS, HELD, MEMBERS, or of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
-    def write(self) -> None:
-        """Tell what has changed since the last time. Where the system refuses, nothing more is told."""
+    def write(self) -> bool:
+        """Tell what has changed since the last time; whether all is told. What the system refuses is tried again with
+        the next call, in another file.
+        """
+        if self._root is None or self._is_over or not self._figures:  # before the turn: a child's may be taken for ever
+            return False
         with self._turn:
-            if self._root is None or self._is_over or not (self._figures and self._root.is_dir()):
-                return
             try:
+                if self._is_over or not self._root.is_dir():
+                    return False
                 if self._fd < 0:
                     self._open(self._root / CLIENTS_DIR)
                 for place, figure in enumerate(list(self._figures.values())):
                     self._write(place, figure)
             except OSError as error:
-                _logger.warning("%s: no more are told: %s", self._what, error)
-                self._is_over = True
+                if self._refusal != (refusal := repr(error)):  # once, not at every turn
+                    _logger.warning("%s: are not told: %s", self._what, error)
+                self._refusal = refusal
+                self._drop()
+                return False
+            self._refusal = ""
+            return True
 
     def _open(self, folder: Path) -> None:
         make_folder(folder)
         _tidy(folder)
         path = folder / f"{os.getpid()}#{time.monotonic_ns()}"
+        self._written = []
         with opening:
             self._fd = open_file(path, os.O_EXCL)
             self._closes = finalize(self, _close, self._fd, path)
@@ -146,7 +161,7 @@ class Figures(Opened):
     def _write(self, place: int, figure: Figure) -> None:
         begin, numbers = place * FIGURE.itemsize, figure.numbers()
         if place == len(self._written):
-            labels = np.array([(*map(str.encode, figure.labels), 0, 0)], FIGURE)
+            labels = np.array([(*(label.encode(errors="replace") for label in figure.labels), 0, 0)], FIGURE)
             write_at(self._fd, labels.tobytes(), begin)
             self._written.append(b"")
         if self._written[place] != numbers:
@@ -154,12 +169,16 @@ class Figures(Opened):
             self._written[place] = numbers
 
     def close(self) -> None:
-        """They count no longer. The second time this does nothing."""
-        with self._turn:
-            self._is_over = True
-            if self._fd >= 0:
-                self._closes()
-            self._fd = -1
+        """They count no longer. The second time, and in a forked process, this does nothing."""
+        if not self._is_over:
+            with self._turn:
+                self._is_over = True
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._fd >= 0:
+            self._closes()
+        self._fd = -1
 
     def _let_go(self) -> None:
         if self._fd >= 0 and self._closes.detach() is not None:  # or it was closed
@@ -178,13 +197,24 @@ class Told(NamedTuple):
 
 
 def told(root: Path) -> Iterator[Told]:
-    """All figures of those who are open now, sorted by client."""
-    for path in _files(root / CLIENTS_DIR):
-        if (text := _read(path)) is not None:
-            whole = text[: len(text) // FIGURE.itemsize * FIGURE.itemsize]
-            for row in np.frombuffer(whole, FIGURE):
-                name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
-                yield Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist()))
+    """All figures of those who are open now, sorted by client. Warns of a file that cannot be read, or that none of
+    them made.
+    """
+    folder = root / CLIENTS_DIR
+    try:
+        paths = _files(folder)
+    except OSError as error:
+        _warn(folder, error)
+        return
+    for path in paths:
+        try:
+            text = _read(path)
+        except (OSError, StoreError) as error:
+            _warn(path, error)
+            continue
+        for row in np.frombuffer(text[: len(text) // FIGURE.itemsize * FIGURE.itemsize], FIGURE):
+            name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
+            yield Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist()))
 
 
 def served_members(root: Path, group: str) -> int:
@@ -192,30 +222,49 @@ def served_members(root: Path, group: str) -> int:
     return sum(each.counts[0] for each in told(root) if (each.name, each.group) == (MEMBERS, group))
 
 
+def _warn(path: Path, error: Exception) -> None:
+    warnings.warn(f"{path}: what clients tell there is left out: {error}", RuntimeWarning, stacklevel=3)
+
+
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*#*"))
+    try:
+        return [folder / name for name in sorted(os.listdir(folder)) if "#" in name]
+    except FileNotFoundError:
+        return []
 
 
-def _read(path: Path) -> bytes | None:
-    """None of one who is gone."""
-    with suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe of that name kept the flusher waiting
-        try:
-            if is_held(fd, _LOCK_BYTE):
-                return os.pread(fd, os.fstat(fd).st_size, 0)
-        finally:
-            os.close(fd)
-    return None
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Its descriptor. Raises `CorruptStore` for what is no file, which would be waited for, or read, without end."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CorruptStore("no file; move it out of the store")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> bytes:
+    """Nothing of one who is gone."""
+    with suppress(FileNotFoundError), _opened(path) as fd:
+        if is_held(fd, _LOCK_BYTE):
+            if (size := os.fstat(fd).st_size) > _MAX_BYTES:
+                raise CorruptStore(f"{size:,} bytes, more than any of them writes")
+            return os.pread(fd, size, 0)
+    return b""
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what those left behind who were killed."""
-    for path in _files(folder):
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _YOUNG_SECONDS and _read(path) is None:
-                path.unlink()
+    """Remove what those left behind who were killed. What cannot be looked at stays: `told` tells of it."""
+    with suppress(OSError):
+        for path in _files(folder):
+            with suppress(OSError, StoreError), _opened(path) as fd:
+                if time.time() - os.fstat(fd).st_mtime > _YOUNG_SECONDS and not is_held(fd, _LOCK_BYTE):
+                    path.unlink()
 
 
 def _close(fd: int, path: Path) -> None:
-    path.unlink(missing_ok=True)
+    with suppress(OSError):  # nobody takes it for one who is open: its lock goes
+        path.unlink(missing_ok=True)
     os.close(fd)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from store import GroupConflict, MessageStore
+from store import GroupConflict, MessageStore, StoreUnavailable
 from store.any_group import MessageModel
+from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
 from store.publish.figures import MEMBERS, Figures
 
@@ -28,11 +29,17 @@ class Neighbours:
     def admit(self, group: str) -> None:
         """A client is about to be a member here. Raises `GroupConflict` where others are beside the server.
 
-        First it says so, then it looks; they do the same, so not both miss each other.
+        First it says so, then it looks; they do the same, so not both miss each other. Raises `StoreUnavailable` where
+        the system does not let it say so.
         """
         figure = self._figures.of(MEMBERS, "", group)
         figure.change(1)
-        self._figures.write()
+        if not self._figures.write():
+            figure.change(-1)
+            raise StoreUnavailable(
+                f"{self._root / CLIENTS_DIR}: it cannot be written here that group {group} has members by this server, "
+                "as who consumes beside it must know; see the server's log for why"
+            )
         others = [each.id for each in LocalGroup(self._root, group).members() if each.model is MessageModel.CLUSTERING]
         if others:
             figure.change(-1)
@@ -47,6 +54,10 @@ class Neighbours:
     def changed(self, group: str, count: int) -> None:
         """A group has so many members here now, without broadcasting ones."""
         self._figures.of(MEMBERS, "", group).set(count)
+        self.tell()
+
+    def tell(self) -> None:
+        """Say it, also where that was refused before."""
         self._figures.write()
 
     def close(self) -> None:

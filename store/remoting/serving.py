@@ -107,6 +107,7 @@ class Serving:
         self._every = [
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
             self._thread.submit(_every(_TELL_SECONDS, figures.write)),
+            self._thread.submit(_every(_TELL_SECONDS, self._neighbours.tell)),
             self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
         ]
 
@@ -142,7 +143,7 @@ class Serving:
         self._transactions.stop()
 
 
-async def _every(seconds: float, step: Callable[[], None]) -> None:
+async def _every(seconds: float, step: Callable[[], object]) -> None:
     while True:
         await asyncio.sleep(seconds)
         try:

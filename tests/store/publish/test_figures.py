@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from store import Message, MessageStore, StoreUnavailable
 from store.format.layout import CLIENTS_DIR
 from store.publish.figures import BUCKETS, DELIVERED, HELD, SENT, Figures, told
+from store.publish.locks import set_lock
+from tests.device.disk import tree_of
+from tests.device.recorder import Fault, Recorder
 
 
 def test_what_is_told(tmp_path: Path) -> None:
@@ -84,12 +92,15 @@ def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path) -> None:
     figures, closed = Figures(tmp_path, "one"), Figures(tmp_path, "closed")
     figures.of(SENT, "t").add(1)
     closed.close()
+    figures._turn.acquire()  # in another thread, which the child does not have
     child = os.fork()
     if child == 0:
+        signal.alarm(30)
         figures.of(SENT, "t").add(1)
         figures.write()
         figures.close()
         os._exit(0)
+    figures._turn.release()
     assert os.waitpid(child, 0)[1] == 0
     figures.write()
     assert [each.counts[0] for each in told(tmp_path)] == [1]
@@ -118,14 +129,86 @@ def test_elsewhere_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pipe_among_the_files_keeps_nobody_waiting(tmp_path: Path) -> None:
-    pipe = tmp_path / CLIENTS_DIR / "1#2"
-    pipe.parent.mkdir()
-    os.mkfifo(pipe)
-    os.utime(pipe, (0, 0))
-    signal.alarm(30)  # nothing but this would end it
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+    os.utime(path, (0, 0))
+
+
+def a_huge_one(path: Path) -> None:
+    """As somebody holds it who is open."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.truncate(fd, 1 << 40)
+    set_lock(fd, fcntl.F_WRLCK, 0)
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "no file; move it": a_pipe,
+    "no file; move it out": Path.mkdir,
+    "Too many levels of symbolic links": lambda path: path.symlink_to(path),
+    "1,099,511,627,776 bytes, more than": a_huge_one,
+}
+
+
+@pytest.mark.parametrize("said", STRANGE)
+def test_what_no_client_made_harms_nobody_and_is_told(tmp_path: Path, said: str) -> None:
+    strange = tmp_path / CLIENTS_DIR / "1#2"
+    strange.parent.mkdir()
+    STRANGE[said](strange)
+    signal.alarm(30)  # nothing but this would end who waits for a pipe
     try:
-        one_more(tmp_path)
-        assert list(told(tmp_path)) == []
+        figures = Figures(tmp_path, "one")
+        figures.of(SENT, "t").add(1)
+        assert figures.write()
+        with pytest.warns(RuntimeWarning, match=f"{strange}: what clients tell there is left out: .*{said}"):
+            assert [each.topic for each in told(tmp_path)] == ["t"]
+        figures.close()
+        assert [*strange.parent.iterdir()] == [strange]
     finally:
         signal.alarm(0)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / CLIENTS_DIR).touch()
+    figures = Figures(tmp_path, "one")
+    figures.of(SENT, "t").add(1)
+    assert [figures.write() for _ in range(3)] == [False] * 3
+    assert caplog.text.count("figures of one: are not told") == 1
+    with pytest.warns(RuntimeWarning, match=r"clients: what clients tell there is left out"):
+        assert list(told(tmp_path)) == []
+    (tmp_path / CLIENTS_DIR).unlink()
+    assert figures.write()
+    assert [each.topic for each in told(tmp_path)] == ["t"]
+    figures.close()
+
+
+@pytest.mark.parametrize("function", ["pwrite", "mkdir", "open"])
+def test_a_full_disk(tmp_path: Path, function: str) -> None:
+    """What waits is told when there is space again; nothing old meanwhile."""
+    figures = Figures(tmp_path, "one")
+    figures.of(SENT, "t").add(1)
+    recorder = Recorder(tmp_path, fault=Fault(function, 1 if function == "pwrite" else 0, errno.ENOSPC))
+    with recorder.recording():
+        assert not figures.write()
+        assert list(told(tmp_path)) == []
+        assert figures.write()
+    assert recorder.struck
+    assert [each.counts[0] for each in told(tmp_path)] == [1]
+    figures.close()
+
+
+def test_a_file_that_cannot_be_removed_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x"))
+    left = MessageStore.open(tmp_path)
+    left.put(Message("t", b"x"))
+    left._writer._figures.write()  # type: ignore[union-attr]
+    recorder = Recorder(tmp_path, tree_of(tmp_path), Fault("unlink", 0, errno.EIO, 1 << 30))
+    with recorder.recording(), suppress(StoreUnavailable):  # `abort` stays
+        left.close()
+    assert recorder.struck
+    assert list(told(tmp_path)) == []
+    with MessageStore.open(tmp_path) as store:
+        assert store.max_offset("t", 0) == 2
+    assert not (tmp_path / "abort").exists()
+    del left
