@@ -18,6 +18,7 @@
     ├── ArchiveError
     │   ├── NoArchive            nothing is archived there, or only a part of what was begun
     │   ├── ArchiveOfAnother     it holds the messages of another store
+    │   ├── QueuesPassedOver     some queues cannot be archived, all others are; `.reasons` says why
     │   └── ArchiveUnavailable   no such bucket, no permission, no answer, a package that is missing
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
@@ -51,7 +52,9 @@ Spark's side.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
 
 class PutStatus(Enum):
@@ -138,6 +141,20 @@ class NoArchive(ArchiveError):
 
 class ArchiveOfAnother(ArchiveError):
     """The place holds the messages of another store under the same names."""
+
+
+class QueuesPassedOver(ArchiveError):
+    """Some queues cannot be archived, and all others are.
+
+    `reasons` is why, for each (topic, queue id).
+    """
+
+    def __init__(self, message: str, reasons: Mapping[Any, StoreError]) -> None:
+        super().__init__(message)
+        self.reasons: dict[tuple[str, int], StoreError] = dict(reasons)
+
+    def __reduce__(self) -> tuple[type[QueuesPassedOver], tuple[str, dict[tuple[str, int], StoreError]]]:
+        return type(self), (str(self), self.reasons)
 
 
 class ArchiveUnavailable(ArchiveError):

@@ -11,7 +11,7 @@ from weakref import finalize
 
 from store.append import Append
 from store.archive.archiving import Archived
-from store.archive.of_store import StoreArchive, ends
+from store.archive.of_store import StoreArchive, ends, queues_of
 from store.delays.oldest import oldest_waiting
 from store.errors import InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
@@ -244,29 +244,39 @@ class MessageStore(StoreReader):
         topics: Sequence[str] | None = None,
         *,
         reserved_hours: float | None = None,
+        forget: Sequence[str] = (),
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Archived:
         """Copy messages to an archive, from where it ends on; see docs/archive.md. Also with `read_only`.
 
-        url: a directory, or what fsspec reaches; default: where it archived before. It is remembered in the store's
-        settings, and from then on `clean` keeps what is not archived. older_than: seconds since a message was stored.
-        topics: default: those of the time before, or all but the system's. reserved_hours: what was stored longer ago
-        is deleted from the archive, whole pieces of a queue; default: nothing is. storage_options: fsspec's; they are
-        not remembered. progress: called with messages that are archived by now, and of how many. Messages that are
-        archived count from some point on while it runs; it may be killed, and called again, at any moment.
+        url: a directory, or what fsspec reaches; default: where it archived before. The first one is remembered in the
+        store's settings, and from then on `clean` keeps what is not archived there, and readers read through to it; at
+        another URL a copy is made, and nothing remembered. older_than: seconds since a message was stored. topics:
+        default: those of the time before, or all but the system's, as for (); they are remembered, too. reserved_hours:
+        what was stored longer ago is deleted from the archive, whole pieces of a queue; default: nothing is. forget:
+        topics of which first to take out of the archive what cannot go on: of a deleted topic, or before a hole.
+        storage_options: fsspec's; they are not remembered. progress: called with messages that are archived by now, and
+        of how many. Messages that are archived count from some point on while it runs; it may be killed, and called
+        again, at any moment.
 
-        Raises `ArchiveUnavailable`, `ArchiveOfAnother`, `StoreLocked` (another process archives), `UnknownTopic`,
-        `OffsetLost` (retention was faster), `CorruptRecord`.
+        Raises `ArchiveUnavailable`, `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all others are),
+        `StoreLocked` (another process archives), `UnknownTopic`.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
         archive = known.changed(url, topics)
         if topics is not None:
             archive.must_be_there(self._topics)
-        queues = archive.queues(self._topics)
-        until = ends(self._published, queues, seconds("older_than", older_than), self.offset_by_time)
-        return archive.run(self._log, self._published, until, progress, reserved_hours=reserved_hours)
+        return archive.run(
+            self._log,
+            self._published,
+            archive.queues(self._topics),
+            ends(self._published, seconds("older_than", older_than), self.offset_by_time),
+            progress,
+            reserved_hours=reserved_hours,
+            forgetting={topic: queues_of(self._topics, [topic]) for topic in forget},
+        )
 
     # --- closing ---------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
+from store.archive.kin import Kin
 from store.archive.older import Older
 from store.errors import FilterError, OffsetLost, UnknownTopic
 from store.files.config import StoreConfig
@@ -132,7 +133,7 @@ class StoreReader(Opened):
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
-        if offset < minimum and not as_records and (older := Older.of(self.path, self.config)):
+        if offset < minimum and not as_records and (older := self._older()):
             return older.get_message(Queue(topic, queue_id), offset, Bounds(minimum, maximum), max_messages, accept)
         where = self._log, queue, offset, minimum, maximum
         return get_message(*where, max_messages, accept, self.config, as_records=as_records)
@@ -199,10 +200,18 @@ class StoreReader(Opened):
         try:
             return self.read_own(wanted, spec)
         except OffsetLost:
-            older = Older.of(self.path, self.config)
-            if older is None:
+            older = self._older()
+            if older is None or not older.has(wanted.queue):
                 raise
             return self._read_older(older, wanted, spec)
+
+    @property
+    def kin(self) -> Kin:
+        """Tells whether what is archived of a queue is of this store."""
+        return Kin(self._log, self._published)
+
+    def _older(self) -> Older | None:
+        return Older.of(self.path, self.config, self.kin)
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`read` of what the store has itself."""
@@ -284,7 +293,7 @@ class StoreReader(Opened):
         there = [self._inflated(message) for message in found]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
         most = max_messages - len(there)
-        if most and any(each.min_offset for each in ours.values()) and (older := Older.of(self.path, self.config)):
+        if most and any(each.min_offset for each in ours.values()) and (older := self._older()):
             there = older.with_key(topic, key, most, (begin, end), ours, there) + there
         return there
 

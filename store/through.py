@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from store import ArchiveOfAnother, MessageStore, OffsetLost
+from store import MessageStore, OffsetLost
 from store.any_log import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.objects import local_path, parsed
-from store.archive.of_store import StoreArchive, remembered_url
+from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
 from store.cached import cached_property
 from store.format.columns import check_columns
@@ -38,7 +38,7 @@ def address_at(path: str, archive: str | None = None, options: str = "") -> LogA
     local = local_path(path)
     if local is None or is_archive(local):
         return ArchiveAddress(path if local is None else local, options)
-    url = remembered_url(Path(local)) if archive is None else archive
+    url = remembered(Path(local)).url if archive is None else archive
     return ThroughAddress(path, url, options) if url else LocalAddress(path)
 
 
@@ -83,7 +83,7 @@ class ThroughLog(LocalLog):
         self._of_store = archive
         self._archived: dict[Queue, Bounds] = {}
         self._looked = 0.0
-        self._known: set[Queue] = set()  # to have the same messages in both
+        self._known: dict[Queue, int] = {}  # that the archive has older messages of, and since when a topic is there
 
     @cached_property
     def _archive(self) -> ArchiveLog:
@@ -148,13 +148,13 @@ class ThroughLog(LocalLog):
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
-        before, behind = self._split(wanted)
-        if not before.length:
+        before, _ = self._split(wanted)
+        if not before.length or not self._is_known(wanted.queue):
             try:
-                return Piece(super().scan(behind, spec), behind.end, is_archived=False)
+                return Piece(super().scan(wanted, spec), wanted.end, is_archived=False)
             except OffsetLost:
                 before, _ = self._split(wanted)
-                if not before.length:  # or else retention was faster
+                if not before.length or not self._is_known(wanted.queue):  # or else retention was faster
                     raise
         return Piece(self._archive.scan(before, spec), before.end, is_archived=True)
 
@@ -186,19 +186,11 @@ class ThroughLog(LocalLog):
             archived = self._archived.get(queue)
         if archived is None or not archived.min_offset < local.min_offset <= archived.max_offset:
             return local.min_offset
-        if queue not in self._known:
-            self._must_be_same(queue, local.min_offset, archived.max_offset)
-        return archived.min_offset
+        return archived.min_offset if self._is_known(queue) else local.min_offset
 
-    def _must_be_same(self, queue: Queue, offset: int, archived: int) -> None:
-        """A message that both have is one and the same."""
-        if offset == archived:
-            return
-        theirs = self._archive.fingerprints({queue: offset + 1}).get(queue)
-        ours = self._store.fingerprint(*queue, offset)
-        if ours is not None and theirs is not None and ours.store_timestamp != theirs.store_timestamp:
-            raise ArchiveOfAnother(
-                f"{self._store.path}: {queue}: another message is archived at offset {offset} than the store has; name "
-                "the archive of this store (option archive)"
-            )
-        self._known.add(queue)
+    def _is_known(self, queue: Queue) -> bool:
+        """Whether the archive has older messages of the queue. Raises `ArchiveOfAnother`."""
+        born = self._store.kin.born(queue)
+        if self._known.get(queue) != born and self._archive.reaches(queue, self._store.kin):
+            self._known[queue] = born
+        return self._known.get(queue) == born

@@ -1,6 +1,7 @@
 """`pyspark-mq archive` and `pyspark-mq restore`: old messages to another file system, and back."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,8 +10,9 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.places import age, moment
-from store import Archived, ArchiveUnavailable, MessageStore
+from store import Archived, ArchiveUnavailable, MessageStore, QueuesPassedOver
 from store.archive.log import ArchiveAddress
+from store.archive.of_store import Remembered, is_same_place, remembered
 from store.restoring import restore as restore_store
 
 _WATCH_SECONDS = 60.0
@@ -21,7 +23,17 @@ _WATCH_SECONDS = 60.0
 @click.option("--to", "url", help="A directory, or a URL such as s3://bucket/mq (default: where it archived before).")
 @click.option("--older-than", default="0s", callback=age, help="Only what was stored so long ago: 90s, 10m, 1h, 3d.")
 @click.option(
-    "--topic", "topics", multiple=True, help="Only this one; may be repeated (default: all but the system's)."
+    "--topic",
+    "topics",
+    multiple=True,
+    help="Only this one, from now on; may be repeated (default: as before; all but the system's the first time).",
+)
+@click.option("--all-topics", is_flag=True, help="All but the system's again, from now on.")
+@click.option(
+    "--forget",
+    multiple=True,
+    metavar="TOPIC",
+    help="First take out of the archive what is there of a topic that was deleted; may be repeated.",
 )
 @click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what was stored before.")
 @click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")
@@ -30,27 +42,57 @@ def archive(
     url: str | None,
     older_than: float,
     topics: tuple[str, ...],
+    forget: tuple[str, ...],
     reserved_hours: int | None,
     *,
+    all_topics: bool,
     watch: bool,
 ) -> None:
     """Copy old messages of STORE to an archive, from where it ends on.
 
     The archive is remembered: from then on 'clean' keeps what is not archived yet. It may be interrupted, or killed, at
-    any moment; the next one goes on.
+    any moment; the next one goes on. With another URL later a copy is made; the first one is remembered still.
     """
+    if topics and all_topics:
+        raise click.UsageError("--topic and --all-topics: give one of them")
+    chosen, before = () if all_topics else topics or None, remembered(Path(store))
     with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
-        _archive(store, url, older_than, topics, reserved_hours)
+        try:
+            _archive(store, url, older_than, chosen, reserved_hours, forget)
+        except QueuesPassedOver as error:
+            if not watch:
+                raise
+            click.echo(f"Warning: {error}", err=True)
+        is_copy = _say_what_changed(store, url, before)
         while watch:
             time.sleep(_WATCH_SECONDS)
             try:
-                _archive(store, url, older_than, topics, reserved_hours)
+                _archive(store, url, older_than, chosen if is_copy else None, reserved_hours)
+            except QueuesPassedOver as error:
+                click.echo(f"Warning: {error}", err=True)
             except ArchiveUnavailable as error:  # it was there before
                 click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
+def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
+    """Whether it was a copy that was made, beside the archive that the store remembers."""
+    now = remembered(Path(store))
+    if url is not None and not is_same_place(url, now.url):
+        click.echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
+        return True
+    if before.url and now.topics != before.topics:
+        others = "; 'clean' waits for no other topic any more" if now.topics else ""
+        click.echo(f"from now on {', '.join(now.topics) or 'all topics'} will be archived{others}", err=True)
+    return False
+
+
 def _archive(
-    store: str, url: str | None, older_than: float, topics: tuple[str, ...], reserved_hours: int | None
+    store: str,
+    url: str | None,
+    older_than: float,
+    topics: Sequence[str] | None,
+    reserved_hours: int | None,
+    forget: Sequence[str] = (),
 ) -> None:
     with (
         MessageStore.open(store, create=False, read_only=True) as opened,
@@ -62,10 +104,11 @@ def _archive(
             bar.update(done - bar.n)
 
         done: Archived = opened.archive(
-            url, older_than, topics or None, reserved_hours=reserved_hours, progress=progress
+            url, older_than, topics, reserved_hours=reserved_hours, forget=forget, progress=progress
         )
+    forgotten = f"; forgot {done.forgotten:,} messages" if forget else ""
     deleted = f"; deleted {done.deleted:,} old objects" if done.deleted else ""
-    click.echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes{deleted}")
+    click.echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes{forgotten}{deleted}")
 
 
 @click.command()

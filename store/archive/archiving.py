@@ -4,25 +4,31 @@ A piece of a queue is written whole, its log before its entries, and read back; 
 killed meanwhile leaves objects that nothing names, and the next one writes over them: the same bytes, and more. A last
 segment that is small is written anew as a longer one; what it had stands in it still, at the same place. The keys of
 what the metadata is about to name go into the index before.
+
+A queue that cannot be archived is passed over, and told when all others are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from store.any_log import Queue
+from store.any_log import Fingerprint, Queue
 from store.archive.catalog import ArchivedQueue, Catalog, Segment
 from store.archive.key_index import Filing
+from store.archive.kin import Kin
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, NO_TIME, queue_path, segment_path
 from store.archive.place import Place
-from store.errors import ArchiveOfAnother, CorruptSegment, OffsetLost
-from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
+from store.archive.standing import Standing, of_another, passed_over
+from store.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
+from store.format.layout import CQ_ENTRY
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked, checked_blocks
+from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
 
 PIECE_BYTES = 64 << 20  # of a queue's log: one object
@@ -30,15 +36,18 @@ _SMALL = 4  # a last segment of less than a piece by that is written anew
 _PIECES_AT_ONCE = 4  # until the metadata is written
 _BLOCK_BYTES = 8 << 20
 
+Result = TypeVar("Result")
 Progress = Callable[[int, int], None]  # messages that are archived by now, of how many
 
 
 class Archived(NamedTuple):
-    """What one call archived. bytes: of records. deleted: objects of the archive that were too old."""
+    """What one call archived. bytes: of records. deleted: objects of the archive that were too old. forgotten: messages
+    of deleted topics that were taken out of it."""
 
     messages: int = 0
     bytes: int = 0
     deleted: int = 0
+    forgotten: int = 0
 
 
 class Piece:
@@ -57,11 +66,14 @@ class Piece:
         self._entries: list[bytes] = [] if old is None else [old[1]]
         self.size = sum(map(len, self._log))
         self.added = Archived()
+        self.filing = Filing()
 
-    def add(self, checked: Checked) -> None:
-        """More messages, behind those that it has."""
+    def add(self, checked: Checked, queue: Queue, topic_id: int) -> None:
+        """More messages, behind those that it has. topic_id: the topic's number in the archive."""
+        self.last = fingerprint_of(checked, -1)
         block, sizes, codes = checked
         at = self.base + self.size
+        self.filing.add(queue, topic_id, checked, at)
         self._log.append(block.moved(at).data)
         entries = np.empty(len(block), CQ_ENTRY)
         ends = np.cumsum(sizes)
@@ -69,18 +81,23 @@ class Piece:
         self._entries.append(entries.tobytes())
         self.size += int(ends[-1])
         self.added = Archived(self.added.messages + len(block), self.added.bytes + int(ends[-1]))
-        times = block.field("store_timestamp")
+        times = np.maximum(block.field("store_timestamp"), 0)  # no checksum covers them
         known = self.end != NO_TIME
         self.begin = min(self.begin, int(times.min()))
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
-    def write(self, place: Place, queue: str, *, sealed: bool) -> tuple[Segment, Segment]:
-        """Write both, read them back, and give what the metadata is to say of them."""
+    def write(self, place: Place, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
+        """Write both, read them back, and give what the metadata is to say of them, and of the last message."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
         times = self.begin, self.end, sealed
-        return Segment(self.base, len(log), *times), Segment(self.entries_base, len(entries), *times)
+        return Segment(self.base, len(log), *times), Segment(self.entries_base, len(entries), *times), self.last
+
+
+def fingerprint_of(checked: Checked, row: int) -> Fingerprint:
+    physical, stored = (int(checked.block.field(name)[row]) for name in ("physical_offset", "store_timestamp"))
+    return Fingerprint(physical, stored)
 
 
 class Archiving:
@@ -94,25 +111,44 @@ class Archiving:
         self._place = place
         self._piece_bytes = piece_bytes
         self._catalog = place.load() or Catalog(broker)
+        self._kin = Kin(log, published)
         self._filing = Filing()
         self._unsaved = 0
 
-    def run(self, ends: Mapping[Queue, int], progress: Progress = lambda done, total: None) -> Archived:
-        """Archive each queue up to its end, which is published.
+    def run(
+        self,
+        queues: Sequence[Queue],
+        end_of: Callable[[Queue], int],
+        progress: Progress = lambda done, total: None,
+        *,
+        is_remembered: bool = False,
+    ) -> Archived:
+        """Archive each queue up to its end, which is published. queues: all those of a topic, or none. is_remembered:
+        the store's settings name this archive.
 
-        Raises `ArchiveOfAnother`, `OffsetLost` where retention was faster, `ArchiveUnavailable`, `CorruptRecord`.
+        Raises `ArchiveOfAnother` where nothing is archived, `QueuesPassedOver` where some of it is, and
+        `ArchiveUnavailable`.
         """
-        begins = {queue: self._begin(queue, end) for queue, end in ends.items()}
-        total, done, taken = sum(max(0, end - begins[queue]) for queue, end in ends.items()), 0, 0
+        standing = Standing.of(self._kin, self._published, self._place, self._catalog, queues)
+        is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
+        if is_doubtful and not standing.shows_ours(self._kin, self._place, self._catalog):
+            raise of_another(self._place.url, standing.passed)
+        passed, ends = dict(standing.passed), dict[Queue, int]()
+        for queue in standing.begins:
+            if (end := self._passing(queue, passed, partial(end_of, queue))) is not None:
+                ends[queue] = end
+        total, done, taken = sum(max(0, end - standing.begins[queue]) for queue, end in ends.items()), 0, 0
         progress(0, total)
         changed = False
         for queue, end in ends.items():
-            if queue not in self._catalog.queues:
-                self._catalog, changed = self._catalog.having(queue, ArchivedQueue(next_offset=begins[queue])), True
-            if self._catalog.queues[queue].indexed_from is None:
-                known = replace(self._catalog.queues[queue], indexed_from=begins[queue])
-                self._catalog = self._catalog.having(queue, known)
-            for added in self._queue(queue, begins[queue], end):
+            begin, known = standing.begins[queue], self._catalog.queues.get(queue)
+            now = replace(known or ArchivedQueue(next_offset=begin), last=standing.last.get(queue))
+            if now.indexed_from is None:
+                now = replace(now, indexed_from=begin)
+            if now != known:
+                self._catalog, changed = self._catalog.having(queue, now), True
+            pieces = self._queue(queue, begin, end)
+            while added := self._passing(queue, passed, partial(next, pieces, None)):
                 changed = True
                 done, taken = done + added.messages, taken + added.bytes
                 if self._unsaved >= _PIECES_AT_ONCE * self._piece_bytes:
@@ -120,7 +156,19 @@ class Archiving:
                 progress(done, total)
         if changed:
             self._save()
+        if passed:
+            raise passed_over(self._log.segments.directory.parent, self._place.url, passed)
         return Archived(done, taken)
+
+    def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
+        """What `work` gives; None where the queue cannot be archived, or is not there any more."""
+        try:
+            return work()
+        except UnknownTopic:  # deleted meanwhile
+            return None
+        except (ArchiveOfAnother, OffsetLost, CorruptStore) as error:
+            passed[queue] = error
+            return None
 
     def _save(self) -> None:
         index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write)
@@ -129,42 +177,23 @@ class Archiving:
         self._unsaved = 0
         self._place.delete(replaced)
 
-    def _begin(self, queue: Queue, end: int) -> int:
-        """The queue offset from which on it is not archived yet."""
-        minimum, maximum = self._published.offsets(*queue)
-        archived = self._catalog.queue(queue)
-        if archived is None or not archived.entries:
-            return minimum
-        begin = archived.max_offset
-        where = f"{self._place.url}: {queue}"
-        if begin > maximum:
-            raise ArchiveOfAnother(f"{where}: archived up to offset {begin}, the store ends at {maximum}; {_ELSEWHERE}")
-        if begin < minimum:
-            raise OffsetLost(
-                f"{where}: archived up to offset {begin}, but the store has messages from {minimum} on only: those in "
-                f"between were deleted before; {_ELSEWHERE}"
-            )
-        if minimum < begin:
-            self._must_be_same(queue, begin - 1)
-        return begin
-
-    def _must_be_same(self, queue: Queue, offset: int) -> None:
-        """The last archived message is one of this store's."""
-        if not is_archived(self._log, self._published, self._place, self._catalog, queue, offset):
-            raise ArchiveOfAnother(
-                f"{self._place.url}: {queue}: another message is archived at offset {offset} than the store has; "
-                f"{_ELSEWHERE}"
-            )
-
     def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
+        """Raises `ArchiveOfAnother` where the topic is deleted meanwhile, and made again."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
-        for checked in checked_blocks(self._log, self._published.of(*queue), start, end, limit):
+        of_store, born = self._published.of(*queue), self._published.born(queue.topic)
+        before = self._catalog.queues[queue].last
+        for checked in checked_blocks(self._log, of_store, start, end, limit):
+            if before is None or before.physical_offset < self._log.min_offset():
+                known = start, fingerprint_of(checked, 0)
+            else:
+                known = start - 1, before
+            if born != self._published.born(queue.topic) or not can_have(self._log, of_store, *known):
+                raise ArchiveOfAnother(f"the topic was deleted, and made again, when offset {start} was to be archived")
             if piece is None:
                 piece = self._next_piece(queue, start)
-            self._filing.add(queue, self._catalog.topics[queue.topic], checked, piece.base + piece.size)
-            piece.add(checked)
-            start += len(checked.block)
+            piece.add(checked, queue, self._catalog.topics[queue.topic])
+            start, before = start + len(checked.block), piece.last
             if piece.size >= self._piece_bytes:
                 yield self._write(queue, piece)
                 piece = None
@@ -196,41 +225,7 @@ class Archiving:
     def _write(self, queue: Queue, piece: Piece) -> Archived:
         sealed = piece.size >= self._piece_bytes // _SMALL
         written = piece.write(self._place, queue_path(self._catalog.broker, *queue), sealed=sealed)
+        self._filing.take(piece.filing)
         self._catalog = self._catalog.having(queue, self._catalog.queues[queue].written(*written))
         self._unsaved += piece.size
         return piece.added
-
-
-_ELSEWHERE = "archive to another URL, or under another brokerName"
-
-
-def is_archived(
-    log: CommitLog, published: PublishedQueues, place: Place, catalog: Catalog, queue: Queue, offset: int
-) -> bool:
-    """Whether what is archived at an offset that both have is the store's message, and none of another's, or of a topic
-    of the same name that was deleted.
-    """
-    flat = place.queue(catalog, queue)
-    if flat is None:
-        return False
-    here = _record(log, published, queue, offset)
-    entry = flat.entries.entries(offset, offset + 1)[0]
-    archived = flat.log.read(int(entry["physical_offset"]), int(entry["size"]))
-    return _without_place(here) == _without_place(archived)
-
-
-def stored_at(log: CommitLog, published: PublishedQueues, queue: Queue, offset: int) -> int:
-    """When a message that the store has was stored, ms since 1970."""
-    record = np.frombuffer(_record(log, published, queue, offset), RECORD_HEADER, 1)
-    return int(record["store_timestamp"][0])
-
-
-def _record(log: CommitLog, published: PublishedQueues, queue: Queue, offset: int) -> bytes:
-    physical, size, _ = published.of(*queue).entries(offset, offset + 1)[0].item()
-    return log.segments.read(physical, size)
-
-
-def _without_place(record: bytes) -> bytes:
-    """A record without what depends on where it stands."""
-    at = field_offset(RECORD_HEADER, "physical_offset")
-    return record[:at] + record[at + RECORD_HEADER["physical_offset"].itemsize : -PROPERTY_CRC_BYTES]

@@ -10,13 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from store.any_log import Queue
+from store.any_log import Fingerprint, Queue
 from store.archive.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
     GROWING,
     INDEX,
     INDEXED_FROM,
+    LAST_AT,
+    LAST_STORED,
     NO_OFFSET,
     NO_TIME,
     QUEUES,
@@ -61,13 +63,15 @@ class ArchivedQueue:
     """What is archived of one queue: its log and its entries, each contiguous.
 
     next_offset: the queue offset that is archived next where there are no entries. indexed_from: the index has the keys
-    of all messages from that queue offset on; None where that is not known, as in what a broker archived.
+    of all messages from that queue offset on; None where that is not known, as in what a broker archived. last: the
+    last message as it stands in the store's log, likewise.
     """
 
     log: Segments = ()
     entries: Segments = ()
     next_offset: int = 0
     indexed_from: int | None = None
+    last: Fingerprint | None = None
 
     @property
     def first_entry(self) -> int:
@@ -78,13 +82,18 @@ class ArchivedQueue:
     def max_offset(self) -> int:
         return self.entries[-1].stop // CQ_ENTRY.itemsize if self.entries else self.next_offset
 
-    def written(self, log: Segment, entries: Segment) -> ArchivedQueue:
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it was archived, and taken out again."""
+        return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
+
+    def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
         """With two more segments, or longer ones in the place of the last."""
 
         def behind(segments: Segments, added: Segment) -> Segments:
             return (*(each for each in segments if each.base != added.base), added)
 
-        return replace(self, log=behind(self.log, log), entries=behind(self.entries, entries))
+        return replace(self, log=behind(self.log, log), entries=behind(self.entries, entries), last=last)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Catalog:
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
         """Topic to its queues, both in order; those that are missing in between are empty."""
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
-        for queue in self.queues:
+        for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
@@ -113,10 +122,22 @@ class Catalog:
 
     def having(self, queue: Queue, archived: ArchivedQueue) -> Catalog:
         """With this queue as it is now."""
-        topics = self.topics
-        if queue.topic not in topics:
-            topics = {**topics, queue.topic: max(topics.values(), default=-1) + 1}
-        return replace(self, topics=topics, queues={**self.queues, queue: archived})
+        numbered = self if queue.topic in self.topics else self.numbered(queue.topic)
+        return replace(numbered, queues={**self.queues, queue: archived})
+
+    def without(self, queue: Queue) -> Catalog:
+        """Without what is archived of this queue. What is archived next has its place in the log behind that: so nobody
+        who has the metadata of before, and no key in the index, takes it for what was there."""
+        queues, archived = dict(self.queues), self.queues[queue]
+        if archived.log:
+            queues[queue] = ArchivedQueue(log=(Segment(archived.log[-1].stop, 0),))
+        else:
+            del queues[queue]
+        return replace(self, queues=queues)
+
+    def numbered(self, topic: str) -> Catalog:
+        """With a number for this topic that none had: what the index has of it under another is not its any more."""
+        return replace(self, topics={**self.topics, topic: max(self.topics.values(), default=-1) + 1})
 
     # --- as JSON ---------------------------------------------------------------------------------------
 
@@ -136,12 +157,20 @@ class Catalog:
                 own = said.get("queue")
                 brokers.add(str(own.get("brokerName") or "") if isinstance(own, dict) else "")
                 queue = Queue(topic, number(path, f"a queue of {topic}", queue_id, MAX_QUEUES - 1))
-                indexed, ends = said.get(INDEXED_FROM), said.get("maxOffset", NO_OFFSET)
+
+                def own_number(name: str, said: Mapping[str, Any] = said, queue: Queue = queue) -> int | None:
+                    value = said.get(name)
+                    return None if value is None else number(path, f"{name} of {queue}", value, LONG_MAX)
+
+                ends, last_at, last_stored = (
+                    said.get("maxOffset", NO_OFFSET),
+                    own_number(LAST_AT),
+                    own_number(LAST_STORED),
+                )
                 queues[queue] = ArchivedQueue(
                     next_offset=0 if ends == NO_OFFSET else number(path, f"maxOffset of {queue}", ends, LONG_MAX),
-                    indexed_from=None
-                    if indexed is None
-                    else number(path, f"{INDEXED_FROM} of {queue}", indexed, LONG_MAX),
+                    indexed_from=own_number(INDEXED_FROM),
+                    last=None if last_at is None or last_stored is None else Fingerprint(last_at, last_stored),
                 )
         brokers.discard("")
         if len(brokers) > 1:
@@ -171,14 +200,17 @@ class Catalog:
         }
         queues: dict[str, dict[str, Any]] = {}
         for queue, archived in self.queues.items():
-            said = {
+            said: dict[str, Any] = {
                 "queue": {"brokerName": self.broker, "queueId": queue.queue_id, "topic": queue.topic},
                 "minOffset": archived.first_entry,
                 "maxOffset": archived.max_offset,
                 "updateTimestamp": now,
             }
-            indexed = {} if archived.indexed_from is None else {INDEXED_FROM: archived.indexed_from}
-            queues.setdefault(queue.topic, {})[str(queue.queue_id)] = {**said, **indexed}
+            if archived.indexed_from is not None:
+                said[INDEXED_FROM] = archived.indexed_from
+            if archived.last is not None:
+                said[LAST_AT], said[LAST_STORED] = archived.last.physical_offset, max(0, archived.last.store_timestamp)
+            queues.setdefault(queue.topic, {})[str(queue.queue_id)] = said
         content: dict[str, Any] = {
             TOPIC_NUMBER: max(self.topics.values(), default=-1),
             TOPICS: topics,

@@ -70,7 +70,12 @@ class Filing:
         items["key_hash"], items["topic_id"], items["queue_id"] = hashes, topic_id, queue.queue_id
         items["physical_offset"], items["size"] = (at + np.cumsum(sizes) - sizes)[rows], sizes[rows]
         self._items.append(items)
-        self._times.append(block.field("store_timestamp")[rows])
+        self._times.append(np.maximum(block.field("store_timestamp")[rows], 0))
+
+    def take(self, other: Filing) -> None:
+        """What another has, too."""
+        self._items += other._items
+        self._times += other._times
 
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None]

@@ -29,6 +29,8 @@ DEFAULT_CLUSTER: Final = "DefaultCluster"
 TOPICS: Final = "topicMetadataTable"  # topic to its number and its name
 QUEUES: Final = "queueMetadataTable"  # topic to queue id to its offsets
 INDEXED_FROM: Final = "indexedOffset"  # of a queue, this project's: the index has all keys from this offset on
+LAST_AT: Final = "lastLogOffset"  # of a queue, this project's: of the last message, in the log of the store it is from
+LAST_STORED: Final = "lastStoreTimestamp"  # of the same message, ms
 SEGMENTS: Final = {
     COMMIT_LOG: "commitLogFileSegmentTable",
     CONSUME_QUEUE: "consumeQueueFileSegmentTable",

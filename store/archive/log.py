@@ -29,6 +29,7 @@ from store.archive.catalog import Catalog
 from store.archive.finding import Finding
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import PolledHeld
+from store.archive.kin import Kin
 from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place
 from store.errors import CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
@@ -166,6 +167,10 @@ class ArchiveLog:
             except OffsetLost:
                 if self._catalog() is catalog:
                     raise
+
+    def reaches(self, queue: Queue, kin: Kin) -> bool:
+        """As `Kin.reaches`; of a queue that is not archived, too."""
+        return any(kin.reaches(it) for it in self._there([queue]))
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}

@@ -5,19 +5,29 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from store.any_log import Queue
-from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress, is_archived, stored_at
+from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
 from store.archive.catalog import Catalog
 from store.archive.expiry import expire
+from store.archive.forgetting import forget
+from store.archive.kin import Kin
 from store.archive.layout import DEFAULT_CLUSTER
 from store.archive.objects import local_path, without_secrets
 from store.archive.place import Place
-from store.errors import InvalidArgument, StoreLocked, UnknownTopic
+from store.archive.standing import Standing
+from store.errors import (
+    ArchiveOfAnother,
+    InvalidArgument,
+    NoArchive,
+    QueuesPassedOver,
+    StoreLocked,
+    UnknownTopic,
+)
 from store.files.atomic import make_directory, open_file, read_file, write_file
 from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings, with_settings
 from store.files.topics import Topics
@@ -68,32 +78,66 @@ class StoreArchive:
         """Raises `ArchiveUnavailable`."""
         return Place.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
+    def is_remembered(self) -> bool:
+        """Whether it is the one that the store's settings name."""
+        return is_same_place(self.url, remembered(self._root).url)
+
     def queues(self, topics: Topics) -> list[Queue]:
         """Those that are to be archived, as they stand now; nothing of a topic that was deleted since it was named."""
-        counts = topics.queue_counts()
-        names = self._names or [name for name in counts if not _is_system(name)]
-        return [Queue(name, queue_id) for name in names for queue_id in range(counts.get(name, 0))]
+        return queues_of(topics, self._names or [name for name in topics.queue_counts() if not _is_system(name)])
 
     def run(
         self,
         log: CommitLog,
         published: PublishedQueues,
-        ends: Mapping[Queue, int],
+        queues: Sequence[Queue],
+        end_of: Callable[[Queue], int],
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
+        *,
         reserved_hours: float | None = None,
+        forgetting: Mapping[str, Sequence[Queue]] | None = None,
     ) -> Archived:
         """Archive each queue up to its end, and remember where; then delete from the archive what was stored more than
-        `reserved_hours` ago. Raises as `Archiving.run`, and `StoreLocked`.
+        `reserved_hours` ago. forgetting: topics, and their queues now, of which first to take out what is not of those.
+
+        Raises as `Archiving.run`, and `StoreLocked`, `UnknownTopic`.
         """
         kept_since = None if reserved_hours is None else _ago(3600 * seconds("reserved_hours", reserved_hours))
         if not self.url:
             raise InvalidArgument(f"{self._root}: name the URL to archive to; its settings remember none")
         with alone(self._root):
             place = self.place()
-            archived = Archiving(log, published, place, self._broker, piece_bytes).run(ends, progress)
+            forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
+            archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
+            try:
+                archived = archiving.run(queues, end_of, progress, is_remembered=self.is_remembered())
+            except QueuesPassedOver as error:
+                passed = error
             self._remember()
-            return archived if kept_since is None else archived._replace(deleted=expire(place, kept_since))
+            deleted = 0 if kept_since is None else expire(place, kept_since)
+            if passed is not None:
+                raise passed
+            return archived._replace(deleted=deleted, forgotten=forgotten)
+
+    def _forget(
+        self,
+        place: Place,
+        log: CommitLog,
+        published: PublishedQueues,
+        queues: Sequence[Queue],
+        topics: Mapping[str, Sequence[Queue]],
+    ) -> int:
+        catalog, kin = place.load(), Kin(log, published)
+        if catalog is None:
+            raise NoArchive(f"{place.url}: no archive, and nothing to forget")
+        named = [queue for of_topic in topics.values() for queue in of_topic]
+        standing = Standing.of(kin, published, place, catalog, list(dict.fromkeys([*queues, *named])))
+        if not self.is_remembered() and not standing.shows_ours(kin, place, catalog):
+            raise ArchiveOfAnother(
+                f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
+            )
+        return forget(place, catalog, standing, topics)
 
     def kept_from(self, confirm_offset: int, log: CommitLog, published: PublishedQueues, topics: Topics) -> int | None:
         """Log offset from which on records may be to be archived still; None for a store that archives nowhere.
@@ -104,33 +148,60 @@ class StoreArchive:
         """
         if not self.url:
             return None
-        place, offsets = self.place(), [confirm_offset]
+        place, queues, offsets = self.place(), self.queues(topics), [confirm_offset]
         catalog = place.load() or Catalog(self._broker)
-        for queue in self.queues(topics):
-            minimum, maximum = published.offsets(*queue)
-            archived, first = catalog.queue(queue), minimum
-            if archived is not None and archived.entries and minimum < archived.max_offset <= maximum:
-                last = archived.max_offset - 1
-                # The metadata says when it was stored, as a rule; only where that is another time both are read.
-                is_ours = archived.entries[-1].end == stored_at(log, published, queue, last)
-                if is_ours or is_archived(log, published, place, catalog, queue, last):
-                    first = archived.max_offset
-            if first < maximum:
-                offsets.append(int(published.of(*queue).entries(first, first + 1)[0]["physical_offset"]))
+        standing = Standing.of(Kin(log, published), published, place, catalog, queues)
+        for queue in queues:
+            with suppress(UnknownTopic):  # deleted meanwhile
+                minimum, maximum = published.offsets(*queue)
+                first = max(minimum, standing.begins.get(queue, minimum))
+                if first < maximum:
+                    entry = published.of(*queue).entries(first, first + 1)[0]
+                    offsets.append(int(entry["physical_offset"]))
         return min(offsets)
 
     def _remember(self) -> None:
-        """In the store's own settings, which keep whatever else they say; not what is secret in a URL."""
+        """In the store's own settings, which keep whatever else they say; not what is secret in a URL. Where they name
+        another URL already, this one was a copy."""
         own = _own_settings(self._root)
-        url = self.url if local_path(self.url) is None else str(local_path(self.url))
-        values = {"brokerName": self._broker, "archive": without_secrets(url), "archiveTopics": ",".join(self._names)}
-        if any(own.get(name, "") != value for name, value in values.items()) and not own.get("archive"):
+        if own.get("archive") and not self.is_remembered():
+            return
+        values = {"brokerName": self._broker, "archive": _plain(self.url), "archiveTopics": ",".join(self._names)}
+        if any(own.get(name, "") != value for name, value in values.items()):
             _write_settings(self._root, values)
 
 
-def remembered_url(root: Path) -> str:
-    """Where the store in a directory archived; "" where it did not, or is no store. Raises `ConfigError`."""
-    return str(_own_settings(root).get("archive", ""))
+def _plain(url: str) -> str:
+    """Without secrets; the path of a directory."""
+    return without_secrets(url) if (path := local_path(url)) is None or not url else path
+
+
+def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
+    """Of those that are there."""
+    counts = topics.queue_counts()
+    return [Queue(name, queue_id) for name in dict.fromkeys(names) for queue_id in range(counts.get(name, 0))]
+
+
+class Remembered(NamedTuple):
+    """url: "" for none. topics: all but the system's where there are none."""
+
+    url: str = ""
+    topics: tuple[str, ...] = ()
+
+
+def remembered(root: Path) -> Remembered:
+    """Where the store in a directory archives which topics; no URL where it does not, or is no store.
+
+    Raises `ConfigError`.
+    """
+    own = _own_settings(root)
+    names = str(own.get("archiveTopics", "")).split(",")
+    return Remembered(str(own.get("archive", "")), tuple(name for name in names if name))
+
+
+def is_same_place(url: str, other: str) -> bool:
+    """Whether two URLs are one, and not none."""
+    return url != "" and _plain(url) == _plain(other)
 
 
 @contextmanager
@@ -149,16 +220,13 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def ends(
-    published: PublishedQueues,
-    queues: Sequence[Queue],
-    older_than: float,
-    offset_by_time: Callable[[str, int, int], int],
-) -> dict[Queue, int]:
-    """Up to where each queue has messages that were stored more than `older_than` seconds ago."""
+    published: PublishedQueues, older_than: float, offset_by_time: Callable[[str, int, int], int]
+) -> Callable[[Queue], int]:
+    """Up to where a queue has messages that were stored more than `older_than` seconds ago."""
     if older_than <= 0:
-        return {queue: published.max_offset(*queue) for queue in queues}
+        return lambda queue: published.max_offset(*queue)
     until = _ago(older_than)
-    return {queue: offset_by_time(*queue, until) for queue in queues}
+    return lambda queue: offset_by_time(*queue, until)
 
 
 def _ago(seconds_ago: float) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from store.any_log import Bounds, MessageFilter, Queue, QueueRange, ReadSpec
+from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.archive.of_store import StoreArchive
 from store.files.config import StoreConfig
@@ -19,15 +20,20 @@ from store.read.getting import GetResult, GetStatus
 class Older:
     """An archive, for a store that asks it. Every verb raises `ArchiveError`."""
 
-    def __init__(self, archive: ArchiveLog, config: StoreConfig) -> None:
+    def __init__(self, archive: ArchiveLog, config: StoreConfig, kin: Kin) -> None:
         self._archive = archive
         self._config = config
+        self._kin = kin
 
     @staticmethod
-    def of(root: Path, config: StoreConfig) -> Older | None:
+    def of(root: Path, config: StoreConfig, kin: Kin) -> Older | None:
         """None for a store that archives nowhere. Raises `ArchiveUnavailable`."""
         archive = StoreArchive.remembered(root, config)
-        return Older(ArchiveLog(archive.place()), config) if archive.url else None
+        return Older(ArchiveLog(archive.place()), config, kin) if archive.url else None
+
+    def has(self, queue: Queue) -> bool:
+        """Whether it has what the store had of a queue before what it has. Raises as `Kin.reaches`."""
+        return self._archive.reaches(queue, self._kin)
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """As `Log.scan`."""
@@ -37,11 +43,10 @@ class Older:
         self, queue: Queue, offset: int, ours: Bounds, max_messages: int, message_filter: MessageFilter
     ) -> GetResult:
         """As `MessageStore.get_message`, from an offset before `ours`, what the store has; none of that is in it."""
-        config, there = self._config, self._archive.bounds([queue]).get(queue)
-        if there is None or not there.min_offset <= offset or there.max_offset < ours.min_offset:
-            first = ours.min_offset
-            if there is not None and there.max_offset >= first:
-                first = min(first, there.min_offset)
+        config, first = self._config, ours.min_offset
+        if self.has(queue):
+            first = min(first, self._archive.bounds([queue])[queue].min_offset)
+        if offset < first:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, first, first, ours.max_offset)
         most = min(max_messages, config.maxTransferCountOnMessageInMemory)
         examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
@@ -55,7 +60,7 @@ class Older:
             if message_filter.match(message.tags, message.properties):
                 found.append(message)
         status = GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE
-        return GetResult(status, next_begin, there.min_offset, ours.max_offset, found)
+        return GetResult(status, next_begin, first, ours.max_offset, found)
 
     def with_key(
         self,
@@ -70,9 +75,10 @@ class Older:
 
         times: [begin, end] in ms. found: what the store found, some of which it may have lost since.
         """
-        if topic not in self._archive.topics():
+        before = dict.fromkeys(self._archive.topics().get(topic, ()), 0)
+        before |= {queue: ours[queue].min_offset for queue in before.keys() & ours.keys() if self.has(queue)}
+        if not any(before.values()):
             return []
-        before = {queue: bounds.min_offset for queue, bounds in ours.items()}
         have = {(message.queue_id, message.queue_offset) for message in found}
         older = self._archive.query(topic, key, most + len(have), *times, before)
         return [each for each in older if (each.queue_id, each.queue_offset) not in have][-most:]

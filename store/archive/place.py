@@ -59,14 +59,23 @@ class Place:
         try:
             data = self.objects.read_all(self.metadata)
         except FileNotFoundError:
+            self._seen = b"", None
             return None
         if data != self._seen[0]:
             self._seen = data, Catalog.parse(f"{self.url}/{self.metadata}", data)
         return self._seen[1]
 
     def save(self, catalog: Catalog) -> None:
-        """From now on this is what is archived."""
-        self.objects.write(self.metadata, catalog.text())
+        """From now on this is what is archived. Raises `ArchiveUnavailable`, also where it is not as it was last."""
+        seen, text = self._seen[0], catalog.text()
+        self.load()
+        if self._seen[0] != seen:
+            raise ArchiveUnavailable(
+                f"{self.url}/{self.metadata}: it was changed meanwhile: another store archives there under the same "
+                "name; give one of them another brokerName"
+            )
+        self.objects.write(self.metadata, text)
+        self._seen = text, catalog
 
     def write(self, path: str, data: bytes) -> None:
         """Write an object, below the cluster's folder, and read it back: all of it, and nothing behind.

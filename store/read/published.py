@@ -29,6 +29,12 @@ class PublishedQueues:
         """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
 
+    def born(self, topic: str) -> int:
+        """As `Topics.born`. Raises `UnknownTopic`."""
+        while (born := self._topics.born(topic)) is None:
+            self._topics.known(topic)
+        return born
+
     def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
         """Those of `queues` that are there. Each topic is looked up once: a look is a system call."""
         counts: dict[str, int] = {}

@@ -39,8 +39,8 @@ class ArchivedStore:
         """In small pieces."""
         store = self.store
         with self._turn:
-            until = ends(store._published, self.place.queues(store._topics), 0, store.offset_by_time)
-            return self.place.run(store._log, store._published, until, lambda done, total: None, PIECE_BYTES)
+            queues, end_of = self.place.queues(store._topics), ends(store._published, 0, store.offset_by_time)
+            return self.place.run(store._log, store._published, queues, end_of, lambda done, total: None, PIECE_BYTES)
 
     def delete_oldest(self, queue: Queue) -> None:
         assert expire(self.place.place(), int(time.time() * 1000) + 1)

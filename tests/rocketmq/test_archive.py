@@ -122,6 +122,31 @@ def test_it_finds_by_key_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -
     assert len(lines) > 100
 
 
+def test_it_reads_what_we_archived_of_a_topic_that_was_made_again(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+    """What was forgotten of the first one is gone for it, too: where nothing came after it, and by key."""
+    url = tmp_path / "archive"
+    with archived(tmp_path, str(url)) as it:
+        it.create_topic("orders", 2)
+        it.create_topic("invoices", 1)
+        it.create_topic("empty", 1)
+        put_with_keys(it.store, 40)
+        it.store.put(Message("empty", b"of the first", keys=("k1",)))
+        it.archive()
+        for topic, queues in (("orders", 2), ("empty", 1)):
+            it.store.delete_topic(topic, lambda: None)
+            it.store.create_topic(topic, queues)
+        put_with_keys(it.store, 10, 100)
+        assert it.store.archive(str(url), forget=["orders", "empty"]).forgotten == 41
+    root = url / cluster_folder(DEFAULT_CLUSTER) / "mq"
+    lines = rocketmq5.tiered("read", url, root, broker="mq", log_bytes=1 << 30, queue_bytes=100 << 20)
+    assert {line["topic"]: line["max"] for line in lines if "min" in line} == {"orders": 5, "invoices": 50, "empty": 0}
+    assert ours(it.address) == theirs(lines)
+    questions = [*QUESTIONS, *({"topic": "orders", "key": f"k{n}"} for n in range(100, 110))]
+    lines = rocketmq5.tiered("query", url, root, questions, broker="mq", log_bytes=1 << 30, queue_bytes=100 << 20)
+    assert found(lines) == found_by_us(it.address, questions)
+    assert len(lines) > 40
+
+
 def test_we_find_by_key_what_it_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     url = tmp_path / "archive"
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(enabledAppendPropCRC=False)) as store:

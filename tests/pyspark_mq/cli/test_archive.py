@@ -9,6 +9,7 @@ import pytest
 from store import Message, MessageStore
 from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
+from store.archive.of_store import remembered
 from tests.filled import Filled
 from tests.pyspark_mq.cli.process import run, succeed
 
@@ -50,6 +51,43 @@ def test_watching_outlives_an_archive_that_is_away_for_a_while(
     assert done.stdout.splitlines()[1].startswith("archived 2 messages")
     assert "trying again in 60 seconds" in done.stderr
     assert "the next 'archive' goes on" in done.stderr
+
+
+def test_a_topic_that_was_made_again_is_forgotten_when_asked(filled: Filled, tmp_path: Path) -> None:
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    filled.store.delete_topic("orders", lambda: None)
+    filled.store.create_topic("orders", 2)
+    filled.put("orders", 0, 4)
+    said = run("archive", filled.path).stderr
+    assert "orders/0, orders/1: what is archived is of a topic of that name that was deleted since" in said
+    assert "--forget TOPIC" in said
+    assert succeed("archive", filled.path, "--forget", "orders").endswith("; forgot 8 messages\n")
+    assert "no topic nothing to forget" in run("archive", filled.path, "--forget", "nothing").stderr
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 4)}
+
+
+def test_topics_that_are_named_are_those_of_the_next_time_too(filled: Filled, tmp_path: Path) -> None:
+    filled.store.create_topic("more", 1)
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    done = run("archive", filled.path, "--topic", "orders")
+    assert "from now on orders will be archived; 'clean' waits for no other topic any more" in done.stderr
+    filled.put("more", 0, 3)
+    assert succeed("archive", filled.path).startswith("archived 0 messages")
+    done = run("archive", filled.path, "--all-topics")
+    assert done.stdout.startswith("archived 3 messages")
+    assert "from now on all topics will be archived\n" in done.stderr
+    assert "give one of them" in run("archive", filled.path, "--all-topics", "--topic", "more").stderr
+
+
+def test_a_copy_beside_the_archive_that_is_remembered(filled: Filled, tmp_path: Path) -> None:
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    filled.put("orders", 0, 2)
+    done = run("archive", filled.path, "--to", tmp_path / "copy", "--topic", "orders")
+    assert done.stdout.startswith("archived 10 messages")
+    assert f"a copy: readers of {filled.path} go on in {tmp_path / 'archive'}" in done.stderr
+    assert remembered(Path(filled.path)) == (str(tmp_path / "archive"), ())
+    assert succeed("archive", filled.path).startswith("archived 2 messages")
 
 
 def test_what_is_no_age(filled: Filled) -> None:

@@ -24,6 +24,7 @@ from store import (
     Message,
     MessageStore,
     OffsetLost,
+    QueuesPassedOver,
     StoreConfig,
     StoreError,
     StoreLocked,
@@ -32,7 +33,7 @@ from store import (
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress, ArchiveLog
-from store.archive.of_store import StoreArchive, alone
+from store.archive.of_store import Remembered, StoreArchive, alone, remembered
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
 
@@ -45,6 +46,10 @@ SPEC = ReadSpec(COLUMNS, EVERYTHING)
 def rows(log: ArchiveLog | MessageStore, queue: Queue, begin: int, end: int) -> list[dict[str, object]]:
     read = log.read if isinstance(log, MessageStore) else log.scan
     return [row for batch in read(QueueRange(*queue, begin, end), SPEC) for row in batch.to_pylist()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def same(store: MessageStore, url: Path) -> None:
@@ -62,7 +67,7 @@ def test_all_of_a_store_and_only_what_is_new(filled: Filled, tmp_path: Path) -> 
     url = tmp_path / "archive"
     assert filled.store.archive(str(url)).messages == 8
     same(filled.store, url)
-    assert filled.store.archive() == (0, 0, 0)
+    assert filled.store.archive() == (0, 0, 0, 0)
     filled.put("orders", 1, 3)
     assert filled.store.archive().messages == 3
     same(filled.store, url)
@@ -90,6 +95,24 @@ def test_some_topics(filled: Filled, tmp_path: Path) -> None:
         filled.store.archive(topics=["nowhere"])
 
 
+def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -> None:
+    """Topics that are given replace those of before; another URL replaces nothing, and `clean` does not ask it."""
+    url, copy, root = str(tmp_path / "archive"), str(tmp_path / "copy"), Path(filled.path)
+    filled.store.create_topic("more", 1)
+    filled.store.archive(url)
+    filled.store.archive(topics=["more"])
+    assert remembered(root) == (url, ("more",))
+    filled.store.archive(copy, topics=["orders"])
+    assert remembered(root) == (url, ("more",))
+    filled.store.archive(f"file://{url}", topics=["orders", "more"])
+    assert remembered(root) == (url, ("orders", "more"))
+    filled.store.archive(topics=())
+    assert remembered(root) == (url, ())
+    filled.put("orders", 0, 300, 1000)
+    filled.store.archive(copy)
+    assert filled.store.clean(forced=True).log == []
+
+
 def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
@@ -113,7 +136,7 @@ def test_what_comes_in_the_place_of_a_deleted_topic_is_not_archived_yet(tmp_path
         store.create_topic("orders", 1)
         store.put_many([Message("orders", b"new")] * count)
         store.put_many([Message("other", b"x" * 1000)] * 12)
-        with pytest.raises(ArchiveOfAnother):
+        with pytest.raises(QueuesPassedOver, match="orders/0: what is archived is of a topic of that name that was"):
             store.archive()
         store.clean(forced=True)
         assert store.offsets("orders", 0) == (0, count)
@@ -132,8 +155,8 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
     of_store = StoreArchive(store.path, str(url), "")
 
     def archive(reserved_hours: float) -> int:
-        until = {queue: store.max_offset(*queue)}
-        run = partial(of_store.run, store._log, store._published, until, lambda done, total: None, 4096)
+        end_of = lambda queue: store.max_offset(*queue)  # noqa: E731
+        run = partial(of_store.run, store._log, store._published, [queue], end_of, lambda done, total: None, 4096)
         return run(reserved_hours=reserved_hours).deleted
 
     for _ in range(3):
@@ -177,10 +200,22 @@ def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: 
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
     conf = Path(filled.path, "config", "store.conf")
-    conf.write_text("".join(line for line in conf.read_text().splitlines(True) if not line.startswith("archive")))
+    remembered = conf.read_text()
+    conf.write_text("".join(line for line in remembered.splitlines(True) if not line.startswith("archive")))
     assert filled.store.clean(forced=True).log
-    with pytest.raises(OffsetLost, match="were deleted before"):
+    with pytest.raises(ArchiveOfAnother, match="nothing shows"):
         filled.store.archive(str(tmp_path / "archive"))
+    conf.write_text(remembered)
+    with pytest.raises(QueuesPassedOver, match=r"orders/0: archived up to offset 3, .* were deleted before"):
+        filled.store.archive(str(tmp_path / "archive"))
+    done = filled.store.archive(str(tmp_path / "archive"), forget=["orders"])
+    first, last = filled.store.offsets("orders", 0)
+    assert (done.forgotten, done.messages) == (3, last - first)
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert log.bounds([Queue("orders", 0), Queue("orders", 1)]) == {
+            ("orders", 0): (first, last),
+            ("orders", 1): (0, 5),
+        }
 
 
 def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -> None:
@@ -191,8 +226,16 @@ def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -
         with pytest.raises(ArchiveOfAnother, match="archived up to offset 3, the store ends at 0"):
             other.store.archive(str(tmp_path / "archive"))
         other.put("orders", 0, 3)
-        with pytest.raises(ArchiveOfAnother, match="another message"):
-            other.store.archive(str(tmp_path / "archive"))
+        other.store.create_topic("more", 1)
+        other.put("more", 0, 1)
+        before = contents(tmp_path / "archive")
+        for forget in ((), ["orders"]):
+            with pytest.raises(ArchiveOfAnother, match="nothing shows that this is the archive of this store"):
+                other.store.archive(str(tmp_path / "archive"), forget=forget)
+        assert contents(tmp_path / "archive") == before
+        with pytest.raises(ArchiveOfAnother, match="nothing of it is forgotten"):
+            other.store.archive(str(tmp_path / "archive"), topics=["more"], forget=["orders"])
+        assert remembered(tmp_path / "other" / "mq") == Remembered()
 
 
 def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
@@ -205,8 +248,10 @@ def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None
     filled.put("orders", 0, 1)
     for file in tmp_path.glob("archive/*/mq/orders/0/COMMIT_LOG/*"):
         os.truncate(file, 100)
-    with pytest.raises(CorruptSegment, match="it ends before byte 396"):
+    filled.put("orders", 1, 1)
+    with pytest.raises(QueuesPassedOver, match=r"orders/0: .*100 bytes instead of 396") as passed:
         filled.store.archive()
+    assert [type(reason) for reason in passed.value.reasons.values()] == [CorruptSegment]
     with ArchiveAddress(str(tmp_path / "archive")).open() as log, pytest.raises(CorruptSegment, match="it ends before"):
         rows(log, Queue("orders", 0), 0, 3)
 

@@ -1,0 +1,136 @@
+"""Whether what is archived of a queue is the beginning of what the store has under that name: not of another store, and
+not of a topic that was deleted since and made again.
+
+The metadata says of each queue where the last archived message stands in the store's log (`ArchivedQueue.last`): what
+was put before a topic was deleted stands before that place. What an archive has that does not say so is compared.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from store.any_log import Fingerprint, Queue
+from store.archive.flat import FlatQueue
+from store.errors import ArchiveOfAnother, CorruptStore, OffsetLost
+from store.format.layout import CQ_PRE_BLANK_SIZE, PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
+from store.log.commit_log import CommitLog
+from store.read.fingerprint import fingerprint
+from store.read.published import PublishedQueues
+
+
+class Kin:
+    """Of one store's queues."""
+
+    def __init__(self, log: CommitLog, published: PublishedQueues) -> None:
+        self._log = log
+        self._published = published
+
+    def last(self, it: FlatQueue) -> Fingerprint | None:
+        """The last archived message as the store has it; as it is remembered where that has it no longer, if it is.
+
+        Raises `ArchiveOfAnother`, and `OffsetLost` where the store begins behind the archive's end; `UnknownTopic`.
+        """
+        queue, end, was = it.queue, it.archived.max_offset, it.archived.last
+        while True:
+            minimum, maximum = self._published.offsets(*queue)
+            if self.is_of_deleted(it):
+                raise ArchiveOfAnother("what is archived is of a topic of that name that was deleted since")
+            if end > maximum:
+                raise ArchiveOfAnother(f"archived up to offset {end}, the store ends at {maximum}")
+            if end < minimum:
+                raise OffsetLost(
+                    f"archived up to offset {end}, but the store has messages from {minimum} on only: those in between "
+                    "were deleted before"
+                )
+            if end == minimum:
+                if not self._may_follow(it):
+                    raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store had")
+                return was
+            try:
+                found = fingerprint(self._log, self._published.of(*queue), end - 1)
+                if found != was and not self._is_same(it, end - 1):
+                    raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store has")
+            except OffsetLost:
+                if self._published.offsets(*queue)[0] == minimum:  # not by retention
+                    raise
+            else:
+                return found
+
+    def reaches(self, it: FlatQueue) -> bool:
+        """Whether the archive has what the store had of a queue before what it has, without a hole between.
+
+        Raises `ArchiveOfAnother`, but not for a topic that was deleted since: of that nothing counts.
+        """
+        end = it.archived.max_offset
+        while True:
+            minimum, maximum = self._published.offsets(*it.queue)
+            if self.is_of_deleted(it) or not it.min_offset() < minimum <= end:
+                return False
+            try:
+                if minimum == end:
+                    is_same = self._may_follow(it)
+                else:
+                    of_store = self._published.of(*it.queue)
+                    is_last = end <= maximum and fingerprint(self._log, of_store, end - 1) == it.archived.last
+                    is_same = is_last or self._is_same(it, minimum)
+            except OffsetLost:
+                if self._published.offsets(*it.queue)[0] == minimum:
+                    raise
+                continue
+            if not is_same:
+                raise ArchiveOfAnother(
+                    f"{it.queue}: another message is archived at offset {minimum} than the store has; name the archive "
+                    "of this store (option archive); if the topic was deleted and made again, 'pyspark-mq archive "
+                    f"STORE --forget {it.queue.topic}'"
+                )
+            return True
+
+    def is_of_deleted(self, it: FlatQueue) -> bool:
+        """Whether the topic was deleted behind what is archived of it. Raises `UnknownTopic`."""
+        last = it.archived.last
+        return last is not None and last.physical_offset < self.born(it.queue)
+
+    def born(self, queue: Queue) -> int:
+        """As `Topics.born`. Raises `UnknownTopic`."""
+        return self._published.born(queue.topic)
+
+    def has_in_log(self, it: FlatQueue, last: Fingerprint | None = None) -> bool:
+        """Whether the log has the last archived message: that of a topic is there still when the topic is deleted.
+
+        last: where it is; by default as the archive remembers it.
+        """
+        if (last := last or it.archived.last) is None:
+            return False
+        try:
+            archived = self._archived(it, it.archived.max_offset - 1)
+            here = self._log.segments.read(last.physical_offset, len(archived))
+        except (OffsetLost, CorruptStore):
+            return False
+        return _without_place(here) == _without_place(archived)
+
+    def _may_follow(self, it: FlatQueue) -> bool:
+        """Of an archive that ends where the store begins: whether the queue's entry before that, if it has it still, is
+        the one that was archived."""
+        if (last := it.archived.last) is None:
+            return True
+        with suppress(OffsetLost):
+            of_store, end = self._published.of(*it.queue), it.archived.max_offset
+            physical, size, _ = of_store.entries(end - 1, end, current=True)[0].item()
+            return size in (0, CQ_PRE_BLANK_SIZE) or physical == last.physical_offset
+        return True
+
+    def _is_same(self, it: FlatQueue, offset: int) -> bool:
+        """Whether both have the same message at an offset that both have."""
+        physical, size, _ = self._published.of(*it.queue).entries(offset, offset + 1)[0].item()
+        here = self._log.segments.read(physical, size)
+        return _without_place(here) == _without_place(self._archived(it, offset))
+
+    def _archived(self, it: FlatQueue, offset: int) -> bytes:
+        physical, size, _ = it.entries.entries(offset, offset + 1)[0].item()
+        return it.log.read(physical, size)
+
+
+def _without_place(record: bytes) -> bytes:
+    """A record without what depends on where it stands."""
+    at = field_offset(RECORD_HEADER, "physical_offset")
+    return record[:at] + record[at + RECORD_HEADER["physical_offset"].itemsize : -PROPERTY_CRC_BYTES]

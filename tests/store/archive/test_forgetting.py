@@ -1,0 +1,317 @@
+"""A topic that was deleted and made again: the two are never one in the archive, and what was archived of the first can
+be taken out of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from store import (
+    ArchiveOfAnother,
+    ArchiveUnavailable,
+    Message,
+    MessageStore,
+    OffsetLost,
+    QueuesPassedOver,
+    StoreConfig,
+    UnknownTopic,
+)
+from store.any_log import Bounds, Queue, QueueRange, ReadSpec
+from store.archive.log import ArchiveAddress
+from store.archive.objects import Directory
+from store.archive.of_store import StoreArchive
+from store.format.layout import TOPICS_FILE
+from store.read.filters import EVERYTHING
+from store.through import ThroughAddress
+
+ORDERS = Queue("orders", 0)
+SPEC = ReadSpec(("body",), EVERYTHING)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=4096)) as it:
+        it.create_topic("orders", 1)
+        it.create_topic("other", 1)
+        yield it
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "archive")
+
+
+def put(store: MessageStore, topic: str, body: str, count: int, queue_id: int = 0) -> None:
+    store.put_many(
+        Message(topic, f"{body} {n}".encode(), queue_id=queue_id, keys=(f"{body}{n}",)) for n in range(count)
+    )
+
+
+def bodies(log: object, queue: Queue, begin: int, end: int) -> list[str]:
+    batches = log.scan(QueueRange(*queue, begin, end), SPEC)  # type: ignore[attr-defined]
+    return [body.decode() for batch in batches for body in batch["body"].to_pylist()]
+
+
+def archived(url: str, queue: Queue = ORDERS) -> list[str]:
+    with ArchiveAddress(url).open() as log:
+        return bodies(log, queue, *log.bounds([queue])[queue])
+
+
+def named(body: str, count: int) -> list[str]:
+    return [f"{body} {n}" for n in range(count)]
+
+
+def made_again(store: MessageStore, queues: int = 1, topic: str = "orders") -> None:
+    store.delete_topic(topic, lambda: None)
+    store.create_topic(topic, queues)
+
+
+def made_again_by_a_broker(store: MessageStore) -> None:
+    """Which leaves no mark where it was deleted."""
+    made_again(store)
+    path = store.path / TOPICS_FILE
+    content = json.loads(path.read_text())
+    del content["deletedTopics"]
+    path.write_text(json.dumps(content))
+
+
+def forgets_archive(store: MessageStore) -> None:
+    """So that retention takes what is not archived."""
+    (store.path / "config" / "store.conf").unlink()
+
+
+def begin_at(store: MessageStore, count: int) -> None:
+    """Put new orders, and let retention take the first `count` of them, so that the queue begins there."""
+    put(store, "orders", "new", count)
+    first = store.confirm_offset
+    while store.confirm_offset // 4096 == first // 4096:
+        put(store, "other", "x" * 500, 1)
+    put(store, "orders", "newer", 5)
+    while store.clean(forced=True).log:
+        pass
+    assert store.offsets("orders", 0) == (count, count + 5)
+
+
+@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
+def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(
+    store: MessageStore, url: str, delete: Callable[[MessageStore], None]
+) -> None:
+    put(store, "orders", "old", 40)
+    store.archive(url)
+    forgets_archive(store)
+    delete(store)
+    begin_at(store, 40)
+    put(store, "other", "more", 2)
+    with ThroughAddress(str(store.path), url).open() as log:
+        if delete is made_again:
+            assert log.bounds([ORDERS]) == {ORDERS: (40, 45)}
+            with pytest.raises(OffsetLost):
+                bodies(log, ORDERS, 39, 45)
+        else:
+            with pytest.raises(ArchiveOfAnother, match="--forget orders"):
+                log.bounds([ORDERS])
+            with pytest.raises(ArchiveOfAnother):
+                bodies(log, ORDERS, 39, 45)
+    with pytest.raises((QueuesPassedOver, ArchiveOfAnother), match="orders/0: "):
+        store.archive(url)
+    assert archived(url) == named("old", 40)
+    with suppress(ArchiveOfAnother):  # where nothing shows whose archive it is
+        store.archive(url, forget=["orders"])
+        assert archived(url) == named("newer", 5)
+
+
+def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, url: str) -> None:
+    """All that is archived is gone from the store: as two lives look, and it is one."""
+    begin_at(store, 0)
+    put(store, "orders", "old", 35)
+    store.archive(url)
+    end = store.max_offset("orders", 0)
+    while store.min_offset("orders", 0) < end:
+        put(store, "other", "x" * 500, 4)
+        store.archive()
+        store.clean(forced=True)
+    put(store, "orders", "new", 3)
+    assert store.archive().messages == 3
+    assert len(archived(url)) == end + 3
+    with ThroughAddress(str(store.path)).open() as log:
+        assert log.bounds([ORDERS]) == {ORDERS: (0, end + 3)}
+        assert bodies(log, ORDERS, 0, end + 3) == archived(url)
+
+
+@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
+@pytest.mark.parametrize("count", [0, 1, 30, 31, 80])
+def test_the_others_are_archived_and_then_the_new_one(
+    store: MessageStore, url: str, delete: Callable[[MessageStore], None], count: int
+) -> None:
+    put(store, "orders", "old", 30)
+    store.archive(url)
+    delete(store)
+    put(store, "orders", "new", count)
+    put(store, "other", "other", 7)
+    with pytest.raises(QueuesPassedOver, match=re.escape(f"{url} has all now but orders/0: ")) as passed:
+        store.archive()
+    assert list(passed.value.reasons) == [ORDERS]
+    assert pickle.loads(pickle.dumps(passed.value)).reasons.keys() == {ORDERS}
+    assert archived(url, Queue("other", 0)) == named("other", 7)
+    assert archived(url) == named("old", 30)
+    done = store.archive(forget=["orders"])
+    assert (done.forgotten, done.messages) == (30, count)
+    assert archived(url) == named("new", count)
+    put(store, "orders", "more", 4)
+    assert store.archive(forget=["orders"])[:1] == (4,)  # of which nothing is forgotten
+    assert archived(url) == named("new", count) + named("more", 4)
+    with ArchiveAddress(url).open() as log:
+        for key in ("old7", "new7", "more3"):
+            found = [message.body.decode() for message in log.query("orders", key)]
+            assert found == ([] if key == "old7" or (key == "new7" and count < 8) else [f"{key[:-1]} {key[-1]}"])
+
+
+def test_other_queues_of_the_old_one_are_not_taken_for_the_new_ones(store: MessageStore, url: str) -> None:
+    store.create_topic("wide", 4)
+    put(store, "wide", "old", 9, queue_id=2)
+    put(store, "other", "other", 1)
+    store.archive(url)
+    made_again_by_a_broker(store)
+    made_again(store, 2, "wide")
+    put(store, "wide", "new", 3, queue_id=1)
+    with pytest.raises(QueuesPassedOver, match="wide/0, wide/1, wide/2: wide/2 is archived, but the topic has no such"):
+        store.archive()
+    done = store.archive(forget=["wide"])
+    assert (done.forgotten, done.messages) == (9, 3)
+    with ArchiveAddress(url).open() as log:
+        assert log.bounds(log.topics()["wide"]) == {Queue("wide", 0): Bounds(0, 0), Queue("wide", 1): Bounds(0, 3)}
+
+
+def test_a_topic_that_is_deleted_for_good(store: MessageStore, url: str, tmp_path: Path) -> None:
+    put(store, "orders", "old", 30)
+    put(store, "other", "other", 3)
+    store.archive(url)
+    store.delete_topic("orders", lambda: None)
+    assert store.archive() == (0, 0, 0, 0)
+    assert archived(url) == named("old", 30)
+    with pytest.raises(UnknownTopic, match=r"no topic nothing to forget .*orders, other"):
+        store.archive(forget=["orders", "nothing"])
+    assert store.archive(forget=["orders"]).forgotten == 30
+    assert store.archive(forget=["orders"]).forgotten == 0
+    with ArchiveAddress(url).open() as log:
+        assert list(log.topics()) == ["other"]
+    assert not [path for path in Path(url).rglob("orders/**/*") if path.is_file()]
+    store.create_topic("orders", 1)
+    store.archive()
+    with ArchiveAddress(url).open() as log:
+        assert log.bounds([ORDERS]) == {ORDERS: (0, 0)}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_who_is_killed_while_it_forgets_is_called_again(
+    store: MessageStore, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each object that it writes or deletes; and whoever has the metadata of before sees no message of after."""
+    put(store, "orders", "old", 30)
+    store.archive(url)
+    made_again(store)
+    put(store, "orders", "new", 50)
+    shutil.copytree(url, tmp_path / "before")
+    left, verbs = 0, {name: getattr(Directory, name) for name in ("write", "delete")}
+
+    def counted(name: str) -> Callable[..., None]:
+        def verb(*given: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            verbs[name](*given)
+
+        return verb
+
+    for name in verbs:
+        monkeypatch.setattr(Directory, name, counted(name))
+    for moment in range(40):
+        shutil.rmtree(url)
+        shutil.copytree(tmp_path / "before", url)
+        with ArchiveAddress(url).open() as reader:
+            assert reader.bounds([ORDERS]) == {ORDERS: (0, 30)}
+            held = reader.scan(QueueRange(*ORDERS, 0, 30), ReadSpec(("body",), EVERYTHING, max_rows=1))
+            left = moment
+            try:
+                store.archive(forget=["orders"])
+                is_done = True
+            except Killed:
+                is_done = False
+                left = 1000
+                store.archive(forget=["orders"])
+            left = 1000
+            with suppress(OffsetLost):
+                assert {body.decode()[:3] for batch in held for body in batch["body"].to_pylist()} == {"old"}
+        assert archived(url) == named("new", 50)
+        segments = [path for path in Path(url).rglob("orders/0/*/*") if path.is_file()]
+        assert len(segments) == 2
+        if is_done:
+            break
+    assert is_done
+    assert 4 < moment < 40
+
+
+def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: MessageStore, url: str) -> None:
+    put(store, "orders", "old", 300)
+    put(store, "other", "other", 3)
+    of_store = StoreArchive(store.path, url, "")
+    done: list[int] = []
+
+    def progress(count: int, total: int) -> None:
+        done.append(count)
+        if count and done[-2] == 0:
+            made_again(store)
+            put(store, "orders", "new", 400)
+
+    queues = [ORDERS, Queue("other", 0)]
+    with pytest.raises(QueuesPassedOver, match="orders/0: the topic was deleted"):
+        of_store.run(store._log, store._published, queues, lambda queue: store.max_offset(*queue), progress, 4096)
+    there = archived(url)
+    assert 0 < len(there) < 300
+    assert there == named("old", len(there))
+    assert archived(url, Queue("other", 0)) == named("other", 3)
+    assert store.archive(forget=["orders"]).forgotten == len(there)
+    assert archived(url) == named("new", 400)
+
+
+def test_an_archive_of_before_this_was_remembered_is_compared(store: MessageStore, url: str) -> None:
+    put(store, "orders", "old", 30)
+    put(store, "other", "other", 3)
+    store.archive(url)
+    (metadata,) = Path(url).rglob("tieredStoreMetadata.json")
+    text = metadata.read_text()
+    metadata.write_text(re.sub(r'\s*"last[A-Z]\w*": \d+,', "", text))
+    assert "lastLogOffset" not in metadata.read_text()
+    assert store.archive() == (0, 0, 0, 0)
+    assert re.findall(r'"last\w*": \d+', metadata.read_text()) == re.findall(r'"last\w*": \d+', text)
+    metadata.write_text(re.sub(r'\s*"last[A-Z]\w*": \d+,', "", text))
+    made_again(store)
+    put(store, "orders", "new", 31)
+    with pytest.raises(QueuesPassedOver, match="orders/0: another message is archived at offset 29"):
+        store.archive()
+    assert store.archive(forget=["orders"]).messages == 31
+
+
+def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: str, tmp_path: Path) -> None:
+    put(store, "orders", "ours", 3)
+    with MessageStore.open(tmp_path / "elsewhere" / "mq") as other:
+        other.create_topic("orders", 1)
+        put(other, "orders", "theirs", 3)
+
+        def progress(done: int, total: int) -> None:
+            if not done:
+                other.archive(url)
+
+        with pytest.raises(ArchiveUnavailable, match="another store archives there under the same name"):
+            store.archive(url, progress=progress)
