@@ -232,7 +232,7 @@ class MessageStore(StoreReader):
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
             until = decision.starts[-1] + self._log.segments.size
             warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
-            writer.flush()
+            writer.settle()
         return retention.clean(decision, used, writer.after_repair)
 
     # --- archiving -------------------------------------------------------------------------------------

@@ -214,6 +214,14 @@ class Writer:
         """Bring everything published so far to the device. Raises `FlushFailed`."""
         self._flusher.flush()
 
+    def settle(self) -> None:
+        """`flush`, and note where the queues end: what tells of it may be deleted then."""
+        self.after_repair(self._settle)
+
+    def _settle(self) -> None:
+        self._flusher.flush()  # under the lock: nobody appends meanwhile
+        self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
+
     def close(self) -> None:
         """Flush and leave, after the append that is under way; the last one marks the directory as closed cleanly.
 

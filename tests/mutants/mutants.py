@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "retention that deletes what is not yet flushed",
         "store/message_store.py",
-        "            writer.flush()\n        return retention.clean(",
+        "            writer.settle()\n        return retention.clean(",
         "            pass\n        return retention.clean(",
         (CRASHES,),
     ),

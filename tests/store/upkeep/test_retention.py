@@ -342,3 +342,17 @@ def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment
         assert store.confirm_offset == 4096
         assert store.clean(forced=True).log == []
         assert store.offsets("t", 0)[0] == 0
+
+
+def test_a_queue_of_which_the_log_has_nothing_goes_on_where_it_ended_though_it_is_lost(tmp_path: Path) -> None:
+    """Whoever cleaned was killed, and had noted what nothing tells any more."""
+    with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.create_topic("u", 1)
+        store.put_many([Message("t", b"x")] * 3)
+        store.put_many([Message("u", bytes(1000))] * 10)
+        assert store.clean(forced=True).min_offset > 0
+        shutil.copytree(tmp_path / "mq", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed/consumequeue/t")
+    with MessageStore.open(tmp_path / "killed") as store:
+        assert store.put(Message("t", b"next")).queue_offset == 3
