@@ -3,6 +3,9 @@
 Not `latency`, which takes minutes; the example that draws the same picture is tested.
 """
 
+from __future__ import annotations
+
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +15,25 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
+ALONE = {"kafka_sink", "remote_latency"}
+ON_SPARK = {"filtering", "narrowing", "planning", "processes", "reading", "remote_reading", "starting_query", "writing"}
+OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - {"latency"}
 
 
-@pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() - {"latency"}))
-def test_it_prints_its_table(name: str) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [*([name] for name in sorted(ALONE)), sorted(ON_SPARK), sorted(OTHERS)],
+    ids=[*sorted(ALONE), "on Spark", "others"],
+)
+def test_they_print_their_tables(names: list[str], tmp_path: Path) -> None:
+    """Those of a list in one process: one Spark session, and one import of everything."""
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--small", name], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "benchmarks", "--small", *names],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
-    assert run.returncode == 0, run.stderr
-    assert "| --- |" in run.stdout
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("| --- |") >= len(names)
