@@ -124,6 +124,13 @@ class Member(Protocol):
         from then on those of messages that were read before must not come.
         """
 
+    def reset(self, positions: Positions) -> None:
+        """Let the group go on from there, in queues of this member's, also where that is less than it has done: they
+        are others now, or shorter. This member learns it from `resets`. Raises `UnknownTopic`."""
+
+    def forget(self, queues: Iterable[Queue]) -> None:
+        """What was committed in these does not count: they are gone, and it would mean others of the same name."""
+
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:

@@ -225,6 +225,14 @@ class LocalMember:
 
         return self._in_turn(resets)
 
+    def reset(self, positions: Positions) -> None:
+        if positions:
+            self._in_turn(lambda: self._files.reset(positions))
+
+    def forget(self, queues: Iterable[Queue]) -> None:
+        self._seat.must_be_open()
+        self._offsets.forget(queues)
+
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:

@@ -45,6 +45,7 @@ class ProcessQueue:
         """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
         self.pulled = begin  # queue offset up to which this knows all messages that match
+        self.stored_at = 0.0  # ms since 1970: what was stored later is not before `pulled`
         self.is_stopped = False
         self.count = 0
         self.bytes = 0

@@ -93,7 +93,7 @@ class Puller:
                 self._answer(held, found)
 
     def _drop_all(self) -> None:
-        """The topic was deleted: its queues are another's to begin anew, should they be there again."""
+        """The topic was deleted: its queues are the rebalancer's to begin anew, should they be there again."""
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
@@ -141,7 +141,9 @@ class Puller:
             end = min(end, queue.pulled + max(1, queue.room))
         try:
             for columns in self._read(QueueRange(*queue.queue, queue.pulled, end)):
-                self._delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
+                stored_at = columns.stored_at
+                self._delivered.add_all(np.maximum(time.time() * 1000 - stored_at, 0))
+                queue.stored_at = stored_at.item(-1)
                 if not self._queues.put(queue, columns):
                     return False
         except (OffsetOutOfRange, UnknownTopic):
@@ -158,9 +160,10 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue) -> bool:
-        """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone."""
+        """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone, or
+        ends before what was read of it: the rebalancer sees what it is now."""
         bounds = self._log.bounds([queue.queue]).get(queue.queue)
-        if bounds is None:
+        if bounds is None or bounds.max_offset < queue.pulled:
             self._queues.stop(queue)
             return False
         if queue.pulled < bounds.min_offset:

@@ -8,16 +8,18 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from store.any_group import ConsumeFromWhere, Member
-from store.any_log import Bounds, Log, Queue
+from store.any_log import Boundary, Bounds, Log, Positions, Queue
 from store.broker.allocation import allocate
 from store.broker.group_offsets import first_offsets
 from store.client import listening
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
+from store.errors import UnknownTopic
 
 _RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
 _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
@@ -80,6 +82,7 @@ class Rebalancer:
         now = time.monotonic()
         if now >= self._renewed + _RENEW_SECONDS:
             self._renew(now)
+        self._correct()
         for queue, position in self._queues.forget(self._member.resets).items():
             if queue in self._mine:
                 self._leave(queue, now, position)
@@ -113,6 +116,23 @@ class Rebalancer:
         self._renewed = now
         self._queues.lease(now + _LEASE_SECONDS)
 
+    def _correct(self) -> None:
+        """Begin those anew that end before what was read, or are of a topic that was deleted, and is there again: with
+        what was stored since, which of the first kind is nothing, and of the others all."""
+        for name, queue in self._mine.items():
+            if queue.is_stopped:
+                found: Positions = {}
+                with suppress(UnknownTopic):
+                    found = self._log.offsets_by_time([name], int(queue.stored_at), Boundary.LOWER)
+                    self._member.reset(found)
+                if name in found:
+                    what = "read up to %d, it is another one, or shorter now: its topic was deleted and made anew, or"
+                    what += " messages were lost that were on no device; going on at %d, with what came since"
+                    _logger.warning(f"%s: {what}", name, queue.pulled, found[name])
+                else:
+                    self._queues.remove(queue)
+                    self._member.forget([name])
+
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
         leaving = self._mine.pop(queue)
         self._queues.stop(leaving)
@@ -141,12 +161,15 @@ class Rebalancer:
         bounds = self._log.bounds(got)
         for queue, position in self._member.committed(got).items():
             if queue in bounds:
-                self._add(queue, _within(queue, position, bounds[queue]))
+                self._add(queue, begin := _within(queue, position, bounds[queue]))
+                if begin < position:  # or what is done from here on would not count
+                    self._member.reset({queue: begin})
         if gone := got - self._mine.keys():
             self._member.unlock(gone)
 
     def _add(self, queue: Queue, position: int) -> None:
         self._mine[queue] = added = self._make(queue, position)
+        added.stored_at = time.time() * 1000
         self._queues.add(added, self._pullers[queue.topic].pull)
 
     def _name_what_hangs(self, now: float) -> None:

@@ -146,6 +146,17 @@ class ClusterMember(Opened):
             news, self._news = self._news, {}
         return news
 
+    def reset(self, positions: Positions) -> None:
+        """Brokers hear of it with what is persisted next."""
+        self.must_be_open()
+        if positions:
+            self._note_resets(positions)
+
+    def forget(self, queues: Iterable[Queue]) -> None:
+        self.must_be_open()
+        with self._threads:
+            self._forget(queues)
+
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:

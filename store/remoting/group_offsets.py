@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from store import MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
 from store.any_log import Queue
 from store.files.consumer_offsets import check_group_name
+from store.files.topics import Topics
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
 _logger = logging.getLogger("store.remoting")
@@ -16,10 +18,12 @@ _logger = logging.getLogger("store.remoting")
 
 @dataclass(slots=True)
 class _Known:
-    """offset: as a client said last. persisted: as the files say since this last looked, None without."""
+    """offset: as a client said last. persisted: as the files say since this last looked, None without. born: of its
+    topic, see `Topics.born`: in another of that name all this means nothing."""
 
     offset: int
     persisted: int | None
+    born: int | None
 
 
 class ServedOffsets:
@@ -31,6 +35,7 @@ class ServedOffsets:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self._topics = Topics(Path(store.path))
         self._lock = threading.Lock()
         self._known: dict[str, dict[Queue, _Known]] = {}
 
@@ -38,8 +43,8 @@ class ServedOffsets:
         """The offset to read next, None where the group has none. Raises `UnknownTopic`."""
         with self._lock:
             known = self._known.get(group, {}).get(queue)
-        persisted = self._store.consumer_offset(group, *queue)
-        return persisted if known is None or known.persisted != persisted else known.offset
+        now = self._store.consumer_offset(group, *queue), self._topics.born(queue.topic)
+        return now[0] if known is None or (known.persisted, known.born) != now else known.offset
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
         """Set what a group has to read next.
@@ -49,14 +54,19 @@ class ServedOffsets:
         check_group_name(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
+        born = self._topics.born(queue.topic)
         with self._lock:
             known = self._known.setdefault(group, {}).get(queue)
-            if known is not None:
+            if known is not None and known.born == born:
                 known.offset = offset
                 return
-        first = _Known(offset, self._store.consumer_offset(group, *queue))
+        first = _Known(offset, self._store.consumer_offset(group, *queue), born)
         with self._lock:
-            self._known[group].setdefault(queue, first).offset = offset
+            before = self._known[group].get(queue)
+            if before is not None and before.born == born:
+                before.offset = offset
+            else:
+                self._known[group][queue] = first
 
     def forget(self, topic: str) -> None:
         """It was deleted: in one of the same name these offsets mean other messages."""
@@ -90,9 +100,10 @@ class ServedOffsets:
             known = self._known[group].get(queue)
             if known is None:  # forgotten meanwhile
                 continue
-            if self._store.consumer_offset(group, *queue) == known.persisted:
+            now = self._store.consumer_offset(group, *queue), self._topics.born(topic)
+            if now == (known.persisted, known.born):
                 offsets[queue.queue_id] = known.offset
-            else:  # somebody else's word
+            else:  # somebody else's word, or of a topic that was deleted
                 self.drop(group, queue)
         if offsets:
             self._store.flush()  # first, what clients sent back and take for done

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 from store import FilterError, MessageStore, RequestRefused, TagFilter, message_filter
 from store.any_group import EVERYTHING
 from store.any_log import MessageFilter, Queue
-from store.broker.hold import HeldRequest, PullRequestHoldService
+from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
 from store.broker.response_codes import ResponseCode
+from store.files.topics import Topics
 from store.publish.figures import HELD, Figure, Figures
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
@@ -29,6 +32,14 @@ _MAX_HOLD_SECONDS = 120.0
 _MAX_CONDITION = (
     32_767  # characters, as many as all properties of a message may have; it is parsed in the loop's thread
 )
+
+
+class _Waits(NamedTuple):
+    """A pull that is held. figure: where it is counted. born: of its topic, see `Topics.born`."""
+
+    figure: Figure
+    topic: str
+    born: int | None
 
 
 class Pulling:
@@ -55,7 +66,8 @@ class Pulling:
         self._permissions = permissions
         self._figures = figures
         self._max_held = max_held
-        self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
+        self._topics = Topics(Path(store.path))
+        self._held: dict[Connection, dict[HeldRequest, _Waits]] = {}
         self._count = 0
 
     def quick(self) -> Mapping[int, Handler]:
@@ -66,9 +78,16 @@ class Pulling:
         """Whoever asked on this connection is gone."""
         held_by = self._held.pop(connection, {})
         while held_by:
-            held, figure = held_by.popitem()
-            self._forget(figure)
+            held, waits = held_by.popitem()
+            self._forget(waits)
             self._hold.cancel(held)
+
+    def look(self) -> None:
+        """Answer who waits in a topic that was deleted: to be called now and then, in the loop's thread."""
+        for held_by in self._held.values():
+            for held in [held for held, waits in held_by.items() if self._is_gone(waits)]:
+                if self._hold.cancel(held):
+                    held.wake(held, Wake.CHECKED)
 
     def _pull(self, request: Request) -> Answer:
         header = PullMessage.of(request.command.fields)
@@ -82,6 +101,7 @@ class Pulling:
             self._filter(header),
             min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS),
         )
+        born = self._topics.born(pull.topic)  # first: what is answered is of this one, or of one that is newer
         response = self._processor.answer(pull, as_records=True)
         if header.sys_flag & _COMMIT and header.commit_offset > 0 and response.code in _OF_A_QUEUE:
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), header.commit_offset)
@@ -91,7 +111,7 @@ class Pulling:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY, f"{self._max_held:,} pulls are held already; try again later"
             )
-        return self._until_arrival(request.connection, pull)
+        return self._until_arrival(request.connection, pull, born)
 
     def _filter(self, header: PullMessage) -> MessageFilter:
         """What the request, or its group, subscribes to. Raises `RequestRefused`, `FilterError`."""
@@ -99,15 +119,15 @@ class Pulling:
             return _parsed(header.subscription or EVERYTHING, header.expression_type or "TAG")
         return _parsed(*self._clients.subscription(header.consumer_group, header.topic, header.sub_version))
 
-    def _until_arrival(self, connection: Connection, pull: PullRequest) -> Future[Response]:
+    def _until_arrival(self, connection: Connection, pull: PullRequest, born: int | None) -> Future[Response]:
         answered: Future[Response] = Future()
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
             """A request is held once: what is there now is the answer."""
-            if (figure := held_by.pop(held, None)) is not None:
-                self._forget(figure)
-            settle(answered, lambda: _answer(self._processor.answer(pull, as_records=True)))
+            if (waits := held_by.pop(held, None)) is not None:
+                self._forget(waits)
+            settle(answered, lambda: _answer(self._now(pull, born)))
 
         held = self._hold.hold(
             pull.topic,
@@ -117,14 +137,27 @@ class Pulling:
             lambda held, why: self._thread.call(answer, held),
             pull.message_filter,
         )
-        held_by[held] = figure = self._figures.of(HELD, pull.topic, pull.group)  # `answer` comes in this thread, later
+        figure = self._figures.of(HELD, pull.topic, pull.group)
+        held_by[held] = _Waits(figure, pull.topic, born)  # `answer` comes in this thread, later
         figure.change(1)
         self._count += 1
         return answered
 
-    def _forget(self, figure: Figure) -> None:
+    def _now(self, pull: PullRequest, born: int | None) -> PullResponse:
+        """The answer to a pull that was held. In a topic of the same name that is another its offset means nothing: who
+        asked is to begin there."""
+        response = self._processor.answer(pull, as_records=True)
+        if self._topics.born(pull.topic) == born or response.code is ResponseCode.TOPIC_NOT_EXIST:
+            return response
+        bounds = response.min_offset, response.min_offset, response.max_offset
+        return PullResponse(ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted, and is another one now", *bounds)
+
+    def _is_gone(self, waits: _Waits) -> bool:
+        return self._topics.born(waits.topic) != waits.born
+
+    def _forget(self, waits: _Waits) -> None:
         """One is held no longer."""
-        figure.change(-1)
+        waits.figure.change(-1)
         self._count -= 1
 
 

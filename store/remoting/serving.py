@@ -38,6 +38,7 @@ MAX_HELD = 100_000
 LIMITS = Limits()
 CHECKS = Checks()
 _TELL_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # for topics that were deleted
 _logger = logging.getLogger("store.remoting")
 
 
@@ -108,6 +109,7 @@ class Serving:
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
             self._thread.submit(_every(_TELL_SECONDS, figures.write)),
             self._thread.submit(_every(_TELL_SECONDS, self._neighbours.tell)),
+            self._thread.submit(_every(_LOOK_SECONDS, lambda: self._thread.call(pulling.look))),
             self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from store import (
     Unreachable,
 )
 from store.any_log import BrokerQueueId, Queue
+from store.broker.deletion import delete_topic
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.remoting.access import Access
@@ -182,6 +183,29 @@ def test_a_cluster_that_is_away_for_too_long(store: MessageStore) -> None:
         consumer.wait(PATIENCE)
     with pytest.raises(Unreachable):
         consumer.close()
+
+
+@pytest.mark.parametrize(("count", "is_served"), [(8, True), (80, True), (8, False)])
+def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, is_served: bool) -> None:
+    """Its messages are others, whatever was read before, and however many there are by then."""
+    put(store, range(40))
+    serving = serve(store, "127.0.0.1:0")
+    address = ClusterAddress((serving.address,))
+    with Consumer(address, "g", "t", seen := Seen(), config=config()) as consumer:
+        until(lambda: len(seen.numbers) == 40)
+        until(lambda: serving.held == QUEUES + 1)
+        if not is_served:
+            serving.close()
+        delete_topic(store.path, "t")
+        store.create_topic("t", QUEUES)
+        put(store, range(100, 100 + count))
+        if not is_served:
+            serving = serve(store, serving.address)
+        until(lambda: len(seen.numbers) >= 40 + count)
+        assert sorted(seen.numbers[40:]) == [*range(100, 100 + count)]
+        until(lambda: has_done(consumer, TOPIC) == {count // QUEUES})
+    with closing(serving):
+        assert address.group("g").committed(TOPIC) == dict.fromkeys(TOPIC, count // QUEUES)
 
 
 def test_what_is_wrong(cluster: ClusterAddress) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from store import InvalidGroup, MessageStore, OffsetOutOfRange
+from store import InvalidGroup, Message, MessageStore, OffsetOutOfRange
 from store.any_log import Queue
+from store.broker.deletion import delete_topic
 from store.remoting.group_offsets import ServedOffsets
 
 QUEUE = Queue("orders", 1)
@@ -36,6 +37,19 @@ def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
         offsets.commit(group, Queue("orders", 0), offset)
     offsets.persist()
     assert store.consumer_offset("g", *QUEUE) == 7
+
+
+def test_in_a_topic_that_is_made_anew_they_mean_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
+    """Also where the files never had them."""
+    store.put(Message("orders", b"", queue_id=1))
+    offsets.commit("g", QUEUE, 1)
+    delete_topic(store.path, "orders")
+    store.create_topic("orders", 2)
+    assert offsets.committed("g", QUEUE) is None
+    offsets.persist()
+    assert store.consumer_offset("g", *QUEUE) is None
+    offsets.commit("g", QUEUE, 1)
+    assert offsets.committed("g", QUEUE) == 1
 
 
 def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) -> None:
