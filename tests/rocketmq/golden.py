@@ -1,7 +1,7 @@
 """Makes the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
 
 Without names, directories that are there stay and only what RocketMQ sees in each is printed anew. `remoting` alone
-makes the frames of its protocol, `tiered` a directory of its tiered store.
+makes the frames of its protocol, `tiered` directories of its tiered store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from store import MessageStore
+from store.format.stored_message import decode_record
 from tests.rocketmq.harness import Json, RocketMQ
 from tests.rocketmq.mixes import MIXES
 
@@ -43,6 +44,7 @@ MADE = {
     "queue-extension-5.3": ("5.3", "queue-extension"),
 }
 MESSAGES = 36
+INDEX_SLOTS = 8  # of an archive's index: fewer than keys
 
 
 def config_of(name: str) -> dict[str, object]:
@@ -89,6 +91,23 @@ def tiered(line: str = "5.5") -> None:
     (GOLDEN / "tiered" / f"{line}.jsonl").write_text(text)
 
 
+def tiered_index(line: str = "5.5") -> None:
+    """Write tests/golden/tiered/5.5-index anew: messages with keys, and what it finds by each of them."""
+    archive = GOLDEN / "tiered" / f"{line}-index"
+    shutil.rmtree(archive, ignore_errors=True)
+    rocketmq, records = RocketMQ(line), list(records_of(GOLDEN / "index-5.3"))
+    asked: dict[tuple[str, str], Json] = {}
+    for record in records:
+        message = decode_record(base64.b64decode(record["record"]), str(archive))
+        for key in (*message.keys, message.msg_id, "none"):
+            asked[message.topic, key] = {"topic": message.topic, "key": key}
+    rocketmq.tiered("write", archive, archive, records, slots=INDEX_SLOTS)
+    seen = [*asked.values(), *rocketmq.tiered("query", archive, archive, list(asked.values()), slots=INDEX_SLOTS)]
+    text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen)
+    (GOLDEN / "tiered" / f"{archive.name}.jsonl").write_text(text)
+    shutil.rmtree(archive / "tiered_index_file")  # of what is not in the archive yet
+
+
 def records_of(directory: Path) -> Iterator[Json]:
     """All queued messages of a store, as `RocketMQ.tiered` takes them."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
@@ -111,6 +130,7 @@ if __name__ == "__main__":
         sys.exit()
     if sys.argv[1:] == ["tiered"]:
         tiered()
+        tiered_index()
         sys.exit()
     for name in sys.argv[1:]:
         make(name)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from store import CorruptSegment
 from store.any_log import Bounds, Queue, QueueRange, ReadSpec
 from store.archive.catalog import Catalog
-from store.archive.layout import METADATA
+from store.archive.layout import INDEX, METADATA, cluster_folder
 from store.archive.log import ArchiveAddress
 from store.read.filters import EVERYTHING
 
@@ -50,6 +54,25 @@ def test_its_messages_are_read_as_it_reads_them() -> None:
             assert row["body"] == base64.b64decode(each["body"])
             assert dict(row["properties"]).items() >= {}.items()
             assert {k: v for k, v in row["properties"] if k in each["properties"]} == each["properties"]
+
+
+def test_its_index_names_what_it_finds_there_itself(tmp_path: Path) -> None:
+    """A compacted one, with several keys in each slot; what it does not name is not looked for elsewhere."""
+    said = [json.loads(line) for line in (GOLDEN / "tiered" / "5.5-index.jsonl").read_text("utf-8").splitlines()]
+    theirs = {(each["key"], each["queueId"], each["queueOffset"]) for each in said if "queueId" in each}
+    keys = [each["key"] for each in said if "queueId" not in each]
+    assert len(theirs) > 80
+    copy = shutil.copytree(GOLDEN / "tiered" / "5.5-index", tmp_path / "archive")
+    with ArchiveAddress(str(copy)).open() as log:
+        found = {(key, each.queue_id, each.queue_offset) for key in keys for each in log.query("keyed", key)}
+        assert found == theirs
+        (index,) = copy.rglob(f"{INDEX}/*")
+        (queues,) = (copy / cluster_folder("DefaultCluster") / "broker-a").glob("keyed")
+        queues.rename(tmp_path / "away")
+        assert log.query("keyed", "none") == []  # so no message was read for it
+        os.truncate(index, 100)
+        with pytest.raises(CorruptSegment, match="it ends before byte"):
+            log.query("keyed", "none")
 
 
 def test_its_metadata_survives_our_writing() -> None:
