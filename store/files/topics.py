@@ -61,7 +61,7 @@ class Topics:
     def deletions(self) -> dict[str, int]:
         """Topic to the log offset where it was deleted last: what lies before does not count any more.
 
-        Those that are there again included, not those of which the log has nothing any more.
+        Those that are there again included; not those that are gone for good, and from the log.
         """
         self._look()
         return self._deletions
@@ -191,8 +191,10 @@ class Topics:
         Kept in the same file, so that both come at once; RocketMQ passes it over. Call under the store lock.
         """
         content = read_json(self._path)
-        table(self._path, content, _TABLE).pop(topic, None)
-        content[_DELETED] = {name: at for name, at in self._deleted(content).items() if at > begin} | {topic: end}
+        there = table(self._path, content, _TABLE)
+        there.pop(topic, None)
+        known = {name: at for name, at in self._deleted(content).items() if at > begin or name in there}
+        content[_DELETED] = known | {topic: end}
         next_version(self._path, content)
         write_json(self._path, content)
 

@@ -143,3 +143,16 @@ def test_topics_of_rocketmqs_own(name: str) -> None:
 @pytest.mark.parametrize("name", ["orders", "TBW1020", "RMQ_SYS_MINE", "RETRY", "a%RETRY%b"])
 def test_topics_of_users(name: str) -> None:
     assert not is_internal_topic(name)
+
+
+def test_since_when_a_topic_is_there_is_known_for_as_long_as_it_is(tmp_path: Path) -> None:
+    """Also when the log has nothing of before: an archive may."""
+    topics = Topics(tmp_path)
+    for name in ("again", "gone", "third"):
+        topics.create(name, 1)
+    topics.forget("again", 0, 100)
+    topics.create("again", 1)
+    topics.forget("gone", 0, 200)
+    topics.forget("third", 300, 400)
+    assert topics.deletions() == {"again": 100, "third": 400}
+    assert (topics.born("again"), topics.born("gone")) == (100, None)
