@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark_mq.sink.writers import MqBatchWriter, MqStreamWriter
     from pyspark_mq.source.batch_reader import MqBatchReader
     from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+    from pyspark_mq.source.refused import RefusedStream
 
 
 class DefaultSource(DataSource):
@@ -82,11 +83,18 @@ class DefaultSource(DataSource):
         pushes = options.push_down_predicate and pushdown_is_on()
         return (FilteringBatchReader if pushes else MqBatchReader)(options, schema)
 
-    def streamReader(self, schema: StructType) -> RealTimeStreamReader:
-        options = self.source_options()
-        from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+    def streamReader(self, schema: StructType) -> RealTimeStreamReader | RefusedStream:
+        from pyspark_mq.errors import MqSourceError
 
-        return RealTimeStreamReader(options, schema)
+        try:
+            options = self.source_options()
+            from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+
+            return RealTimeStreamReader(options, schema)
+        except MqSourceError as error:
+            from pyspark_mq.source.refused import RefusedStream
+
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> MqBatchWriter:
         options = self.write_options()

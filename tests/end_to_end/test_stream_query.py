@@ -168,8 +168,9 @@ def test_a_lost_range_stops_the_query_and_says_how_to_go_on(
 def test_bad_options(
     spark: SparkSession, filled: Filled, checkpoint: Path, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(PySparkException, match=message):
+    with pytest.raises(PySparkException, match=message) as caught:
         run(spark, filled, Sink(), checkpoint, **options)
+    assert "UnboundLocalError" not in str(caught.value)  # what Spark makes of an error in `streamReader`
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from pyspark_mq.datasource import DefaultSource
-from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.errors import MqSourceError, OptionError, SubscriptionError
 from pyspark_mq.source.schema import default_schema
 from store import NotAStore
 from tests.filled import Filled
@@ -30,6 +34,32 @@ def test_a_topic_that_is_not_there(filled: Filled, option: dict[str, str]) -> No
 def test_an_option_that_is_wrong(filled: Filled) -> None:
     with pytest.raises(OptionError, match="startingOffsets takes earliest, latest"):
         DefaultSource({"path": filled.path, "subscribe": "orders", "startingOffsets": "first"}).schema()
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "message"),
+    [
+        ({"endingOffsets": "latest"}, BinaryType(), "a streaming query has no end"),
+        ({"subscribes": "orders"}, BinaryType(), "did you mean subscribe?"),
+        ({}, StringType(), "Column body is binary, the schema says string"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_told_when_spark_asks_its_reader(
+    filled: Filled, options: dict[str, str], body: DataType, message: str
+) -> None:
+    source = DefaultSource({"path": filled.path, "subscribe": "orders", **options})
+    reader = source.streamReader(StructType([StructField("body", body)]))
+    asked: list[Callable[[], object]] = [
+        reader.prepareForTriggerAvailableNow,
+        reader.getDefaultReadLimit,
+        reader.initialOffset,
+        lambda: reader.latestOffset({}, ReadAllAvailable()),
+        lambda: reader.partitions({}, {}),
+    ]
+    for question in asked:
+        with pytest.raises(MqSourceError, match=re.escape(message)):
+            question()
+    reader.stop()
 
 
 def test_what_is_there_is_only_looked_at(filled: Filled) -> None:
