@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.durations import milliseconds_of
 from pyspark_mq.offsets.positions import positions_from_json
 from store.any_log import Boundary, Bounds, Log, Positions, Queue
 
@@ -24,18 +25,6 @@ EARLIEST = -2
 Strategy = Literal["error", "latest"]
 
 _LAST_MESSAGES = re.compile(r"-([0-9]{1,18})")
-_AGO = re.compile(r"-\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)", re.IGNORECASE)
-_UNITS_MS = {
-    name: milliseconds
-    for names, milliseconds in (
-        ("ms millisecond milliseconds", 1),
-        ("s second seconds", 1000),
-        ("m minute minutes", 60_000),
-        ("h hour hours", 3_600_000),
-        ("d day days", 86_400_000),
-    )
-    for name in names.split()
-}
 _WHOLE_MS = re.compile(r"[0-9]{1,18}")
 
 
@@ -78,7 +67,7 @@ class OffsetsByQueue:
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
         """As Spark's Kafka source has it, all queues are to be named, and no others."""
-        _same_queues(self.option, self.offsets, bounds)
+        _same_queues(self.option, self.offsets, bounds, "-2 for the earliest and -1 for the latest offset of a queue")
         return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
 
 
@@ -110,7 +99,7 @@ class TimesByQueue:
     unmatched: Strategy
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        _same_queues(self.option, self.timestamps, bounds)
+        _same_queues(self.option, self.timestamps, bounds, "0 for all that a queue has")
         return _by_time(log, self.option, self.timestamps, bounds, self.unmatched)
 
 
@@ -148,9 +137,9 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
 def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
     """`startingTimestamp` and `endingTimestamp`: ms since 1970, ISO 8601, or "-10 minutes". Raises `OptionError`."""
     word = text.strip()
-    ago = _AGO.fullmatch(word)
-    if ago and ago[2].lower() in _UNITS_MS:
-        return Time(option, -max(1, int(float(ago[1]) * _UNITS_MS[ago[2].lower()])), unmatched)
+    ago = milliseconds_of(word[1:]) if word.startswith("-") else None
+    if ago is not None:
+        return Time(option, -max(1, int(ago)), unmatched)
     if _WHOLE_MS.fullmatch(word):
         return Time(option, int(word), unmatched)
     try:
@@ -256,17 +245,12 @@ def _offset(offset: int, bound: Bounds) -> int:
     return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(offset, offset)
 
 
-def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds]) -> None:
-    """Raises `OptionError` unless exactly the subscribed queues are named."""
-    _refuse(option, "names queues that do not exist or are not subscribed", set(named) - bounds.keys(), bounds)
-    _refuse(option, "has to name every subscribed queue and leaves out", bounds.keys() - set(named), bounds)
-
-
-def _refuse(option: str, problem: str, queues: Iterable[Queue], subscribed: Iterable[Queue]) -> None:
-    names = ", ".join(map(str, sorted(queues)))
-    if names:
-        all_names = ", ".join(map(str, sorted(subscribed))) or "none"
-        raise OptionError(
-            f"{option} {problem}: {names}. Subscribed queues are {all_names}; "
-            "use -2 for the earliest and -1 for the latest offset of a queue"
-        )
+def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds], use: str) -> None:
+    """Raises `OptionError` unless exactly the subscribed queues are named. use: what to write for one."""
+    for problem, queues in (
+        ("names queues that do not exist or are not subscribed", set(named) - bounds.keys()),
+        ("has to name every subscribed queue and leaves out", bounds.keys() - set(named)),
+    ):
+        if queues:
+            names, all_names = (", ".join(map(str, sorted(each))) for each in (queues, bounds))
+            raise OptionError(f"{option} {problem}: {names}. Subscribed queues are {all_names or 'none'}; use {use}")

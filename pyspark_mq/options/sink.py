@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options.addresses import address_of
+from pyspark_mq.options.addresses import address_of, directory_for
 from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
 from pyspark_mq.options.source import shared_path
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
@@ -75,14 +74,8 @@ class WriteOptions:
 
         Raises `OptionError` where the log has no directory.
         """
-        if self.given_staging_path is not None:
-            return self.given_staging_path
-        if self.address.directory is None:
-            raise OptionError(
-                f"delivery=exactly-once keeps the rows of tasks in files, and {self.address} has no directory for "
-                "them: set the option stagingPath to one that the driver and all executors see"
-            )
-        return os.path.join(self.address.directory, STAGING_FOLDER)
+        why = "delivery=exactly-once keeps the rows of tasks in files"
+        return directory_for("stagingPath", self.given_staging_path, self.address, STAGING_FOLDER, why)
 
     @property
     def commits_path(self) -> Path:

@@ -10,8 +10,9 @@ from enum import Enum
 from typing import TypeVar, cast, get_args
 
 from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.durations import milliseconds_of
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
-from pyspark_mq.options.addresses import address_of
+from pyspark_mq.options.addresses import address_of, directory_for
 from pyspark_mq.options.cluster import CLUSTER_NAMES
 from pyspark_mq.options.subscription import Subscription
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
@@ -27,8 +28,6 @@ _DEFAULTS = {option.name: option.default for option in READ_OPTIONS if option.de
 LEDGER_DIR = "ledger"
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
-_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
-_DURATION_UNITS = {"s": 1, "m": 60, "h": 3600}
 _LEAST_BATCH_SECONDS = 1.0
 _MOST_SECONDS = 24 * 24 * 3600  # the kernel counts milliseconds of a wait in 31 bits
 _MOST_BYTES = (1 << 63) - 1
@@ -151,14 +150,8 @@ class SourceOptions:
 
         Raises `OptionError` where the log has no directory.
         """
-        if self.ledger_path is not None:
-            return self.ledger_path
-        if self.address.directory is None:
-            raise OptionError(
-                f"realTime notes what it read, and {self.address} has no directory for that: set the option ledgerPath "
-                "to a directory that the driver and all executors see, or to a place on S3, such as s3://bucket/ledger"
-            )
-        return os.path.join(self.address.directory, LEDGER_DIR)
+        why = "realTime notes what it read, in files or on S3"
+        return directory_for("ledgerPath", self.ledger_path, self.address, LEDGER_DIR, why)
 
     def _refuse_limits(self) -> None:
         limits = {
@@ -267,8 +260,7 @@ def _bytes(name: str, text: str) -> int:
 
 
 def _duration(name: str, text: str) -> float:
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _DURATION_UNITS[match[2][0].lower()] if match else 0.0
+    seconds = (milliseconds_of(text) or 0.0) / 1000
     if not _LEAST_BATCH_SECONDS <= seconds <= _MOST_SECONDS:
         raise OptionError(
             f"{name} takes a time from 1 second to 24 days, such as '30 seconds' or '5m', got {_short(text)}"

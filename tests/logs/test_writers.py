@@ -82,5 +82,5 @@ def test_a_batch_write(spark: SparkSession, address: MemoryAddress, tmp_path: Pa
 def test_exactly_once_needs_a_place_for_rows(spark: SparkSession, address: MemoryAddress) -> None:
     spark.dataSource.register(MemorySource)
     rows = spark.range(1).selectExpr("string(id) AS body")
-    with pytest.raises(PySparkException, match=r"has no directory for them: set the option stagingPath"):
+    with pytest.raises(PySparkException, match=r"has no directory for that: set the option stagingPath"):
         rows.write.format("memory-log").mode("append").option("topic", "copy").save(address.socket)

@@ -181,9 +181,17 @@ def test_wrong_times_and_groups(given: dict[str, str], message: str) -> None:
         ({"0": 1, "1": 1, "2": 1}, "do not exist or are not subscribed: orders/2"),
     ],
 )
-@pytest.mark.parametrize("option", ["startingOffsets", "startingOffsetsByTimestamp"])
-def test_exactly_the_subscribed_queues_are_named(log: Log, option: str, queues: dict[str, int], message: str) -> None:
-    with pytest.raises(OptionError, match=f"{option} .*{message}"):
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("startingOffsets", "use -2 for the earliest and -1 for the latest"),
+        ("startingOffsetsByTimestamp", "use 0 for all that a queue has"),
+    ],
+)
+def test_exactly_the_subscribed_queues_are_named(
+    log: Log, option: str, advice: str, queues: dict[str, int], message: str
+) -> None:
+    with pytest.raises(OptionError, match=f"{option} .*{message}.*{advice}"):
         resolved(log, {option: json.dumps({"orders": queues})})
 
 

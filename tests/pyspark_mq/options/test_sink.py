@@ -31,7 +31,7 @@ def test_what_lies_beside_the_log() -> None:
     named = WriteOptions.parse({**BASE, "stagingPath": "/fast"})
     assert (named.staging_path, str(named.commits_path)) == ("/fast", "/data/mq/commits")
     nowhere = replace(beside, address=MemoryAddress("/socket"))
-    with pytest.raises(OptionError, match=r"MemoryAddress.* has no directory for them: set the option stagingPath"):
+    with pytest.raises(OptionError, match=r"MemoryAddress.* has no directory for that: set the option stagingPath"):
         _ = nowhere.staging_path
     elsewhere = replace(named, address=MemoryAddress("/socket"))
     assert (elsewhere.staging_path, str(elsewhere.commits_path)) == ("/fast", "/fast/commits")
