@@ -1,0 +1,152 @@
+"""What is open is of use to the process that opened it, to no copy and to no child."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreForked, StoreNotOpen
+from store.broker.hold import PullRequestHoldService
+from store.broker.pull import PullMessageProcessor
+from tests.store.files.open_things import ALL, outcome
+
+
+def in_a_child(work: Callable[[], object]) -> str:
+    """What `work` answers in a forked process, as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(work()).encode())
+        except BaseException as error:  # noqa: BLE001 - the parent's test says what it was
+            os.write(write, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.parametrize("hand_over", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_nothing_open_is_copied(store: MessageStore, hand_over: Callable[[object], object]) -> None:
+    with store.watch() as watch, PullRequestHoldService(store) as service:
+        for it in (store, watch, service):
+            with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled, .* hand its path on"):
+                hand_over(it)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["at rest", "while another thread appends"])
+def test_a_forked_child(store: MessageStore, busy: bool) -> None:
+    with store.watch() as watch, PullRequestHoldService(store) as service:
+        service.hold("t", 0, 1 << 40, 600.0, lambda *woken: None)
+        kinds = (store, watch, service, PullMessageProcessor(store, service))
+        stop = threading.Event()
+
+        def append() -> None:
+            with MessageStore.open(store.path) as other:
+                while not stop.is_set():
+                    other.put(Message("t", b"x"))
+
+        def use_all() -> set[str]:
+            return {outcome(verb, it) for it in kinds for verb in ALL[type(it)].values()}
+
+        with ThreadPoolExecutor(1) as others:
+            appending = others.submit(append) if busy else None
+            for _ in range(5):
+                assert in_a_child(use_all) == "{'StoreForked'}"
+            stop.set()
+        assert appending is None or appending.result() is None
+        store.must_be_open()
+        assert service.held == 1
+
+
+def test_what_a_forked_child_is_told(store: MessageStore) -> None:
+    def use() -> None:
+        with pytest.raises(StoreForked) as raised:
+            store.topics()
+        raise raised.value
+
+    told = in_a_child(use)
+    assert f"{store.path}: opened in process {os.getpid()}, and this is process " in told
+    assert "forked from it; make one for this process with MessageStore.open(" in told
+
+
+@pytest.mark.parametrize("leave", ["close", "drop"])
+def test_a_forked_child_changes_nothing(tmp_path: Path, leave: str) -> None:
+    store = MessageStore.open(tmp_path)
+    store.create_topic("t", 1)
+    store.put(Message("t", b"x"))
+
+    def listing() -> list[tuple[str, int]]:
+        files = (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "checkpoint")
+        return sorted((str(path), path.stat().st_mtime_ns) for path in files)
+
+    def work() -> str:
+        nonlocal store
+        if leave == "close":
+            with store:
+                pass
+            store.close()
+        else:
+            del store
+        return "left"
+
+    store.flush()
+    before = listing()
+    assert in_a_child(work) == "left"
+    assert listing() == before
+    assert (tmp_path / "abort").exists()
+    store.put(Message("t", b"x"))
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_child_opens_the_directory_anew(store: MessageStore) -> None:
+    def put() -> int:
+        with MessageStore.open(store.path) as own, own.watch() as watch, PullRequestHoldService(own) as service:
+            watch.wait(0.0)
+            service.hold("t", 0, 1 << 40, 0.0, lambda *woken: None)
+            return own.put(Message("t", b"child's")).queue_offset
+
+    assert in_a_child(put) == "1"
+    assert store.max_offset("t", 0) == 2
+
+
+def test_a_child_of_a_process_whose_threads_read(tmp_path: Path) -> None:
+    """No lock that one of them holds at the fork is of use to the child."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x", keys=("k",), properties={"a" * (1 + n % 9): "b"}) for n in range(5000)])
+    stop = threading.Event()
+
+    def scan() -> int:
+        with MessageStore.open(tmp_path, read_only=True) as own:
+            return sum(map(len, own.scan("t", 0, *own.offsets("t", 0), columns=("body", "keys", "properties"))))
+
+    def scan_on() -> None:
+        while not stop.is_set():
+            scan()
+
+    def scan_in_time() -> int:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        return scan()
+
+    with ThreadPoolExecutor(2) as others:
+        scanning = [others.submit(scan_on) for _ in range(2)]
+        try:
+            for _ in range(20):
+                assert in_a_child(scan_in_time) == "5000", "no answer: it hung"
+        finally:
+            stop.set()
+        assert [each.result() for each in scanning] == [None, None]
