@@ -15,6 +15,7 @@ from store.files.kinds import batch_topics
 from store.files.opened import Place
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
+    DELETED_DIR,
     MAX_QUEUES,
     TOPICS_FILE,
 )
@@ -139,7 +140,11 @@ class Topics:
         return self._gone(read_json(self._path))
 
     def _gone(self, content: dict[str, Any]) -> set[str]:
-        return self._deleted(content).keys() - table(self._path, content, _TABLE).keys()
+        """A broker lists what it makes again, but for those that need no entry: of them a folder that is there is new,
+        once the deletion has taken the old one away.
+        """
+        gone = self._deleted(content).keys() - table(self._path, content, _TABLE).keys()
+        return {topic for topic in gone if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}
 
     def has_queues(self, topic: str) -> bool:
         """Whether a topic has the folder of a queue: something was ever put there."""
@@ -184,6 +189,11 @@ class Topics:
             next_version(self._path, content)
             write_json(self._path, content)
         return queues
+
+    def enter(self, topic: str) -> None:
+        """Add a topic that is there to the table, where a broker left it out. Call under the store lock."""
+        if topic not in self._table():
+            self.create(topic, self.queue_count(topic))
 
     def forget(self, topic: str, begin: int, end: int) -> None:
         """Take a topic out of the table: what the log has of it, now in [begin, end), does not count any more.

@@ -47,6 +47,7 @@ class Deletion:
             check_reached(self._root)
             # Who dies behind this leaves members that read a topic anew, not ones that pass over what comes in it.
             forget()
+            self._topics.enter(topic)  # or one that needs no entry counted as deleted before it is
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
             make_directory(self._root / DELETED_DIR / topic)

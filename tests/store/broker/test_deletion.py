@@ -102,6 +102,39 @@ def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_cr
     assert verify(path).findings == []
 
 
+@pytest.mark.parametrize("topic", ["BenchmarkTest", "%LMQ%device"])
+def test_what_a_broker_makes_again_without_listing_it_is_there(tmp_path: Path, topic: str) -> None:
+    """System topics that it has in memory, and light queues, which it never lists; both may be deleted again."""
+    path = filled(tmp_path / "mq")
+
+    def put_into_it(store: MessageStore, count: int) -> None:
+        store.create_topic(topic, 1)
+        store.put_many([Message(topic, f"new {n}".encode(), keys=("k",)) for n in range(count)])
+
+    with MessageStore.open(path) as store:
+        put_into_it(store, 12)
+    for _ in range(2):
+        delete_topic(path, topic)
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.topics() == {"t": 1, "other": 1}
+            with broker(path) as theirs:
+                put_into_it(theirs, 3)
+            content = json.loads((path / TOPICS_FILE).read_text())
+            del content["topicConfigTable"][topic]
+            (path / TOPICS_FILE).write_text(json.dumps(content))
+            assert content["deletedTopics"].keys() == {topic}
+            assert reader.topics() == {"t": 1, "other": 1, topic: 1}
+        assert verify(path).findings == []
+        with MessageStore.open(path, read_only=True) as reader:
+            assert bodies(reader, topic) == new(3)
+        with MessageStore.open(path) as store:
+            assert bodies(store, topic) == new(3)
+            assert len(store.query(topic, "k")) == 3
+            store.put(Message(topic, b"new 3"))
+            assert bodies(store, topic) == new(4)
+        assert verify(path).findings == []
+
+
 @pytest.mark.parametrize("after", [0, 1, 4, 5, 6, 10, 12, 13, 20])
 @pytest.mark.parametrize("before", [1, 4, 5, 10, 12])
 def test_created_again_it_begins_anew_also_for_a_reader_that_saw_the_old_one(
