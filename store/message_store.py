@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import finalize
@@ -24,7 +26,8 @@ from store.format.message import Message
 from store.index.index import Index
 from store.integers import seconds
 from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
+from store.log.consume_queues import ConsumeQueues, Ends
+from store.log.queue_ends import QueueEnds
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
@@ -80,8 +83,13 @@ class MessageStore(StoreReader):
         # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
             self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
-            is_message = self._published_end.is_message
-            queues = ConsumeQueues(directory.root, queue_file_size, writable=False, is_message=is_message)
+            queues = ConsumeQueues(
+                directory.root,
+                queue_file_size,
+                writable=False,
+                is_message=self._published_end.is_message,
+                noted_ends=partial(_noted_ends, directory.root, self._published_end),
+            )
             # A topic may have been deleted and created again: what was seen of its queues means nothing then.
             self._topics = Topics(directory.root, changed=queues.forget)
         else:
@@ -233,6 +241,7 @@ class MessageStore(StoreReader):
             until = decision.starts[-1] + self._log.segments.size
             warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
             writer.settle()
+            writer.begin_log_at(until)
         return retention.clean(decision, used, writer.after_repair)
 
     # --- archiving -------------------------------------------------------------------------------------
@@ -330,6 +339,12 @@ class MessageStore(StoreReader):
         if self._writer is None:
             raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
         return self._writer
+
+
+def _noted_ends(root: Path, end: LogEnd) -> Ends:
+    """Where the queues of a directory ended when that was noted; nothing of one that was a broker's since."""
+    noted = None if end.by_log else QueueEnds.read(root)
+    return {} if noted is None or noted.at > end.confirm_offset else noted.of
 
 
 def _nothing() -> None:

@@ -89,11 +89,11 @@ class StoreReader(Opened):
         return self._published.dispatched_offset()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
         return self.offsets(topic, queue_id)[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
         return self._published.max_offset(topic, queue_id)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -118,8 +118,9 @@ class StoreReader(Opened):
         """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
 
         `group` names the consumer group, for the day's statistics only. An unknown topic or queue answers
-        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, and `MessageTooLarge` for a first message whose body
-        becomes larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
+        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, `CorruptSegment`, `OffsetLost` where a file is gone
+        that retention did not take, and `MessageTooLarge` for a first message whose body becomes larger than
+        `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         as_records: give the records as they stand in the log, mapped and not decoded, instead of messages; tags are
         compared by their hashes only then, and what has the right hash is for the caller to look at.
         What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`,

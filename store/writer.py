@@ -84,6 +84,7 @@ class Writer:
         alone = self._lock.join()
         finish_deletion(root, self._config.lockTimeoutMillis / 1000)
         found = QueueEnds.read(root)
+        self._directory.warn_of_missing_segments(self._log)
         decision = self._decide(recovery, found, alone=alone)
         self._directory.mark_open()
         if decision is not None:
@@ -100,7 +101,7 @@ class Writer:
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, Topics(root), self._log, self._index)
         published = PublishedEnd(root, writable=True)
-        published.begin_to_know()
+        published.begin_to_know(self._log.min_offset())
         self._queues.follow(lambda: published.deletions)
         return published
 
@@ -201,6 +202,10 @@ class Writer:
             self._log.min_offset() if self._lock.is_last() else 0,
         )
         self._deletion.delete(topic, min(forgotten_to, noted.at - 1) if noted else forgotten_to, forget)
+
+    def begin_log_at(self, offset: int) -> None:
+        """Note that what the log has before `offset` is about to be deleted. Raises `FlushFailed`."""
+        self._lock.exclusively(partial(self.published.begin_log_at, offset))
 
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""

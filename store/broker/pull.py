@@ -71,7 +71,7 @@ class PullMessageProcessor:
     def pull(self, request: PullRequest) -> PullResponse:
         """Answer, after waiting for a message if there is none and `request` allows it.
 
-        A request is held once: what is there when it is woken is the answer. Raises `CorruptRecord`.
+        A request is held once: what is there when it is woken is the answer. Raises as `answer`.
         """
         response = self.answer(request)
         if response.code is not ResponseCode.PULL_NOT_FOUND or request.suspend_timeout <= 0:
@@ -89,7 +89,7 @@ class PullMessageProcessor:
         return self.answer(request)
 
     def answer(self, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-        """Answer at once, from what is there; as_records: as `get_message` takes it. Raises `CorruptRecord`."""
+        """Answer at once, from what is there; as_records: as `get_message` takes it. Raises as that, too."""
         try:
             got = self._store.get_message(
                 request.group,

@@ -258,13 +258,13 @@ class Segments:
 
     @staticmethod
     def _first_not_zero_within(file: SegmentFile, begin: int, end: int) -> int | None:
-        position = file.next_data(begin)
+        position, block = file.next_data(begin), _ZERO_BLOCK  # as a rule no more than the rest of a page is no hole
         while position < end:
-            data = np.frombuffer(file.read(position, min(_LOOK_BLOCK, end - position)), np.uint8)
+            data = np.frombuffer(file.read(position, min(block - position % block, end - position)), np.uint8)
             found = np.flatnonzero(data) if data.any() else data[:0]
             if len(found):
                 return position + int(found[0])
-            position = file.next_data(position + len(data))
+            position, block = file.next_data(position + len(data)), _LOOK_BLOCK
         return None
 
 

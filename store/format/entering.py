@@ -175,41 +175,37 @@ class Entry(NamedTuple):
         )
 
 
-def light_places(
-    properties: PropertyColumns, topics: list[str], topic_ids: Ints, queue_ids: Ints
-) -> Iterator[tuple[int, Place]]:
+def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, Place]]:
     """The places of n records in light queues, each with the record's row.
 
-    topics: names; topic_ids, queue_ids: int64, shape (n,).
+    topics: names; topic_ids: int64, shape (n,).
     """
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
         return
     offsets = properties.value(PROPERTY_LIGHT_OFFSETS)
     for row in np.flatnonzero(numbers(queues.is_valid())).tolist():
-        own = topics[topic_ids[row]], int(queue_ids[row])
-        for place in _light_places(*own, queues[row].as_py(), offsets[row].as_py() or ""):
+        for place in _light_places(topics[topic_ids[row]], queues[row].as_py(), offsets[row].as_py() or ""):
             yield row, place
 
 
 def stands_in(place: Place, own: Place, properties: Mapping[str, str]) -> bool:
     """Whether the record that names the place `own` stands in `place`: that one, or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
-    return place == own or place in _light_places(own.topic, own.queue_id, names, offsets)
+    return place == own or place in _light_places(own.topic, names, offsets)
 
 
 def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
     """Which of n records say that they stand in light queue `topic` at these offsets, shape (n,)."""
-    queues, offsets = (
-        pc.split_pattern(properties.value(name).fill_null(constant("")), LIGHT_SEPARATOR)
-        for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS)
-    )
+    texts = (properties.value(name) for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS))
+    trimmed = (pc.utf8_rtrim(each.fill_null(constant("")), LIGHT_SEPARATOR) for each in texts)
+    queues, offsets = (pc.split_pattern(each, LIGHT_SEPARATOR) for each in trimmed)
     owners, names = numbers(pc.list_parent_indices(queues)), pc.list_flatten(queues)
     first_name, first_offset = (numbers(lists.offsets)[:-1] for lists in (queues, offsets))
     among = np.flatnonzero(numbers(pc.equal(names, constant(topic))))
     rows = owners[among]
     number = among - first_name[rows]
-    has_offset = number < numbers(pc.list_value_length(offsets))[rows]
+    has_offset = numbers(pc.equal(*map(pc.list_value_length, (queues, offsets))))[rows]
     among, rows, number = among[has_offset], rows[has_offset], number[has_offset]
     found = pc.list_flatten(offsets).take(arrow(first_offset[rows] + number))
     same = numbers(pc.equal(found, arrow(queue_offsets[rows]).cast(pa.string())))
@@ -218,17 +214,21 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
     return stands
 
 
-def _light_places(topic: str, queue_id: int, names: str, offsets: str) -> Iterator[Place]:
+def _light_places(topic: str, names: str, offsets: str) -> Iterator[Place]:
     """`INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0, of a record of an ordinary topic.
 
-    What a broker did not write, and no client can mean, is passed over: without offset, or a name that no folder has.
+    A client may have set both, which a broker without light queues stores. So nothing leads into queues of another
+    kind, and what no broker wrote is passed over: more names than offsets, as RocketMQ does, or one that no folder has.
     """
     if not names or not _has_light_queues(topic):
         return
-    for name, text in zip(names.split(LIGHT_SEPARATOR), offsets.split(LIGHT_SEPARATOR), strict=False):
+    listed, texts = (text.rstrip(LIGHT_SEPARATOR).split(LIGHT_SEPARATOR) for text in (names, offsets))
+    if len(listed) != len(texts):
+        return
+    for name, text in zip(listed, texts, strict=True):
         offset = _number(text)
-        if offset is not None and is_folder_name(name):
-            yield Place(name, 0 if name.startswith(LIGHT_PREFIX) else queue_id, offset)
+        if offset is not None and name.startswith(LIGHT_PREFIX) and is_folder_name(name):
+            yield Place(name, 0, offset)
 
 
 def _has_light_queues(topic: str) -> bool:

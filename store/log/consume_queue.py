@@ -56,6 +56,10 @@ class ConsumeQueue:
         self._least_end = least_end
         self._found_end = 0  # the end found last: where the next search begins
         self._found_first = 0  # the first found last, likewise
+        self._files_end = 0  # byte after the last file that `check` found
+
+    def __str__(self) -> str:
+        return str(self._segments.directory)
 
     @property
     def entries_per_file(self) -> int:
@@ -74,6 +78,7 @@ class ConsumeQueue:
     def check(self) -> int:
         """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
         starts = self._segments.check(MAKE_ANEW)
+        self._files_end = starts[-1] + self._segments.size if starts else 0
         return starts[0] // CQ_ENTRY.itemsize if starts else 0
 
     def max_offset(self, confirm_offset: int) -> int:
@@ -120,16 +125,22 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        self._must_end(low, confirm_offset)
+        self._must_end(low, confirm_offset, is_first=not seen)
         return start, low
 
-    def _must_end(self, end: int, confirm_offset: int) -> None:
+    def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
         """Raises `CorruptSegment` where entries behind the one that ended a search count: then that one is damaged.
 
         Unless it counts by now, too: then a broker wrote them meanwhile. No message but the first has log offset 0.
+        is_first: nothing was known of the queue, so look at all that is behind.
         """
-        behind = self.entries_left(end + 1, end + _NEARBY)
-        if self._any_counts(end + 1, behind.tolist(), confirm_offset) and not self._counts(end, confirm_offset):
+        found, nearby = False, self.entries_left(end, end + _NEARBY)
+        if is_first and not nearby.tobytes().strip(b"\0"):  # or else an append that is under way begins here, or died
+            left = self._left_behind(end + _NEARBY)
+            if left is not None:
+                found = self._any_counts(left, self.entries_left(left, left + _NEARBY).tolist(), confirm_offset)
+        found = found or self._any_counts(end + 1, nearby[1:].tolist(), confirm_offset)
+        if found and not self._counts(end, confirm_offset):
             raise CorruptSegment(
                 f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}"
             )
@@ -270,6 +281,11 @@ class ConsumeQueue:
             found = self._segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self._segments.size)
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
+
+    def _left_behind(self, index: int) -> int | None:
+        """`stale`, by the files that `check` found."""
+        found = self._segments.first_not_zero(index * CQ_ENTRY.itemsize, self._files_end)
+        return None if found is None else found // CQ_ENTRY.itemsize
 
     def flush(self, start: int, end: int) -> None:
         """Bring entries [start, end) to the device."""

@@ -12,6 +12,7 @@ from store.files.topics import Topics
 from store.log.consume_queue import ConsumeQueue, IsMessage
 
 QueueName = tuple[str, int]  # topic, queue id
+Ends = Mapping[QueueName, int]  # queue offset after the last entry
 
 _MAX_QUEUES = 1 << 16  # of which the ends are remembered
 _OPEN_FILES = 256, 4096  # of all queues together, at least and at most: they are opened as needed
@@ -22,11 +23,21 @@ class ConsumeQueues:
     """Every queue by its name. Who drops this closes them: nothing in here refers to it. topics: of that directory."""
 
     def __init__(
-        self, root: Path, file_size: int | None, *, writable: bool, is_message: IsMessage | None = None
+        self,
+        root: Path,
+        file_size: int | None,
+        *,
+        writable: bool,
+        is_message: IsMessage | None = None,
+        noted_ends: Callable[[], Ends] = dict,
     ) -> None:
-        """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it."""
+        """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it.
+
+        noted_ends: how many entries queues had; asked for when the first is opened, and when all were forgotten.
+        """
         self.topics = Topics(root)
-        self._least_ends: dict[QueueName, int] = {}
+        self._expected: dict[QueueName, int] = {}
+        self._noted_ends = lru_cache(1)(noted_ends)
         self._files = OpenFiles(_open_files())
         queue = partial(
             ConsumeQueue,
@@ -36,7 +47,7 @@ class ConsumeQueues:
             is_message=is_message,
             files=self._files,
         )
-        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._least_ends))
+        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._expected, self._noted_ends))
         self._deletions: Callable[[], int] = _never
         self._seen = 0  # of the deletions
 
@@ -58,14 +69,15 @@ class ConsumeQueues:
 
     def forget(self) -> None:
         """Look at all files anew: a topic may have been deleted and created again."""
-        for name in [name for name in list(self._least_ends) if name[0] in self.topics.deletions()]:
-            self._least_ends.pop(name, None)
+        for name in [name for name in list(self._expected) if name[0] in self.topics.deletions()]:
+            self._expected.pop(name, None)
+        self._noted_ends.cache_clear()
         self._opened.cache_clear()
         self._files.forget_all()
 
-    def expect(self, ends: Mapping[QueueName, int]) -> None:
+    def expect(self, ends: Ends) -> None:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
-        self._least_ends.update(ends)
+        self._expected.update(ends)
 
 
 def _never() -> int:
@@ -80,5 +92,8 @@ def _open_files() -> int:
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))
 
 
-def _open(queue: partial[ConsumeQueue], least_ends: Mapping[QueueName, int], topic: str, queue_id: int) -> ConsumeQueue:
-    return queue(topic, queue_id, least_end=least_ends.get((topic, queue_id), 0))
+def _open(
+    queue: partial[ConsumeQueue], expected: Ends, noted: Callable[[], Ends], topic: str, queue_id: int
+) -> ConsumeQueue:
+    name = topic, queue_id
+    return queue(topic, queue_id, least_end=max(ends.get(name, 0) for ends in (expected, noted())))

@@ -62,6 +62,24 @@ class LogChunk:
         """Those of the records."""
         return PropertyColumns(self.records.properties)
 
+    @cached_property
+    def topic_names(self) -> list[str]:
+        """Of the topics' dictionary."""
+        return [name.decode("utf-8", "replace") for name in self.topics.dictionary.to_pylist()]
+
+    @cached_property
+    def topic_ids(self) -> Ints:
+        """The number in it of each record's topic, int64, shape (n,)."""
+        return numbers(self.topics.indices).astype(np.int64)
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The queue entry of each record, shape (n,)."""
+        made = np.empty(len(self.records), CQ_ENTRY)
+        made["physical_offset"], made["size"] = self.offsets, self.records.sizes
+        made["tags_code"] = _tags_codes(self)
+        return made
+
 
 def walk(
     log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True, torn_from: int | None = None
@@ -183,28 +201,30 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     """(topic, queue id, queue offsets int64 (k,), entries (k,)) for every queue in the chunk, in log order.
 
-    The queue offsets of one such piece are consecutive. What enters which queues is said in `entering`.
+    The queue offsets of one such piece are consecutive. What enters which queues is said in `entering`; not here what
+    enters light ones, see `light_entries`.
     """
     records = chunk.records
     if not len(records):
         return
-    topics = [name.decode("utf-8", "replace") for name in chunk.topics.dictionary.to_pylist()]
-    topic_ids = numbers(chunk.topics.indices).astype(np.int64)
+    topics, topic_ids, entries = chunk.topic_names, chunk.topic_ids, chunk.entries
     queue_ids, queue_offsets = records.field("queue_id"), records.field("queue_offset")
-    entries = np.empty(len(records), CQ_ENTRY)
-    entries["physical_offset"], entries["size"] = chunk.offsets, records.sizes
-    entries["tags_code"] = _tags_codes(chunk, topic_ids, topics)
-    queued = in_own_queue(records.field("sys_flag"))
-    rows = np.flatnonzero(queued)
+    rows = np.flatnonzero(in_own_queue(records.field("sys_flag")))
     order = rows[np.lexsort((rows, queue_ids[rows], topic_ids[rows]))]
     same_queue = (np.diff(topic_ids[order]) == 0) & (np.diff(queue_ids[order]) == 0)
     cuts = np.flatnonzero(~same_queue | (np.diff(queue_offsets[order]) != 1)) + 1
     for part in np.split(order, cuts):
         if len(part):
             yield topics[topic_ids[part[0]]], int(queue_ids[part[0]]), queue_offsets[part], entries[part]
-    for row, (topic, queue_id, offset) in light_places(chunk.properties, topics, topic_ids, queue_ids):
-        if queued[row]:
-            yield topic, queue_id, np.array([offset]), entries[row : row + 1]
+
+
+def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
+    """What enters light queues, as `queue_entries`, one by one; but a client may have made it up."""
+    if len(chunk.records):
+        queued = in_own_queue(chunk.records.field("sys_flag"))
+        for row, (topic, queue_id, offset) in light_places(chunk.properties, chunk.topic_names, chunk.topic_ids):
+            if queued[row]:
+                yield topic, queue_id, np.array([offset]), chunk.entries[row : row + 1]
 
 
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
@@ -234,10 +254,10 @@ def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
     return hashes, chunk.offsets[rows], chunk.records.field("store_timestamp")[rows]
 
 
-def _tags_codes(chunk: LogChunk, topic_ids: Ints, topics: list[str]) -> Ints:
+def _tags_codes(chunk: LogChunk) -> Ints:
     codes = tags_codes(chunk.properties.value(PROPERTY_TAGS))
-    if SCHEDULE_TOPIC in topics:
-        rows = np.flatnonzero(topic_ids == topics.index(SCHEDULE_TOPIC))
+    if SCHEDULE_TOPIC in chunk.topic_names:
+        rows = np.flatnonzero(chunk.topic_ids == chunk.topic_names.index(SCHEDULE_TOPIC))
         levels = chunk.properties.value(PROPERTY_DELAY).take(arrow(rows))
         times = delivery_times(levels, chunk.records.field("store_timestamp")[rows])
         codes[rows] = np.where(times, times, codes[rows])

@@ -7,6 +7,7 @@ queue's own entries must not say otherwise.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class QueueInLog:
     max_offset: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
     is_cut: the first record that is seen may have any offset, for the log's beginning was deleted. is_remembered: all
     that is known is its end, and not by its files. born: log offset of the record that went back, 0 while none did.
+    passed_over: queue and log offsets of records that say they stand here, and do not.
     """
 
     max_offset: int
@@ -43,6 +45,7 @@ class QueueInLog:
     lives: list[Life] = field(default_factory=list)
     is_remembered: bool = False
     born: int = 0
+    passed_over: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def begin(self) -> int:
@@ -57,7 +60,7 @@ class QueueInLog:
 
     def counting(self, offsets: Ints, entries: Entries) -> slice:
         """Which of consecutive entries count, now that the whole log was walked."""
-        if not self.lives:
+        if not self.lives or (int(offsets[0]), int(entries["physical_offset"][0])) in self.passed_over:
             return slice(0, 0)
         first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self.lives[0].at))
         if first == len(entries):
@@ -93,6 +96,23 @@ class QueuesInLog:
         queue.born = queue.born if follows else at
         queue.grow(start, at, len(offsets))
         return True
+
+    def pass_over(self, name: QueueName, offset: int, at: int) -> None:
+        """Let the record at log offset `at`, which may not follow, count for nothing in this queue."""
+        self.found[name].passed_over.add((offset, at))
+
+    def warn_of_passed_over(self) -> None:
+        """Warns where there are such records."""
+        found = [(at, name) for name, queue in self.found.items() for _, at in queue.passed_over]
+        if found:
+            at, (topic, _) = min(found)
+            warnings.warn(
+                f"{len(found)} records of the log say that they stand in light queues, where others do, or where the "
+                f"queue does not go on; there they are passed over. The first is at log offset {at}, of {topic}. As a "
+                "rule a client made that up, of a broker without light queues",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
         """Drop queues that ended with an older life of their topic: other queues have a newer one, these no folder.

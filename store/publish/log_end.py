@@ -76,6 +76,11 @@ class LogEnd:
         return self._published_end.keys_from if self._published_end is not None and not self.by_log else None
 
     @property
+    def log_begin(self) -> int | None:
+        """As of `PublishedEnd`; None, not known, where that does not count."""
+        return self._published_end.log_begin if self._published_end is not None and not self.by_log else None
+
+    @property
     def rest_seconds(self) -> float:
         """How long one may sleep who waits for a publication: nobody tells of a broker's, or that one took over."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS

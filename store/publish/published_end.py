@@ -52,7 +52,7 @@ class PublishedEnd:
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
-    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_deletion`, `end_deletion`.
+    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_log_at`, `begin_deletion`, `end_deletion`.
     """
 
     rest_seconds = math.inf
@@ -89,10 +89,11 @@ class PublishedEnd:
         store_timestamp: int = 0,
         times_from: int | None = None,
         keys_from: int | None = None,
+        log_begin: int | None = None,
     ) -> None:
         """Write a clean published end of this boot at `confirm_offset`; into the file that readers have mapped, if any.
 
-        times_from, keys_from: see the properties; by default not known of what is there.
+        times_from, keys_from: see the properties; by default not known of what is there. log_begin: likewise.
         """
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
@@ -101,6 +102,7 @@ class PublishedEnd:
         fields["store_timestamp"] = checked(store_timestamp)
         fields["times_from"] = checked(confirm_offset if times_from is None else times_from)
         fields["keys_from"] = checked(confirm_offset if keys_from is None else keys_from)
+        fields["log_begin"] = 0 if log_begin is None else checked(log_begin)
         path, data = root / PUBLISHED_END_FILE, fields.tobytes().ljust(PUBLISHED_END_FILE_BYTES, b"\0")
         try:
             fd = os.open(path, os.O_RDWR)
@@ -171,6 +173,14 @@ class PublishedEnd:
         return self._number("keys_from") if self._fields["keys_from"][0] else None
 
     @property
+    def log_begin(self) -> int | None:
+        """Commit log offset (bytes) before which retention deleted, or is about to; None where it is not known.
+
+        A log that begins behind it has lost segments, or a broker cleaned up that appended nothing.
+        """
+        return self._number("log_begin") if self._fields["log_begin"][0] else None
+
+    @property
     def numbers(self) -> tuple[int, int, int]:
         """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and its undoing, changes one of them."""
         return self.confirm_offset, self.store_timestamp, self.announced_end
@@ -194,8 +204,13 @@ class PublishedEnd:
         self._fields["store_timestamp"][...] = checked(store_timestamp)
         self._fields["announced_end"][...] = checked(end)
 
-    def begin_to_know(self) -> None:
-        """From here on it is known since when times ascend and keys are filed; of a file from before that was kept."""
+    def begin_to_know(self, log_begin: int) -> None:
+        """From here on it is known since when times ascend and keys are filed, and where the log begins.
+
+        Of a file from before that was kept.
+        """
+        if self.log_begin is None:
+            self.begin_log_at(log_begin)
         if self.times_from is None:
             self.order_from(self.confirm_offset)
         if self.keys_from is None:
@@ -204,6 +219,15 @@ class PublishedEnd:
     def order_from(self, offset: int) -> None:
         """Record that store times may step back at `offset`, before they do."""
         self._fields["times_from"][...] = checked(offset)
+
+    def begin_log_at(self, offset: int) -> None:
+        """Record that the log is to begin at `offset`, on the device too, before anything is deleted.
+
+        Raises `FlushFailed`.
+        """
+        if offset > (self.log_begin or -1):
+            self._fields["log_begin"][...] = checked(offset)
+            self.flush()
 
     def file_from(self, offset: int) -> None:
         """Record that keys before `offset` may not be in the index, before they are not."""

@@ -7,7 +7,8 @@ from store.errors import CorruptRecord
 from store.format.columns import Block, LightBlock
 from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.format.strings import Bytes
-from store.log.consume_queue import MAKE_ANEW
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
 from store.log.sources import EntryQueue, RecordLog
 
 
@@ -29,6 +30,11 @@ def block_of(
     view, begin = _stretch(log, queue, queue_offsets, physical_offsets, sizes), int(physical_offsets[0])
     where = queue.topic, queue.queue_id, view, begin, queue_offsets, physical_offsets, sizes
     return kind(*where, with_bodies=with_bodies, with_trailers=with_trailers or kind is LightBlock)
+
+
+def was_deleted(log: CommitLog, queue: ConsumeQueue, offset: int, end: int) -> bool:
+    """Whether retention took the message at `offset`, which is not there: or else it is lost. end: of the queue."""
+    return offset < queue.min_offset(log.min_offset(), end)
 
 
 def _stretch(log: RecordLog, queue: EntryQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:

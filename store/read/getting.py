@@ -20,7 +20,7 @@ from store.format.stored_messages import stored_messages
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
-from store.read.blocks import block_of
+from store.read.blocks import block_of, was_deleted
 from store.read.slices import slices
 
 _MOST_RECORDS = 4096
@@ -97,6 +97,8 @@ def get_message(
     try:
         entries = queue.entries(offset, end)
     except OffsetLost:
+        if not was_deleted(log, queue, offset, maximum):
+            raise
         return answer(GetStatus.OFFSET_FOUND_NULL, file_end)
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
     if as_records:
@@ -174,6 +176,8 @@ def _one_by_one(
         try:
             message = decode_record(_record(log, views, entry), entry)
         except OffsetLost:
+            if not was_deleted(log, queue, entry.queue_offset, offset + len(entries)):
+                raise
             removed = True
             continue
         must_be_entered(message, entry)

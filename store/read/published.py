@@ -6,14 +6,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from store.any_log import Bounds, Queue, QueueRange
-from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
+from store.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
 from store.integers import integer
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from store.log.dispatch import queue_entries, walk
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
+
+_LOOKED_AT = 64 << 20  # bytes of log
 
 
 class PublishedQueues:
@@ -24,6 +27,7 @@ class PublishedQueues:
         self._log = log
         self._queues = queues
         self._end = end
+        self._begins: set[tuple[Queue, int]] = set()  # queue offsets that are known to be the first, at a file's begin
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
@@ -45,15 +49,22 @@ class PublishedQueues:
                 yield queue, self._queues.of(*queue)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset after the newest message. Raises as `of`."""
+        """Queue offset after the newest message. Raises as `offsets`."""
+        try:
+            return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
+        except CorruptSegment:  # as in `offsets`
+            self._queues.forget()
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Queue offsets of the oldest message still there and after the newest, at one moment. Raises as `of`."""
+        """Queue offsets of the oldest message still there and after the newest, at one moment.
+
+        Raises as `of`, and `CorruptSegment`, `OffsetLost` where files, or entries, of the queue are missing.
+        """
         queue = self.of(topic, queue_id)
         try:
             return self._bounds(queue, self._log.min_offset())
-        except OffsetLost:  # the topic was deleted, and created again; if not, the next look says it again
+        except (OffsetLost, CorruptSegment):  # the topic was deleted, and created again; or else the next look says it
             self._queues.forget()
         return self._bounds(self.of(topic, queue_id), self._log.min_offset())
 
@@ -63,7 +74,7 @@ class PublishedQueues:
         for queue, it in self.there(queues):
             try:
                 found[queue] = self._bounds(it, first)
-            except OffsetLost:
+            except (OffsetLost, CorruptSegment):
                 with suppress(UnknownTopic):
                     found[queue] = Bounds(*self.offsets(*queue))
         return found
@@ -71,14 +82,36 @@ class PublishedQueues:
     def _bounds(self, queue: ConsumeQueue, first: int) -> Bounds:
         """first: log offset (bytes) of the oldest record, as it was a moment ago.
 
-        Raises `OffsetLost` where files are missing, for the topic was deleted meanwhile if nothing else.
+        Raises `OffsetLost`, `CorruptSegment` where files are missing, for the topic was deleted meanwhile if nothing
+        else.
         """
         while True:
             max_offset = queue.max_offset(self._end.confirm_offset)
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
+                if 0 < min_offset < max_offset and min_offset % queue.entries_per_file == 0:  # seldom
+                    self._must_begin(queue, min_offset, first)
                 return Bounds(min_offset, max_offset)
             first = self._log.min_offset()  # retention was faster than this
+
+    def _must_begin(self, queue: ConsumeQueue, min_offset: int, first: int) -> None:
+        """Raises `CorruptSegment` where a queue whose first file begins with `min_offset` had another before it.
+
+        Retention takes no file of which the log has a record. So where the entry's record is not the log's first, the
+        log tells; its beginning, from `first` on, is walked, once.
+        """
+        begin = Queue(queue.topic, queue.queue_id), min_offset
+        if begin in self._begins:
+            return
+        at = int(queue.entries(min_offset, min_offset + 1)["physical_offset"][0])
+        for chunk in walk(self._log, first, until=min(at, first + _LOOKED_AT), check_crc=False) if at > first else ():
+            for topic, queue_id, offsets, _ in queue_entries(chunk):
+                if (topic, queue_id) == begin[0] and offsets[0] < min_offset:
+                    raise CorruptSegment(
+                        f"{queue}: no entry before {min_offset}, but the log has the message of offset {offsets[0]}; "
+                        f"{MAKE_ANEW}"
+                    )
+        self._begins.add(begin)
 
     def _count(self, topic: str) -> int:
         try:

@@ -164,8 +164,11 @@ def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> It
     for offset in offsets:
         try:
             yield message_at(log, offset, confirm_offset)
-        except (OffsetNotYet, OffsetLost):  # not published yet; deleted by retention
+        except OffsetNotYet:
             continue
+        except OffsetLost:
+            if offset >= log.min_offset():  # not by retention
+                raise
 
 
 def has_key(message: StoredMessage, key: str) -> bool:

@@ -16,6 +16,7 @@ from store.format.layout import MIN_RECORD_BYTES
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.read.blocks import was_deleted
 
 _BY_TAG = {"tags"}
 _LOOK_SECONDS = 0.02  # for conditions on properties: each message is decoded
@@ -81,6 +82,8 @@ def _matching(
         try:
             record = _view(log, queue, offset, entries, row, row + 1).tobytes()
         except OffsetLost:
+            if not was_deleted(log, queue, offset + row, offset + len(entries)):
+                raise
             continue
         message = decode_record(record, Entry(queue.topic, queue.queue_id, offset + row, *entries[row].item()))
         if message_filter.match(message.tags, message.properties):
@@ -102,6 +105,8 @@ def _mapped(
         try:
             found.append(_view(log, queue, offset, entries, int(rows[first]), int(rows[end - 1]) + 1))
         except OffsetLost:
+            if not was_deleted(log, queue, offset + int(rows[first]), offset + len(entries)):
+                raise
             removed = True
     return found, removed
 

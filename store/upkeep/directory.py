@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from store.errors import ConfigError, NotAStore
+from store.errors import ConfigError, CorruptSegment, NotAStore
 from store.files.atomic import make_directory, make_folder, read_file, sync_directory, write_file
 from store.files.checkpoint import create_checkpoint, read_checkpoint
 from store.files.config import MAX_BYTES, REMEMBERED, SIZES, StoreConfig, read_settings, with_settings
@@ -170,6 +170,23 @@ class Directory:
         """The last writer leaves, and everything is complete."""
         (self.root / ABORT_FILE).unlink(missing_ok=True)
 
+    def warn_of_missing_segments(self, log: CommitLog) -> None:
+        """Warns where the log has a hole, or lacks first segments that retention of ours did not take.
+
+        Call under the store lock. Who took them may be a broker that cleaned up and appended nothing.
+        """
+        first = log.min_offset()
+        try:
+            log.segments.check()
+        except CorruptSegment as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        with suppress(FileNotFoundError), closing(PublishedEnd(self.root, writable=False)) as published:
+            begin = published.log_begin
+            if begin is None or begin >= first:
+                return
+            if not was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
+                warnings.warn(f"{log.segments.directory}: {lost_begin(begin, first)}", RuntimeWarning, stacklevel=2)
+
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
@@ -207,6 +224,14 @@ class Directory:
         topics = self.root / CONSUME_QUEUE_DIR
         sizes = (_file_size(topics / topic / str(queue)) for topic, queue in Topics(self.root).queues_on_disk())
         return next((size for size in sizes if size), None)
+
+
+def lost_begin(begin: int, first: int) -> str:
+    """What is said of a log that should begin at `begin`, and begins at `first`."""
+    return (
+        f"no file for bytes {begin} to {first}, which retention did not delete here, unless a RocketMQ broker's did; "
+        "restore the missing segments from a copy, or go on without them after 'pyspark-mq verify --repair'"
+    )
 
 
 def _file_size(folder: Path) -> int | None:

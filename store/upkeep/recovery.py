@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from enum import Enum, auto
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from store.format.record_view import Ints
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import index_keys, queue_entries, walk, with_delivery_times
+from store.log.dispatch import LogChunk, index_keys, light_entries, queue_entries, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_message, last_segment
@@ -190,14 +191,8 @@ class Recovery:
                     store_timestamp, int(stored[stored <= LAST_MS].max(initial=0))
                 )  # no CRC covers it
                 times.follow(chunk.offsets, stored)
-            for topic, queue_id, offsets, entries in queue_entries(chunk):
-                name, at = (topic, queue_id), int(entries["physical_offset"][0])
-                if not self._is_there(topic, at):
-                    continue
-                if not queues.add(name, offsets, entries):
-                    if begin > first_byte:  # entries before it are missing
-                        return self.decide(plan._replace(begin=Point.FIRST_BYTE))
-                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].max_offset, at)
+            if not self._follow(queues, chunk, is_all=begin == first_byte):
+                return self.decide(plan._replace(begin=Point.FIRST_BYTE))
         if end < trusted:
             raise CorruptRecord(
                 f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
@@ -207,12 +202,30 @@ class Recovery:
             self._refuse_misplaced(queues.found, end if plan.trusted is Point.LAST_SEGMENT else trusted)
         if plan.left_well:
             self._warn_of_what_goes(end)
+        queues.warn_of_passed_over()
         if begin == first_byte > 0:
             self._remember(queues.found)
         queues.leave_out_deleted(self._existing_queues)
         index_files, filed_from = self._decide_index(plan, begin)
         known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
         return Decision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
+
+    def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
+        """Take a chunk's records; whether that can be, for entries before them may be missing. is_all: none are.
+
+        Raises `CorruptRecord`.
+        """
+        for pieces, is_certain in ((queue_entries(chunk), True), (light_entries(chunk), False)):
+            for topic, queue_id, offsets, entries in pieces:
+                name, at = (topic, queue_id), int(entries["physical_offset"][0])
+                if not self._is_there(topic, at) or queues.add(name, offsets, entries):
+                    continue
+                if not is_all:
+                    return False
+                if is_certain:
+                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].max_offset, at)
+                queues.pass_over(name, int(offsets[0]), at)
+        return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
         """No entry goes that alone knows of a record before log offset `safe`: then it is the record that is wrong."""
@@ -291,7 +304,7 @@ class Recovery:
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
-            for topic, queue_id, offsets, entries in queue_entries(chunk):
+            for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light_entries(chunk)):
                 name = topic, queue_id
                 if name not in queues:  # deleted
                     continue
@@ -310,7 +323,8 @@ class Recovery:
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
         step_back(self._root, end, {Queue(*name): queue.max_offset for name, queue in queues.items()})
-        PublishedEnd.create(self._root, end, decision.store_timestamp, decision.times_from, decision.keys_from)
+        known = decision.times_from, decision.keys_from, first_byte
+        PublishedEnd.create(self._root, end, decision.store_timestamp, *known)
         ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}
         QueueEnds(end, ends).write(self._root, self._index)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import (
     ABORT_FILE,
+    COMMIT_LOG_DIR,
     CONSUMER_OFFSETS_FILE,
     CQ_EXTENSION_BELOW,
     DELAY_OFFSETS_FILE,
@@ -37,11 +38,12 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import LogChunk, index_keys, queue_entries, walk, with_delivery_times
+from store.log.dispatch import LogChunk, index_keys, light_entries, queue_entries, walk, with_delivery_times
 from store.publish.log_end import LogEnd, life_begin
 from store.publish.watch import POLL_SECONDS
 from store.system_errors import explained
-from store.upkeep.directory import Directory
+from store.upkeep.compressed import broken_bodies
+from store.upkeep.directory import Directory, lost_begin
 from store.upkeep.findings import Enough, Report
 from store.upkeep.index_check import IndexCheck
 from store.upkeep.misplaced import misplaced, place_of
@@ -122,6 +124,8 @@ class _Verifier:
         self._check_admin_files()
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
+            if log_end.log_begin is not None and log_end.log_begin < begin:
+                self.add(COMMIT_LOG_DIR, *lost_begin(log_end.log_begin, begin).split("; "))
             size = self._config.mappedFileSizeConsumeQueue
             self._all_queues = ConsumeQueues(self._root, size, writable=False, is_message=log_end.is_message)
             self._open_queues()
@@ -131,9 +135,11 @@ class _Verifier:
             for chunk in self._walk(begin, end):
                 self.report.records += int(np.searchsorted(chunk.offsets, end))
                 self._check_times(chunk)
+                self._check_bodies(chunk)
                 keys, with_tags = index_keys(chunk, tags=False), index_keys(chunk, tags=True)
                 index_check.compare(keys, with_tags, chunk.begin, min(chunk.end, end))
-                for topic, queue_id, offsets, entries in queue_entries(chunk):
+                light = (piece for piece in light_entries(chunk) if self._stands(*piece))
+                for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light):
                     count = int(np.searchsorted(entries["physical_offset"], end))
                     if count and self._is_compared(topic, int(entries["physical_offset"][0])):
                         self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
@@ -205,6 +211,12 @@ class _Verifier:
         if len(wrong):
             self.add(self._place(int(wrong[0])), f"{len(wrong)} records have no time that can be, from here on", _COPY)
 
+    def _check_bodies(self, chunk: LogChunk) -> None:
+        broken = broken_bodies(chunk, self._config.maxDecompressedMessageSize)
+        if broken:
+            what = f"{len(broken)} compressed bodies do not decompress, from here on; the first: {broken[0].what}"
+            self.add(self._place(broken[0].at), what, _COPY)
+
     def _forget_offsets(self) -> None:
         """Records were passed over that are gone, and with them, for good reason, some offsets of the queues."""
         self._begin.clear()
@@ -267,6 +279,14 @@ class _Verifier:
                 self._next[name] = _NOT_COMPARED
             else:
                 self._queues[name] = queue
+
+    def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
+        """Whether one record stands in a light queue where it says so, or should: a client may have made it up."""
+        first, name = int(offsets[0]), (topic, queue_id)
+        offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
+        if size:
+            return bool(offset == entries["physical_offset"][0])
+        return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
         """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""

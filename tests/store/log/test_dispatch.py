@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.format.java_hash import java_hash_code
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.log.commit_log import CommitLog
-from store.log.dispatch import queue_entries, walk
+from store.log.dispatch import light_entries, queue_entries, walk
 from tests.store.read.test_golden import GOLDEN, NAMES
 
 SIZE = 4096
@@ -202,7 +203,7 @@ def test_entries_are_those_that_the_append_wrote(path: Path) -> None:
 def test_entries_are_those_that_rocketmq_wrote(name: str) -> None:
     """All of them, byte for byte; where it wrote addresses of a queue extension, ours are the hashes themselves."""
     for chunk in walk(log_of(GOLDEN / name), 0):
-        for topic, queue_id, offsets, entries in queue_entries(chunk):
+        for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light_entries(chunk)):
             for offset, entry in zip(offsets.tolist(), entries, strict=True):
                 start, position = offset * 20 // 200 * 200, offset * 20 % 200
                 file = GOLDEN / name / "consumequeue" / topic / str(queue_id) / segment_name(start)
@@ -217,7 +218,7 @@ def test_no_entry_of_rocketmq_is_missing(name: str) -> None:
     ours = {
         (topic, queue_id, int(offset))
         for chunk in walk(log_of(GOLDEN / name), 0)
-        for topic, queue_id, offsets, _ in queue_entries(chunk)
+        for topic, queue_id, offsets, _ in chain(queue_entries(chunk), light_entries(chunk))
         for offset in offsets
     }
     theirs = set()

@@ -1,0 +1,105 @@
+"""Light queues that a client made up: a broker that has none stores both properties as they come."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.any_log import Queue
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+from tests.store.read.test_golden import GOLDEN
+from tests.store.upkeep.test_damaged import bodies
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
+MULTI = StoreConfig(maxHashSlotNum=100, maxIndexNum=400)
+
+
+def made_up(queues: str, offsets: str, topic: str = "t") -> Message:
+    """What our own door refuses, but for the first letters; see `broker_has_it`."""
+    properties = {"_NNER_MULTI_DISPATCH": queues, "_NNER_MULTI_QUEUE_OFFSET": offsets}
+    return Message(topic, b"made up", properties=properties, queue_id=0)
+
+
+def broker_has_it(path: Path) -> None:
+    """The directory as a broker's, with the properties that `made_up` meant."""
+    for file in (path / "commitlog").iterdir():
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"_NNER_MULTI", b"INNER_MULTI"))
+    for name in ("watermark", "queueends"):
+        (path / name).unlink()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    ("queues", "offsets", "is_told"),
+    [
+        ("%LMQ%x", "3", True),
+        ("%LMQ%x", "4611686018427387904", True),
+        ("%LMQ%x,%LMQ%x", "1,0", True),
+        ("%LMQ%x,%LMQ%y", "0", False),
+        ("%LMQ%x", "-1", False),
+        ("t", "0", False),
+        ("t", "10", False),
+        ("t", "11", False),
+        ("u,t", "0,99", False),
+    ],
+)
+def test_the_store_goes_on_and_shows_nothing_wrong(
+    tmp_path: Path, queues: str, offsets: str, is_told: bool, lost: bool
+) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.create_topic("u", 1)
+        for n in range(9):
+            store.put(Message("t", b"%d" % n))
+        store.put(made_up(queues, offsets))
+        store.put(Message("t", b"10"))
+        store.put(made_up(queues, offsets, "u"))
+        expected = bodies(store)
+    broker_has_it(path)
+    if lost:
+        shutil.rmtree(path / "consumequeue")
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with MessageStore.open(path) as store:
+                found = bodies(store)
+                assert {name: found[name] for name in found if not name[0].startswith("%")} == expected
+                assert store.put(Message("t", b"next")).queue_offset == len(expected["t", 0])
+                expected["t", 0].append(b"next")
+        assert bool(told) == is_told
+        is_told = False
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> None:
+    path = tmp_path / "mq"
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
+    with MessageStore.open(path, config=MULTI) as store:
+        light = [Queue(topic, 0) for topic in store.topics() if topic.startswith("%LMQ%")]
+        before = store.bounds(light)
+        assert len(before) == 5
+        expected = {queue: list(store.scan(*queue, *before[queue])) for queue in light}
+        for queue, (first, end) in before.items():
+            for offset in (first, end - 1, end + 1, end + 1000):
+                store.put(made_up(queue.topic, f"{offset}", topic="lmq"))
+    broker_has_it(path)
+    with pytest.warns(RuntimeWarning, match="there they are passed over"):
+        store = MessageStore.open(path)
+    with store:
+        assert store.bounds(light) == before
+        assert {queue: list(store.scan(*queue, *before[queue])) for queue in light} == expected
+    assert verify(path).findings == []
+    if lost:
+        shutil.rmtree(path / "consumequeue" / light[0].topic)
+        assert verify(path).findings
+    with pytest.warns(RuntimeWarning, match="there they are passed over"):
+        repair(path)
+    assert verify(path).findings == []

@@ -1,0 +1,138 @@
+"""Whoever only reads notices what a queue lost, too, and never takes it for a shorter one."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import CorruptSegment, Message, MessageStore, UnknownTopic
+from store.any_log import Bounds, Queue
+from store.format.layout import CQ_ENTRY, segment_name
+from store.publish.published_end import PublishedEnd
+from tests.store.log.damages import DAMAGES, SMALL, Damage, damage_entry, first_file, folder, last_file, zeroed
+
+LOST = [damage for damage in DAMAGES if "index" not in damage.__name__ and "ends" not in damage.__name__]
+
+
+@pytest.mark.parametrize("damage", LOST)
+def test_a_queue_that_lost_files_or_its_last_entries_is_told(path: Path, damage: Damage) -> None:
+    damage(path)
+    with MessageStore.open(path, read_only=True) as reader:
+        for _ in range(2):
+            with pytest.raises(CorruptSegment, match="consumequeue"):
+                reader.offsets("t", 1)
+            with pytest.raises(CorruptSegment, match="consumequeue"):
+                reader.bounds([Queue("t", 1)])
+            if damage is not first_file:
+                with pytest.raises(CorruptSegment, match="consumequeue"):
+                    reader.max_offset("t", 1)
+        with suppress(CorruptSegment):
+            assert reader.offsets("t", 2) == (0, 25)
+    MessageStore.open(path).close()
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.offsets("t", 1) == (0, 25)
+
+
+@pytest.mark.parametrize("first", range(0, 25, 4))
+@pytest.mark.parametrize("count", [4, 7, 10])
+def test_zeros_that_a_search_meets_are_no_end(path: Path, first: int, count: int) -> None:
+    """Nor where nobody noted the queue's end."""
+    (path / "queueends").unlink()
+    for offset in range(first, min(first + count, 24)):
+        damage_entry(path, offset, bytes(CQ_ENTRY.itemsize))
+    with MessageStore.open(path, read_only=True) as reader:
+        found = []
+        try:
+            found.append(reader.max_offset("t", 1))
+        except CorruptSegment as error:
+            found.append(str(error))
+    assert found == [25] or "is damaged, for more come behind" in str(found)
+
+
+@pytest.mark.parametrize(("batch", "removed"), [(2, 1), (2, 2), (3, 1)])
+def test_a_first_file_behind_what_retention_took(path: Path, batch: int, removed: int) -> None:
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
+        store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=batch))
+        first = store.min_offset("t", 1)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.offsets("t", 1) == (first, 50)
+    for taken in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
+        taken.unlink()
+    for file in ("queueends", "watermark"):  # as a broker's directory, the second time
+        with (
+            MessageStore.open(path, read_only=True) as reader,
+            pytest.raises(CorruptSegment, match=f"has the message of offset {first};|, which it had, is gone;"),
+        ):
+            reader.offsets("t", 1)
+        (path / file).unlink()
+
+
+def test_a_queue_that_begins_at_a_files_begin_is_looked_for_once(path: Path) -> None:
+    """There the log has nothing of it before: other queues have."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(200), queue_id=0) for _ in range(60)])
+        end = store.put(Message("t", b"next", queue_id=1)).physical_offset
+    for file in sorted((path / "commitlog").iterdir()):
+        if int(file.name) + 2 * SMALL.mappedFileSizeCommitLog < end:
+            file.unlink()
+    for file in sorted((path / "consumequeue/t/1").iterdir())[:-1]:
+        file.unlink()
+    damage_entry(path, 20, (path / "consumequeue/t/1" / segment_name(400)).read_bytes()[100:120])
+    for offset in range(21, 26):
+        damage_entry(path, offset, bytes(CQ_ENTRY.itemsize))
+    (path / "queueends").unlink()
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.bounds([Queue("t", 1)]) == {Queue("t", 1): Bounds(20, 21)}
+
+
+def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
+    """Entries of an append that died stand there until the next undoes them, also in files of their own."""
+    with MessageStore.open(path) as store:
+        end = store.confirm_offset
+        store.put_many([Message("t", b"dead", queue_id=1) for _ in range(40)])
+        announced = store.confirm_offset
+    published = PublishedEnd(path, writable=True)
+    published.announce(announced, published.store_timestamp)
+    published.publish(end)
+    published.close()
+    (path / "abort").touch()
+    noted = json.loads((path / "queueends").read_text())
+    noted = {**noted, "logOffset": end, "queues": [["t", queue, 25] for queue in range(3)]}
+    (path / "queueends").write_text(json.dumps(noted))
+    with MessageStore.open(path, read_only=True) as reader:
+        assert [reader.offsets("t", queue) for queue in range(3)] == [(0, 25)] * 3
+
+
+@pytest.mark.parametrize("damage", [folder, last_file, zeroed])
+def test_ends_of_what_is_not_published_say_nothing(path: Path, damage: Damage) -> None:
+    """A broker had the directory since, or its own published end is older than what was noted."""
+    damage(path)
+    noted = json.loads((path / "queueends").read_text())
+    (path / "queueends").write_text(json.dumps({**noted, "logOffset": noted["logOffset"] + 1}))
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.max_offset("t", 1) < 25
+    (path / "queueends").write_text(json.dumps(noted))
+    (path / "watermark").unlink()
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.max_offset("t", 1) < 25
+
+
+def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path) as store:
+        assert reader.offsets("t", 1) == (0, 25)
+        store.delete_topic("t", lambda: None)
+        with pytest.raises(UnknownTopic):
+            reader.offsets("t", 1)
+        store.create_topic("t", 3)
+        assert reader.offsets("t", 1) == (0, 0)
+        store.put(Message("t", b"new", queue_id=1))
+        assert reader.offsets("t", 1) == (0, 1)
+        with MessageStore.open(path, read_only=True) as second:
+            assert second.bounds([Queue("t", queue) for queue in range(3)]) == {
+                Queue("t", queue): Bounds(0, int(queue == 1)) for queue in range(3)
+            }
