@@ -84,8 +84,8 @@ class Writer:
         alone = self._lock.join()
         finish_deletion(root, self._config.lockTimeoutMillis / 1000)
         found = QueueEnds.read(root)
-        self._directory.warn_of_missing_segments(self._log)
         decision = self._decide(recovery, found, alone=alone)
+        self._directory.warn_of_missing_segments(self._log)
         self._directory.mark_open()
         if decision is not None:
             recovery.carry_out(decision)

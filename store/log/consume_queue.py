@@ -169,8 +169,13 @@ class ConsumeQueue:
                 return int((last["physical_offset"] + last["size"]).sum())
 
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
-        """Queue offset of the first entry whose record the log still has; `max_offset` when there is none."""
-        low, high, seen = self.first(), max_offset, self._found_first
+        """Queue offset of the first entry whose record the log still has; `max_offset` when there is none.
+
+        Raises `CorruptSegment` where it is only by an empty entry that those before it seem to be deleted, and as
+        `entries`.
+        """
+        low = first = self.first()
+        high, seen = max_offset, self._found_first
         if low < seen <= high and self._is_behind(seen - 1, min_physical_offset):
             low = seen
         middle = low  # where it is as a rule
@@ -180,6 +185,8 @@ class ConsumeQueue:
             else:
                 high = middle
             middle = (low + high) // 2
+        if first < low != seen and not self.entries(low - 1, low)["size"][0]:
+            raise CorruptSegment(f"{self}: entry {low - 1} is damaged; {MAKE_ANEW}")
         self._found_first = low
         return low
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from store.log.dispatch import SIZE_BYTES, walk
 from store.publish.published_end import PublishedEnd
 from store.publish.watch import POLL_SECONDS
 
+_LOOKED_AT = 64 << 10  # bytes behind the log's end
 LOOK_SECONDS = 1.0  # a published end that has not moved for so long may be one that a broker passed by
 
 
@@ -118,11 +121,14 @@ class LogEnd:
                 return self._seen
         # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
-        if not self.by_log or self._is_deleted(self._end):
+        is_new = not self.by_log or self._is_deleted(self._end)
+        if is_new:
             self.by_log, self._flushed = True, flushed or 0
             start = last_segment(self._log)
             self._end = max(self._seen, start if flushed is None else min(start, max(flushed, self._log.min_offset())))
         self._follow(flushed)
+        if is_new:
+            self._warn_of_what_is_left()
         if flushed is not None and self._end < flushed:  # damage, and no end: whoever reads it is told
             self._end = flushed
             self._follow(flushed)
@@ -131,6 +137,20 @@ class LogEnd:
     def _follow(self, flushed: int | None) -> None:
         for chunk in walk(self._log, self._end, torn_from=flushed):
             self._end = chunk.end
+
+    def _warn_of_what_is_left(self) -> None:
+        """Warns where the log ends with what is no record, though its broker left in good order."""
+        segments, left = self._log.segments, b""
+        with suppress(OffsetLost):
+            left = segments.read(self._end, _LOOKED_AT)
+        if left.strip(b"\0") and not (self._root / ABORT_FILE).exists():
+            warnings.warn(
+                f"{segments.directory}: no sound record at log offset {self._end}, where what can be read ends, though "
+                "whoever wrote last left in good order. One that died may have left it; if none did, messages are "
+                "missing: restore the segment from a copy",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _is_deleted(self, at: int) -> bool:
         """Whether retention was faster."""

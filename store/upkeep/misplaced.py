@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from store.errors import CorruptRecord, OffsetLost
+from store.errors import CorruptRecord, CorruptSegment, OffsetLost
 from store.format.entering import is_folder_name
 from store.format.stored_message import StoredMessage, decode_record
 from store.log.commit_log import CommitLog
@@ -40,6 +40,8 @@ def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
         return range(queue.min_offset(first_byte, begin), begin)
     except OffsetLost:  # it does not go so far
         return range(0)
+    except CorruptSegment:
+        return range(queue.first(), begin)
 
 
 def place_of(record: StoredMessage) -> str:

@@ -357,7 +357,10 @@ class _Verifier:
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> None:
         """Entries before the first and behind the last record of a queue."""
         max_offset = self._max_offset(name, end)
-        min_offset = queue.min_offset(self._log.min_offset(), max_offset)
+        try:
+            min_offset = queue.min_offset(self._log.min_offset(), max_offset)
+        except CorruptSegment:  # as was found out by its records
+            min_offset = self._begin.get(name, max_offset)
         begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
         if min_offset < min(begin, max_offset):
             self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset)

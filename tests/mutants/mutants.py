@@ -180,9 +180,30 @@ MUTANTS = [
     Mutant(
         "retention that deletes what is not yet flushed",
         "store/message_store.py",
-        "            writer.settle()\n        return retention.clean(",
-        "            pass\n        return retention.clean(",
+        "            writer.settle()\n            writer.begin_log_at(",
+        "            writer.begin_log_at(",
         (CRASHES,),
+    ),
+    Mutant(
+        "retention that notes nothing before it deletes",
+        "store/message_store.py",
+        "            writer.begin_log_at(until)\n",
+        "",
+        ("tests/store/upkeep/test_lost_begin.py",),
+    ),
+    Mutant(
+        "readers who do not ask where queues ended",
+        "store/message_store.py",
+        "    noted = None if end.by_log else QueueEnds.read(root)\n",
+        "    noted = None\n",
+        ("tests/store/log/test_lost_for_readers.py",),
+    ),
+    Mutant(
+        "a lost segment taken for a deleted one",
+        "store/read/blocks.py",
+        "    return offset < queue.min_offset(log.min_offset(), end)\n",
+        "    return True\n",
+        ("tests/store/read/test_lost_segments.py",),
     ),
     Mutant(
         "retention whose deleted segments come back",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from store import CorruptSegment, Message, MessageStore, UnknownTopic
 from store.any_log import Bounds, Queue
 from store.format.layout import CQ_ENTRY, segment_name
 from store.publish.published_end import PublishedEnd
+from store.upkeep.verify import verify
 from tests.store.log.damages import DAMAGES, SMALL, Damage, damage_entry, first_file, folder, last_file, zeroed
 
 LOST = [damage for damage in DAMAGES if "index" not in damage.__name__ and "ends" not in damage.__name__]
@@ -136,3 +138,50 @@ def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
             assert second.bounds([Queue("t", queue) for queue in range(3)]) == {
                 Queue("t", queue): Bounds(0, int(queue == 1)) for queue in range(3)
             }
+
+
+def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        store.clean(forced=True)
+        first = store.min_offset("t", 1)
+        assert 10 < first < 20
+    told = set()
+    for lost in range(10, 24):
+        file = path / "consumequeue/t/1" / segment_name(lost // 10 * 200)
+        before = file.read_bytes()
+        damage_entry(path, lost, bytes(CQ_ENTRY.itemsize))
+        with MessageStore.open(path, read_only=True) as reader:
+            try:
+                assert reader.min_offset("t", 1) == first
+            except CorruptSegment as error:
+                assert f"entry {lost} is damaged" in str(error)  # noqa: PT017
+                told.add(lost)
+        assert lost < first or verify(path).findings
+        file.write_bytes(before)
+    assert told, "where a search meets them"
+    assert min(told) >= first - 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
+    """No published end says where it ended: what stands behind the last sound record is told of."""
+    with MessageStore.open(path, read_only=True) as reader:
+        at = reader.get_message("g", "t", 0, 23).messages[0].physical_offset
+    (path / "watermark").unlink()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.max_offset("t", 0) == 25
+    assert not told
+    with (path / "commitlog" / segment_name(at // 4096 * 4096)).open("r+b") as file:
+        file.seek(at % 4096 + 4)
+        file.write(b"?")
+    if killed:
+        (path / "abort").touch()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.max_offset("t", 0) == 23
+    assert [f"no sound record at log offset {at}, where" in str(warning.message) for warning in told] == [True] * (
+        not killed
+    )
