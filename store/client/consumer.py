@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from types import TracebackType
@@ -226,21 +226,10 @@ class Consumer(Opened):
             return
         self._is_over = True
         self._end()
-        deadline = time.monotonic() + self._config.await_termination_when_shutdown
-        own = threading.current_thread()
-        for worker in self._workers:
-            if worker is not own:
-                worker.join(max(0.0, deadline - time.monotonic()))
-        if any(worker.is_alive() for worker in self._workers if worker is not own):
-            _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
-        try:
-            self._member.leave()
-        finally:
-            for thread in self._threads:
-                if thread is not own:
-                    thread.join()
-            self._figures.close()
-            self._close_log()
+        with ExitStack() as whatever_happens:  # an interrupt, say: nobody comes here again
+            whatever_happens.callback(self._let_all_go)
+            whatever_happens.callback(self._member.leave)
+            self._wait_for_calls()
         self._must_not_have_failed()
 
     def __enter__(self) -> Consumer:
@@ -254,6 +243,21 @@ class Consumer(Opened):
         except BaseException as ended:
             if error is None or ended is not self._error:  # or else it is told already, or comes second
                 raise
+
+    def _wait_for_calls(self) -> None:
+        deadline = time.monotonic() + self._config.await_termination_when_shutdown
+        workers = [worker for worker in self._workers if worker is not threading.current_thread()]
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        if any(worker.is_alive() for worker in workers):
+            _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
+
+    def _let_all_go(self) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._figures.close()
+        self._close_log()
 
     # --- what it is made of ----------------------------------------------------------------------------
 

@@ -41,7 +41,8 @@ class Producer(Opened):
 
     Messages of one topic and sharding key, or of one queue, stand there in the order in which they were sent. Any
     number of threads of one process may share a producer; in a forked process and after `close` verbs raise
-    `StoreForked` and `StoreClosed`. One that is dropped sends what is left, with a `ResourceWarning`.
+    `StoreForked` and `StoreClosed`. One that is dropped sends what is left, with a `ResourceWarning`, and logs what
+    fails.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ def _drop(sender: Sender) -> None:
     """What `close` would have done, for a producer that was dropped, by the garbage collector in any thread; so this
     waits for nothing."""
     warnings.warn(f"{sender.what}: was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
-    sender.begin_to_finish()
+    sender.drop()
 
 
 @cache

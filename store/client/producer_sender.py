@@ -53,6 +53,7 @@ class Sender(threading.Thread):
         self._fatal: Exception | None = None  # a named producer ends with the first append that fails
         self._owns = owns
         self._failures: list[Failure] = []
+        self._is_dropped = False
 
     def run(self) -> None:
         while (lots := self._buffer.take()) is not None:
@@ -70,6 +71,10 @@ class Sender(threading.Thread):
                     opened.close()
             except Exception as error:  # noqa: BLE001  `close` of the producer raises it
                 self._failures.append(Failure(error))
+        if self._is_dropped:
+            for failure in self._failures:
+                if not failure.is_seen:
+                    _logger.error("%s: was dropped, and some of what was sent failed: %s", self.what, failure.error)
 
     def _carry(self, parts: Sequence[_Part]) -> None:
         """Append all of this at once; or if some of it is refused the rest, in order."""
@@ -148,6 +153,11 @@ class Sender(threading.Thread):
     def begin_to_finish(self) -> None:
         """What was sent is the last."""
         self._buffer.close()
+
+    def drop(self) -> None:
+        """Likewise, and nobody asks for what failed."""
+        self._is_dropped = True
+        self.begin_to_finish()
 
     def finish(self) -> None:
         """Wait until all is appended."""

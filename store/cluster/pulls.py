@@ -11,7 +11,7 @@ from store.any_log import QueueRange
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import REQUEST_SECONDS, Brokers
 from store.cluster.refusals import explained, may_pass
-from store.errors import OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
+from store.errors import BadFrame, OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import Pulled, PullMessage
@@ -133,7 +133,9 @@ class _Pulls:
 
     def _take(self, answer: Command) -> None:
         """Note what came of a pull. Raises as `pull`."""
-        wanted = self._asked.pop(answer.opaque)
+        wanted = self._asked.pop(answer.opaque, None)
+        if wanted is None:
+            raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which nobody made; is it RocketMQ?")
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             raise UnknownTopic(f"{self._who}: there is no topic {wanted.topic} any more")
         if answer.code not in PULLED:
@@ -142,6 +144,11 @@ class _Pulls:
         if answer.code != ResponseCode.SUCCESS:
             raise self._missing(wanted, header)
         end = min(header.next_begin_offset, wanted.end)
+        if end <= wanted.start:
+            raise BadFrame(
+                f"{self._who}: {wanted.queue}, messages from {wanted.start} on, and the next would be "
+                f"{header.next_begin_offset}; see the broker's log"
+            )
         self._largest = max(self._largest, len(answer.body))
         self._answered[wanted.start] = Records(wanted.start, end, bytes(answer.body))
         if end < wanted.end:

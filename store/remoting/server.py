@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +34,8 @@ _POOL_THREADS = 8
 class Limits:
     """What a server takes from its clients.
 
-    connections: as many at a time; more are closed at once. requests, body_bytes: of one connection, under way at a
+    connections: as many at a time, and no more than half of the descriptors that the process may have: the rest is the
+    store's; more are closed at once. requests, body_bytes: of one connection, under way at a
     time; it is not read on until some are answered. idle_seconds: without a word a connection is closed.
     stuck_seconds: likewise one that does not end a frame it began, or does not read what it asked for.
     """
@@ -152,9 +155,9 @@ class Server(Opened):
 
     def _made(self, connection: Connection) -> None:
         self._under_way[connection] = _UnderWay()
-        if len(self._under_way) > self._limits.connections:
+        if len(self._under_way) > (most := min(self._limits.connections, _descriptors() // 2)):
             self._figures.of(CROWDED).change(1)
-            _logger.warning("%s: closed: %d connections are enough", connection.peer, self._limits.connections)
+            _logger.warning("%s: closed: %d connections are enough", connection.peer, most)
             connection.abort(RemotingError(f"{connection.peer}: too many connections"))
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
@@ -229,6 +232,12 @@ class Server(Opened):
             refused = refusal(error)
             command.code, command.remark, command.fields = refused.code, refused.remark, {}
             request.connection.send(command)
+
+
+def _descriptors() -> int:
+    """How many the process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 @dataclass(slots=True)

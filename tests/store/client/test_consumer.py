@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -32,7 +34,7 @@ from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -373,3 +375,23 @@ def test_a_topic_that_comes_and_goes(tmp_path: Path) -> None:
             until(lambda: got.issuperset(put))  # noqa: B023
             delete_topic(tmp_path, "t")
             time.sleep(0.2 * (life % 3))
+
+
+def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageStore) -> None:
+    """It has no other chance: the queues would be nobody's for as long as the process lives."""
+    put(store, [0])
+    began, hold = threading.Event(), threading.Event()
+
+    def hang(messages: Sequence[ReceivedMessage]) -> None:
+        began.set()
+        hold.wait()
+
+    consumer = Consumer(store.path, "g", "t", hang, config=config())
+    assert began.wait(PATIENCE)
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        consumer.close()
+    assert LocalGroup(store.path, "g").members() == []
+    hold.set()
+    interrupt.join()

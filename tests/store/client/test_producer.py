@@ -387,9 +387,11 @@ from store import Producer
 producer = Producer({str(store.path)!r}, linger=60)
 for number in range(100):
     producer.send("u", str(number))
+producer.send("u", bytes(1 << 24))
 """
     done = subprocess.run([sys.executable, "-Wd", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "ResourceWarning" in done.stderr
+    assert "was dropped, and some of what was sent failed: MESSAGE_ILLEGAL" in done.stderr
     assert bodies(store, "u") == [str(number).encode() for number in range(100)]
 
 

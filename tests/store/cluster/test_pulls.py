@@ -7,20 +7,24 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
+from store import BadFrame, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
 from store.any_log import QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
+from store.cluster.brokers import Brokers
 from store.cluster.log import ClusterLog
+from store.cluster.pulls import _Pulls
 from store.publish.figures import Figures
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
-from store.remoting.headers import Offset
+from store.remoting.command import Command
+from store.remoting.headers import Offset, Pulled
 from store.remoting.loop import LoopThread
 from store.remoting.request import Request, Response
 from store.remoting.routes import of_json
@@ -117,11 +121,13 @@ class Moody:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
+        self.next_begin = 0
         self.addresses: dict[str, str] | None = None  # its own
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_MIN_OFFSET: lambda request: self._answer(Offset(0)),
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
+            RequestCode.PULL_MESSAGE: lambda request: Response(header=Pulled(0, self.next_begin, 0, 3)),
         }
         self.server = Server(
             self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, self.figures
@@ -192,6 +198,21 @@ def test_what_a_held_pull_brought_is_read_without_another_request(store: Message
         assert read(log, there) == [(COUNT + n, b"%d" % n) for n in range(3)]
         with pytest.raises(Unreachable):
             read(log, there)
+
+
+@pytest.mark.parametrize("next_begin", [0, -1, -(1 << 63)])
+def test_a_broker_that_gets_no_further_is_told(moody: Moody, next_begin: int) -> None:
+    """Whoever believes it asks for ever."""
+    moody.moods, moody.next_begin = [None, None], next_begin
+    with ClusterAddress((moody.server.address,)).open() as log, pytest.raises(BadFrame, match="the next would be"):
+        read(log, everything(log))
+
+
+def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
+    with closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers:
+        pulls = _Pulls(brokers, "broker b", QueueRange("orders", 0, 0, 3), moody.server.address)
+        with pytest.raises(BadFrame, match="nobody made"):
+            pulls._take(Command(ResponseCode.SUCCESS, opaque=7))
 
 
 def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: Moody) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -188,6 +191,36 @@ def test_more_connections_than_are_taken(store: MessageStore, client: Client) ->
             assert is_well(Broker(serving, client))
         until(lambda: refused(store) == {CROWDED: 1})
         until(lambda: serving.connections == 1)
+
+
+SERVER = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))
+from store import MessageStore
+from store.remoting.serving import serve
+with MessageStore.open(sys.argv[1]) as store, serve(store, "127.0.0.1:0") as serving:
+    print(serving.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_connections_leave_the_store_its_files(tmp_path: Path, client: Client) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path) as store:
+        store.create_topic("orders", 60)
+    program = [sys.executable, "-c", SERVER, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(program, text=True, **pipes) as process, ExitStack() as stack:  # type: ignore[call-overload]
+        assert process.stdin
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        ask = partial(client.ask, address, RequestCode.SEND_MESSAGE_V2)
+        assert ask(send().texts(), b"body").result().code == ResponseCode.SUCCESS
+        strangers = [stack.enter_context(connected(address)) for _ in range(250)]
+        until(lambda: is_closed(strangers[-1]))
+        answers = [ask(send(queue_id=queue_id).texts(), b"body").result() for queue_id in range(60)]
+        assert [answer.remark for answer in answers if answer.code != ResponseCode.SUCCESS] == []
+        process.stdin.close()
 
 
 @pytest.mark.parametrize("limits", [Limits(requests=3), Limits(body_bytes=10)])
