@@ -30,7 +30,6 @@ from store.format.layout import (
 from store.format.stored_message import offset_msg_id
 from store.integers import integer
 
-MAX_RECONSUME_TIMES = 16
 _LEVEL_OF_FIRST = 3  # of a message that failed for the first time
 _TIMES = "reconsume_times"
 DEAD_LETTER_QUEUES = 1
@@ -52,18 +51,19 @@ def send_back(
     at once. max_reconsume_times: how often a message comes again before it goes there; default: the group's setting
     (`retryMaxTimes`), which is 16. The logger `store` names dead ones. Missing topics are made.
 
-    Raises `InvalidGroup`, `OffsetLost` where a message was deleted meanwhile, and what `MessageStore.put` raises.
+    Raises `InvalidGroup`, `CorruptStore` for such a setting that is no number, `OffsetLost` where a message was deleted
+    meanwhile, and what `MessageStore.put` raises.
     """
     check_group_name(group)
-    level, settings = integer("level", level), ConsumerOffsets(store.path).settings(group) or {}
-    most = settings.get("retryMaxTimes", MAX_RECONSUME_TIMES) if max_reconsume_times is None else max_reconsume_times
+    level, (most, retry_queues) = integer("level", level), ConsumerOffsets(store.path).retries(group)
+    most = most if max_reconsume_times is None else max_reconsume_times
     dead = np.array([level < 0 or message.reconsume_times >= most for message in messages], np.bool_)
     order = np.argsort(dead, kind="stable")  # the dead ones last
     append = store.begin()
     for is_dead in (False, True):
         some = [messages[row] for row in order.tolist() if dead[row] == is_dead]
         if some:
-            queues = DEAD_LETTER_QUEUES if is_dead else max(1, settings.get("retryQueueNums", 1))
+            queues = DEAD_LETTER_QUEUES if is_dead else retry_queues
             topic = _made(store, (DLQ_TOPIC_PREFIX if is_dead else RETRY_TOPIC_PREFIX) + group, queues)
             copies = store.copies(np.array([message.physical_offset for message in some], np.int64))
             places = _places(some, topic, random.randrange(queues))

@@ -6,6 +6,7 @@ What has another shape than RocketMQ's is `CorruptStore`, which names the file a
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import warnings
@@ -62,7 +63,7 @@ def _warn(path: Path, failure: Exception | None, then: str) -> None:
 
 def parse_json(text: str) -> dict[str, Any]:
     """What fastjson wrote, an object. Raises `ValueError`, `RecursionError`."""
-    content = json.loads(_STRING_OR_BARE_KEY.sub(_quoted, text), parse_constant=_no_number)
+    content = json.loads(_STRING_OR_BARE_KEY.sub(_quoted, text), parse_constant=_no_number, parse_float=_finite)
     if not isinstance(content, dict):
         raise ValueError(f"{type(content).__name__} instead of an object")
     return content
@@ -70,6 +71,12 @@ def parse_json(text: str) -> dict[str, Any]:
 
 def _quoted(found: re.Match[str]) -> str:
     return found[1] or f'"{found[2]}"'
+
+
+def _finite(text: str) -> float:
+    """One that is written again as a number."""
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 def _no_number(text: str) -> float:

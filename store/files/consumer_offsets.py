@@ -16,7 +16,7 @@ from typing import Any
 
 from store.any_log import Positions, Queue
 from store.errors import InvalidGroup, OffsetOutOfRange
-from store.files.admin_files import next_version, offset_table, read_json, read_table, table, write_json
+from store.files.admin_files import next_version, number, offset_table, read_json, read_table, table, write_json
 from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
     CONSUMERS_DIR,
@@ -24,9 +24,10 @@ from store.format.layout import (
     GROUP_SEPARATOR,
     GROUPS_FILE,
     MAX_GROUP_CHARACTERS,
+    MAX_QUEUES,
     TOPIC_CHARACTERS,
 )
-from store.integers import integer
+from store.integers import INT_MAX, integer
 
 _OFFSETS = "offsetTable"
 _GROUPS = "subscriptionGroupTable"
@@ -145,6 +146,16 @@ class ConsumerOffsets:
     def settings(self, group: str) -> dict[str, Any] | None:
         """RocketMQ's SubscriptionGroupConfig of a group, None without."""
         return self.all_settings().get(group)
+
+    def retries(self, group: str) -> tuple[int, int]:
+        """How often a message comes again to a group, and in how many queues, 1 at least. Raises `CorruptStore`."""
+        settings, standard = self.settings(group) or {}, _new_group(group)
+
+        def count(name: str, maximum: int) -> int:
+            value = standard[name] if settings.get(name) is None else settings[name]
+            return 0 if type(value) is int and value < 0 else number(self._groups, f"{name} of {group}", value, maximum)
+
+        return count("retryMaxTimes", INT_MAX), max(1, count("retryQueueNums", MAX_QUEUES))
 
     def all_settings(self) -> dict[str, dict[str, Any]]:
         """Group to its SubscriptionGroupConfig."""

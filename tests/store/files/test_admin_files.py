@@ -77,7 +77,17 @@ def test_versions_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [b"\xff{}", b"[]", b"5", b"null", b'{"a": NaN}', b'{"a": -Infinity}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000],
+    [
+        b"\xff{}",
+        b"[]",
+        b"5",
+        b"null",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b"[" * 100_000,
+        b'{"a": 1' + b"0" * 5000,
+    ],
 )
 def test_what_is_no_json_of_rocketmqs(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "topics.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
+from store import CorruptStore, InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
 from store.any_log import Queue
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.publish.locks import StoreLock
@@ -43,6 +43,27 @@ def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
     assert groups.offsets("grp", "Topic") == groups.offsets("g", "TopicTest") == {}
     assert read(tmp_path, "consumerOffset.json") == {"offsetTable": {"TopicTest@grp": {"0": 3, "1": 7}}}
     assert read(tmp_path, "consumerOffset.json.bak") == {"offsetTable": {"TopicTest@grp": {"0": 12, "1": 7}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ("{}", (16, 1)),
+        ('{"retryMaxTimes":null,"retryQueueNums":null}', (16, 1)),
+        ('{"retryMaxTimes":"3","retryQueueNums":2}', (3, 2)),
+        ('{"retryMaxTimes":-1,"retryQueueNums":-1}', (0, 1)),
+        ('{"retryMaxTimes":[]}', "retryMaxTimes of g is a list"),
+        ('{"retryMaxTimes":1.5}', "retryMaxTimes of g is 1.5"),
+        ('{"retryQueueNums":65537}', "retryQueueNums of g is 65537, not a number from 0 to 65536"),
+    ],
+)
+def test_how_often_a_group_gets_a_message_again(tmp_path: Path, settings: str, found: tuple[int, int] | str) -> None:
+    write(tmp_path, "subscriptionGroup.json", f'{{"subscriptionGroupTable":{{"g":{settings}}}}}')
+    if isinstance(found, str):
+        with pytest.raises(CorruptStore, match=found):
+            ConsumerOffsets(tmp_path).retries("g")
+    else:
+        assert ConsumerOffsets(tmp_path).retries("g") == found
 
 
 def test_what_a_broker_does_not_know_is_none(tmp_path: Path) -> None:
