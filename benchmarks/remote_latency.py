@@ -35,7 +35,7 @@ def main(small: bool) -> None:
     if (reason := unavailable()) is not None:
         show(f"no broker to read from: {reason}", head, [])
         return
-    seconds, batch_seconds = (3, 2) if small else (20, 5)
+    seconds, batch_seconds = (1, 1) if small else (20, 5)
     rocketmq, ports, session = RocketMQ(_LINE), free_ports(), realtime_session()
     name_server, broker = (f"127.0.0.1:{ports[name]}" for name in ("namesrvPort", "brokerPort"))
     with (

@@ -69,7 +69,7 @@ def everything_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that every user reaches."""
-    folder = Path(tempfile.mkdtemp(prefix="mq-colleagues-"))
+    folder = Path(tempfile.mkdtemp(prefix="mq-colleagues-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
