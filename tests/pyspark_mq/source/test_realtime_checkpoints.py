@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_mq.errors import CheckpointError, LedgerError
 from tests.filled import Filled
-from tests.pyspark_mq.source.test_realtime_reader import latest, reader, run
+from tests.pyspark_mq.source.driving import latest, reader, run
 
 DAMAGED = [
     {"$epoch": 0, "$reader": "../../outside", "$from": [{"orders": {"0": 0}}]},

@@ -12,7 +12,7 @@ from pyspark_mq.errors import DataLossError
 from pyspark_mq.source import held_reading
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import delete, recreate
-from tests.pyspark_mq.source.test_realtime_reader import Row, latest, reader, run
+from tests.pyspark_mq.source.driving import Row, latest, reader, run
 
 ACCEPTING = {"failOnDataLoss": "false"}
 
@@ -25,8 +25,8 @@ def _pipelined_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 class Held:
     """A query in the middle of a batch, whose one task holds both queues, and which has read all there was."""
 
-    def __init__(self, filled: Filled, **options: str) -> None:
-        self.reader = reader(filled, **{"realTimePartitions": "1", "batchDuration": "2s", **options})
+    def __init__(self, filled: Filled, batch_seconds: float = 2, **options: str) -> None:
+        self.reader = reader(filled, batch_seconds=batch_seconds, realTimePartitions="1", **options)
         self.rows: list[Row] = []
         start = self.reader.initialOffset()
         self.end = latest(self.reader, start)
@@ -54,7 +54,7 @@ class Held:
 
 @pytest.mark.parametrize("count", [1, 3, 4, 30])
 def test_another_life_inside_a_held_batch_is_read_from_its_begin_by_the_next(filled: Filled, count: int) -> None:
-    query, before = Held(filled, **ACCEPTING), list(filled.rows)
+    query, before = Held(filled, 0.5, **ACCEPTING), list(filled.rows)
     recreate(filled, count)
     filled.put("orders", 1, 4)
     query.go_on()

@@ -1,0 +1,62 @@
+"""A reader of real-time batches that is driven as Spark drives it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.schema import default_schema
+from tests.filled import Filled
+
+Json = dict[str, Any]
+Row = tuple[Any, ...]
+
+
+def reader(
+    filled: Filled, *, real_time: bool = True, batch_seconds: float = 0.1, **options: Any
+) -> RealTimeStreamReader:
+    """Its batches read what is there however long that takes."""
+    base = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "holdTimeoutMs": "0"}
+    if real_time:
+        base |= {"realTime": "true", "realTimePartitions": "8"}
+    parsed = SourceOptions.parse({**base, **options})
+    if "batchDuration" not in options:
+        parsed = replace(parsed, batch_duration_seconds=batch_seconds)
+    return RealTimeStreamReader(parsed, default_schema(False))
+
+
+def latest(it: RealTimeStreamReader, start: Json) -> Json:
+    return it.latestOffset(start, it.getDefaultReadLimit())
+
+
+def run(
+    it: RealTimeStreamReader, partitions: list[InputPartition], see: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """All tasks at once, as with enough task slots."""
+    results: list[list[Row]] = [[] for _ in partitions]
+    threads = [
+        threading.Thread(target=lambda p=p, out=out: out.extend(task(it, p, see)))
+        for p, out in zip(partitions, results, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(row for rows in results for row in rows)
+
+
+def task(
+    it: RealTimeStreamReader, partition: InputPartition, see: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    rows = []
+    for batch in it.read(partition):
+        for row in batch.to_pylist():
+            rows.append(tuple(row[name] for name in ("topic", "queueId", "queueOffset", "body")))
+            see(rows[-1])
+    return rows
