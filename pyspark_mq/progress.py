@@ -15,7 +15,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset
 from pyspark_mq.offsets.positions import positions_from_json
-from store import OffsetLost, OffsetNotYet
+from store import OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Log, LogAddress, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import TagFilter
 
@@ -98,7 +98,7 @@ def _lag(left: QueueRange, log: Log | None) -> Lag:
         return Lag(left.length)
     try:
         return Lag(left.length, record_bytes(left, log), _seconds(left, log))
-    except (OffsetLost, OffsetNotYet):  # deleted meanwhile, or created anew: the query itself says so
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # deleted meanwhile, or created anew: the query itself says so
         return Lag(left.length)
 
 

@@ -141,8 +141,9 @@ class StoreReader(Opened):
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
-        queue = self._published.holding(QueueRange(topic, queue_id, start, end))
-        return queue.entries(start, end)["size"].astype(np.int64)
+        with self._published.of_what_is_there(topic):
+            queue = self._published.holding(QueueRange(topic, queue_id, start, end))
+            return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Tags codes of messages [start, end) as their queue has them, int64, shape (end - start,).
@@ -150,7 +151,8 @@ class StoreReader(Opened):
         The range must be published. Raises `OffsetLost` where retention took the queue's files.
         """
         start, end = integer("start", start, 0), integer("end", end, 0)
-        return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
+        with self._published.of_what_is_there(topic):
+            return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
         self,
@@ -218,7 +220,9 @@ class StoreReader(Opened):
         """`read` of what the store has itself."""
         check_columns(spec.columns)
         queue = self._published.holding(wanted)
-        return scan_queue(self._log, queue, wanted.start, wanted.end, spec, self.config.maxDecompressedMessageSize)
+        most = self.config.maxDecompressedMessageSize
+        batches = scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
+        return self._published.each_of(wanted.topic, batches)
 
     def _read_older(self, older: Older, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         at = min(self.min_offset(*wanted.queue), wanted.end)

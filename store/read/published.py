@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from store.any_log import Bounds, Queue, QueueRange
 from store.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
@@ -17,6 +18,7 @@ from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 
 _LOOKED_AT = 64 << 20  # bytes of log
+_Batch = TypeVar("_Batch")
 
 
 class PublishedQueues:
@@ -119,8 +121,26 @@ class PublishedQueues:
         except UnknownTopic:
             return 0
 
+    @contextmanager
+    def of_what_is_there(self, topic: str) -> Iterator[None]:
+        """Whoever misses something in here is told `UnknownTopic` where the topic was deleted meanwhile."""
+        try:
+            yield
+        except (OffsetLost, OffsetNotYet):
+            self._topics.known(topic)
+            raise
+
+    def each_of(self, topic: str, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        """The batches, made in `of_what_is_there`."""
+        with self.of_what_is_there(topic):
+            yield from batches
+
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
+        with self.of_what_is_there(wanted.topic):
+            return self._holding(wanted)
+
+    def _holding(self, wanted: QueueRange) -> ConsumeQueue:
         start, end = integer("start", wanted.start), integer("end", wanted.end)
         minimum, maximum = self.offsets(*wanted.queue)
         where = f"{self._log.segments.directory.parent}: topic {wanted.topic!r}, queue {wanted.queue_id}"

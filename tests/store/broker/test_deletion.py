@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,38 @@ def test_a_batch_that_is_being_read_comes_to_its_end(tmp_path: Path) -> None:
         first = next(batches)
         delete_topic(path, "t")
         assert first["body"].to_pylist() == [b"old 0", b"old 1"]
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_who_reads_while_it_is_deleted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, read_only: bool
+) -> None:
+    """And not that retention took something, or that there is less than there was."""
+    path = filled(tmp_path / "mq", first=300)
+    check_queue = Topics.check_queue
+
+    def check_and_delete(topics: Topics, topic: str, queue_id: int) -> int:
+        monkeypatch.undo()
+        found = check_queue(topics, topic, queue_id)
+        delete_topic(path, "t")
+        return found
+
+    verbs: list[Callable[[MessageStore], object]] = [
+        lambda store: store.scan("t", 0, 0, 300),
+        lambda store: store.sizes("t", 0, 0, 300),
+        lambda store: store.tags_codes("t", 0, 0, 300),
+    ]
+    for verb in verbs:
+        with MessageStore.open(path, read_only=read_only) as reader:
+            batches = reader.scan("t", 0, 0, 300, ["body"])
+            monkeypatch.setattr(Topics, "check_queue", check_and_delete)
+            with pytest.raises(UnknownTopic, match="no topic 't'"):
+                verb(reader)
+            with pytest.raises(UnknownTopic, match="no topic 't'"):
+                next(batches)
+        with MessageStore.open(path) as store:
+            store.create_topic("t", 1)
+            put(store, "old", 300)
 
 
 def test_one_that_was_killed_before_it_counted_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
