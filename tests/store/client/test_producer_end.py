@@ -1,0 +1,134 @@
+"""How a producer ends: closed, dropped, forked, with its store or its program."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    Message,
+    MessageStore,
+    Producer,
+    PutStatus,
+    StoreClosed,
+    StoreForked,
+    StoreNotOpen,
+)
+from tests.store.client.producers import ROOT, bodies
+from tests.waiting import PATIENCE
+
+
+def test_close_appends_what_is_left(store: MessageStore) -> None:
+    with Producer(store.path, linger=60) as producer:
+        sent = [producer.send("u", str(n)) for n in range(100)]
+        assert store.max_offset("u", 0) == 0
+    assert store.max_offset("u", 0) == 100
+    assert all(future.done() for future in sent)
+    for verb in (lambda: producer.send("u", b""), producer.flush):
+        with pytest.raises(StoreClosed, match=r"make a new one with Producer\("):
+            verb()
+    producer.close()
+
+
+def test_a_store_that_was_given_stays_open(store: MessageStore) -> None:
+    with Producer(store) as producer:
+        producer.send("u", b"")
+    store.put(Message("u", b""))
+    assert store.max_offset("u", 0) == 2
+
+
+def test_nothing_is_taken_while_it_closes(store: MessageStore) -> None:
+    """Whatever the moment: what was taken is there, what was not raised."""
+    for _ in range(5):
+        producer, taken, begun = Producer(store.path), [], threading.Event()
+
+        def send(producer: Producer = producer, taken: list[Any] = taken, begun: Any = begun) -> None:
+            with suppress(StoreClosed):
+                while True:
+                    taken.append(producer.send("u", b""))
+                    begun.set()
+
+        before = store.max_offset("u", 0)
+        thread = threading.Thread(target=send)
+        thread.start()
+        begun.wait(PATIENCE)
+        producer.close()
+        thread.join()
+        assert store.max_offset("u", 0) == before + len(taken)
+        assert all(future.done() for future in taken)
+
+
+def test_a_store_that_was_closed_under_it(tmp_path: Path) -> None:
+    store = MessageStore.open(tmp_path)
+    store.create_topic("t")
+    producer = Producer(store, linger=60)
+    future = producer.send("t", b"")
+    store.close()
+    with pytest.raises(StoreClosed):
+        producer.close()
+    assert isinstance(future.exception(), StoreClosed)
+
+
+def test_one_that_is_dropped_appends_and_warns(store: MessageStore) -> None:
+    producers = [Producer(store.path, linger=60)]
+    future = producers[0].send("u", b"there")
+    with pytest.warns(ResourceWarning, match="producer: was dropped; close it"):
+        producers.clear()
+    assert future.result(PATIENCE).queue_offset == 0
+
+
+def test_the_end_of_the_program_appends_what_is_left(store: MessageStore) -> None:
+    program = f"""
+from store import Producer
+producer = Producer({str(store.path)!r}, linger=60)
+for number in range(100):
+    producer.send("u", str(number))
+producer.send("u", bytes(1 << 24))
+"""
+    done = subprocess.run([sys.executable, "-Wd", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "ResourceWarning" in done.stderr
+    assert "was dropped, and some of what was sent failed: MESSAGE_ILLEGAL" in done.stderr
+    assert bodies(store, "u") == [str(number).encode() for number in range(100)]
+
+
+def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
+    with Producer(store.path, linger=60) as producer:
+        producer.send("u", b"parent's")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                for verb in (lambda: producer.send("u", b"child's"), producer.flush):
+                    with pytest.raises(StoreForked):
+                        verb()
+                producer.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    assert bodies(store, "u") == [b"parent's"]
+
+
+def test_it_is_not_handed_to_other_processes(producer: Producer) -> None:
+    with pytest.raises(StoreNotOpen, match="hand its path on"):
+        pickle.dumps(producer)
+
+
+def test_what_a_callback_raises_keeps_nobody_else(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even what ends a thread."""
+    with Producer(store, linger=PATIENCE) as producer:
+        first, second = producer.send("t", "1"), producer.send("t", "2")
+        first.add_done_callback(lambda _: sys.exit(3))
+        second.add_done_callback(lambda _: None)
+        producer.flush()
+        producer.send("t", "3")
+    assert second.result(PATIENCE).status is PutStatus.PUT_OK
+    assert "SystemExit" in caplog.text

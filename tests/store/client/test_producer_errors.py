@@ -1,0 +1,133 @@
+"""What a producer refuses, and how it says what went wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    InvalidArgument,
+    InvalidTopic,
+    Message,
+    MessageRefused,
+    MessageStore,
+    NotAStore,
+    Producer,
+    StoreBusy,
+    StoreConfig,
+    StoreFull,
+    UnknownQueue,
+    UnknownTopic,
+)
+from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends
+from tests.waiting import PATIENCE
+
+
+def test_the_bad_one_of_many_fails_alone(store: MessageStore, producer: Producer) -> None:
+    sent = [producer.send("u", str(n), tags="a|b" if n == 77 else "good") for n in range(500)]
+    with pytest.raises(MessageRefused, match=r"tag 'a\|b'"):
+        sent[77].result(PATIENCE)
+    producer.flush()  # it was told already
+    expected = [str(n).encode() for n in range(500) if n != 77]
+    assert bodies(store, "u") == expected
+    assert [future.result().queue_offset for n, future in enumerate(sent) if n != 77] == list(range(499))
+
+
+def test_what_no_future_told_flush_and_close_tell(store: MessageStore) -> None:
+    producer = Producer(store.path)
+    producer.send("t", "bad", tags="a|b")
+    with pytest.raises(MessageRefused, match=r"tag 'a\|b'"):
+        producer.flush()
+    producer.flush()
+    producer.send("t", "bad", keys="a b")
+    producer.send("t", "good")
+    with pytest.raises(MessageRefused, match="no blanks in a key"):
+        producer.close()
+    producer.close()
+    assert bodies(store) == [b"good"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "words"),
+    [
+        (("nowhere", b""), UnknownTopic, "nowhere"),
+        (("a topic", b""), InvalidTopic | UnknownTopic, "a topic"),
+        (("SCHEDULE_TOPIC_XXXX", b""), UnknownTopic | MessageRefused, "SCHEDULE_TOPIC_XXXX"),
+        ((5, b""), MessageRefused, "5 is a int; send takes a store.Message"),
+        (("t", None), MessageRefused, "a body of type NoneType"),
+        (("t", 5), MessageRefused, "a body of type int"),
+        ((Message(5, b""),), MessageRefused, "topic=5: must be a text"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_sent_is_refused_at_once(producer: Producer, sent: Any, kind: Any, words: str) -> None:
+    with pytest.raises(getattr(kind, "__args__", kind), match=words):
+        producer.send(*sent)
+
+
+def test_keys_and_properties_of_other_kinds_are_refused_at_once(producer: Producer) -> None:
+    with pytest.raises(MessageRefused, match="must be a text, or a sequence of texts"):
+        producer.send("t", b"", keys={"set"})  # type: ignore[arg-type]
+    with pytest.raises(MessageRefused, match="must be a mapping of texts to texts"):
+        producer.send("t", b"", properties=["a"])  # type: ignore[arg-type]
+
+
+def test_a_queue_that_is_not_there(store: MessageStore, producer: Producer) -> None:
+    sent = [producer.send("t", str(n), queue_id=n % 4) for n in range(80)]
+    for number, future in enumerate(sent):
+        if number % 4 == 3:
+            with pytest.raises(UnknownQueue):
+                future.result(PATIENCE)
+        else:
+            assert future.result(PATIENCE).queue_id == number % 4
+
+
+def test_an_error_of_the_append_is_everybodys(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", QUEUES)
+        store.create_topic("u", 1)
+    config = StoreConfig(lockTimeoutMillis=20)
+    with MessageStore.open(tmp_path, config=config) as store, Producer(store, linger=60) as producer:
+        producer.send("t", "first")
+        producer.flush()
+        with nobody_appends(store):
+            sent = [producer.send("t", str(n)) for n in range(100)]
+            with pytest.raises(StoreBusy):
+                producer.flush()
+        errors = [future.exception(PATIENCE) for future in sent]
+        assert all(isinstance(error, StoreBusy) for error in errors)
+        assert len({id(error) for error in errors}) == 100  # who raises one adds to its traceback
+        assert len({id(error.__cause__) for error in errors if error}) == 1
+        again = [producer.send("t", str(n)) for n in range(100)]
+        producer.flush()
+        assert all(not future.exception() for future in again)
+        assert sorted(bodies(store)) == sorted([b"first", *(str(n).encode() for n in range(100))])
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+    nearly_full = os.statvfs_result((4096, 4096, 1000, 50, 50, 100, 50, 50, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: nearly_full)
+    with MessageStore.open(tmp_path) as store:
+        producer = Producer(store)
+        future = producer.send("t", "no room")
+        with pytest.raises(StoreFull, match="the disk is 95% full"):
+            future.result(PATIENCE)
+        producer.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"linger": "1"}, {"batch_bytes": 0}, {"buffer_bytes": 1.5}, {"timeout": float("nan")}, {"linger": -1}]
+)
+def test_settings_that_are_none(store: MessageStore, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        Producer(store, **wrong)
+
+
+def test_a_path_without_a_store(tmp_path: Path) -> None:
+    with pytest.raises(NotAStore):
+        Producer(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
