@@ -243,8 +243,14 @@ def is_folder_name(topic: str) -> bool:
 
 def _number(text: str) -> int | None:
     """A Java long of 0 or more, or None."""
-    return int(text) if text.isdecimal() and int(text) < 1 << 63 else None
+    if not text.isdecimal():
+        return None
+    # Python reads no more than a few thousand digits. Those of other scripts may be zeros, too: such many are none.
+    digits = text.lstrip("0") or "0"
+    return int(digits) if len(digits) <= _LONG_DIGITS and int(digits) < 1 << 63 else None
 
+
+_LONG_DIGITS = 19
 
 # --- the index -----------------------------------------------------------------------------------------
 

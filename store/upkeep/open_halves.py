@@ -6,6 +6,7 @@ They cannot be kept for good, for their producers may never come back. So it is 
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,8 @@ def warn_of_open_halves(root: Path, log: CommitLog, queues: ConsumeQueues, confi
         return
     ended: set[int] = set()
     for offset in _not_done(root, log, queues, confirm_offset, OP_TOPIC)[0].tolist():
-        body = message_at(log, offset, confirm_offset).body.decode("ascii", "replace")
-        ended.update(int(each) for each in body.split(OP_SEPARATOR) if each.isdecimal())
+        body = message_at(log, offset, confirm_offset).body
+        ended.update(int(each) for each in body.split(OP_SEPARATOR.encode()) if re.fullmatch(rb"[0-9]{1,18}", each))
     lost = going[~np.isin(going, list(ended))]
     if len(lost):
         _logger.warning(
