@@ -6,19 +6,23 @@ every recovery.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from store import MessageStore, NotAStore, StoreConfig, UnknownTopic
+from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopic
 from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, sync_directory
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked
+from store.system_errors import system_errors
 
 _BYTES_AT_ONCE = 8 << 20
 UNFINISHED = ".restoring"  # behind the name of the directory until it is whole
@@ -42,14 +46,13 @@ def restore(
     of which nothing is begins anew at 0.
 
     Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
-    `NotAStore` where something is there, `UnknownTopic`, and as reading an archive does.
+    `NotAStore` where something is there, `StoreLocked` while another process restores there, `UnknownTopic`,
+    `StoreFull`, `StoreUnavailable`, and as reading an archive does.
     """
     path = path.expanduser().absolute()
-    if path.exists():
-        raise NotAStore(f"{path}: is there; name a directory that is not, or move this one away")
     unfinished = path.with_name(path.name + UNFINISHED)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    with archive.open() as log:
+    with system_errors(unfinished), archive.open() as log:
+        _must_be_free(path)
         there = log.topics()
         missing = [topic for topic in topics if topic not in there]
         if missing:
@@ -57,16 +60,42 @@ def restore(
         # what light queues have stands in the queues, too, that it was sent to
         names = [topic for topic in topics or there if not topic.startswith(LIGHT_PREFIX)]
         chosen = {topic: there[topic] for topic in names}
-        unfinished.mkdir(parents=True)
         config = config or StoreConfig()
-        ranges = _ranges(log, [queue for queues in chosen.values() for queue in queues], begin, end)
-        count = _write(log, unfinished, ranges, config, progress)
-    with MessageStore.open(unfinished, config=config) as store:
-        for topic, queues in chosen.items():
-            store.create_topic(topic, len(queues))
-    unfinished.rename(path)
-    sync_directory(path.parent)
+        with _alone(unfinished):
+            _must_be_free(path)
+            ranges = _ranges(log, [queue for queues in chosen.values() for queue in queues], begin, end)
+            count = _write(log, unfinished, ranges, config, progress)
+            with MessageStore.open(unfinished, config=config) as store:
+                for topic, queues in chosen.items():
+                    store.create_topic(topic, len(queues))
+            unfinished.rename(path)
+        sync_directory(path.parent)
     return count
+
+
+def _must_be_free(path: Path) -> None:
+    if path.exists():
+        raise NotAStore(f"{path}: is there; name a directory that is not, or move this one away")
+
+
+@contextmanager
+def _alone(unfinished: Path) -> Iterator[None]:
+    """With an empty directory that nobody else fills. Raises `StoreLocked`."""
+    unfinished.mkdir(parents=True, exist_ok=True)
+    fd = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(f"{unfinished}: another process restores there; let it, or stop it") from error
+        for left in list(unfinished.iterdir()):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+        yield
+    finally:
+        os.close(fd)
 
 
 def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: int | None) -> list[QueueRange]:

@@ -11,6 +11,7 @@ A queue that cannot be archived is passed over, and told when all others are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from store.archive.place import Place
 from store.archive.standing import Standing, of_another, passed_over
 from store.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
 from store.format.layout import CQ_ENTRY
+from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import can_have
@@ -67,11 +69,15 @@ class Piece:
         self.size = sum(map(len, self._log))
         self.added = Archived()
         self.filing = Filing()
+        self.stretch = (LONG_MAX, 0)  # of the store's log, from which the records are
 
     def add(self, checked: Checked, queue: Queue, topic_id: int) -> None:
         """More messages, behind those that it has. topic_id: the topic's number in the archive."""
         self.last = fingerprint_of(checked, -1)
         block, sizes, codes = checked
+        begin, end = self.stretch
+        first, stop = fingerprint_of(checked, 0).physical_offset, self.last.physical_offset + int(sizes[-1])
+        self.stretch = min(begin, first), max(end, stop)
         at = self.base + self.size
         self.filing.add(queue, topic_id, checked, at)
         self._log.append(block.moved(at).data)
@@ -114,6 +120,7 @@ class Archiving:
         self._kin = Kin(log, published)
         self._filing = Filing()
         self._unsaved = 0
+        self._stretch = (LONG_MAX, 0)
 
     def run(
         self,
@@ -171,6 +178,13 @@ class Archiving:
             return None
 
     def _save(self) -> None:
+        """Name what is written. What a crash of the machine took from the store only would be of another store."""
+        begin, end = self._stretch
+        if begin < end:
+            with suppress(OffsetLost):  # to retention
+                self._log.segments.flush(begin, end)
+            self._log.segments.flush_names()
+            self._stretch = (LONG_MAX, 0)
         index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
@@ -226,6 +240,7 @@ class Archiving:
         sealed = piece.size >= self._piece_bytes // _SMALL
         written = piece.write(self._place, queue_path(self._catalog.broker, *queue), sealed=sealed)
         self._filing.take(piece.filing)
+        self._stretch = min(self._stretch[0], piece.stretch[0]), max(self._stretch[1], piece.stretch[1])
         self._catalog = self._catalog.having(queue, self._catalog.queues[queue].written(*written))
         self._unsaved += piece.size
         return piece.added

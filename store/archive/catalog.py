@@ -28,6 +28,7 @@ from store.archive.layout import (
     TOPIC_NUMBER,
     TOPICS,
     index_path,
+    is_folder,
     queue_path,
 )
 from store.errors import CorruptStore
@@ -173,6 +174,9 @@ class Catalog:
                     last=None if last_at is None or last_stored is None else Fingerprint(last_at, last_stored),
                 )
         brokers.discard("")
+        for name in (*brokers, *(queue.topic for queue in queues)):
+            if not is_folder(name):
+                raise CorruptStore(f"{where}: {name!r} is no name of a broker, or of a topic; restore it from a copy")
         if len(brokers) > 1:
             raise CorruptStore(f"{where}: of several brokers ({', '.join(sorted(brokers))}), which no broker writes")
         if not brokers:

@@ -143,16 +143,24 @@ class FlatQueue:
         self.entries = FlatConsumeQueue(queue, self._entries_file.read, archived.max_offset)
 
     def min_offset(self) -> int:
-        """Queue offset of the first message whose record is there, which that record says: a broker deletes segments of
-        log and entries each in its own time."""
+        """Queue offset of the first message whose record is there: a broker deletes segments of log and entries each in
+        its own time. A record itself does not say it: in a light queue it has other offsets."""
         if self._min_offset is None:
-            first, there = self.archived.first_entry, self.begin and self.archived.log[0].size
-            if there:
-                at = self.begin + field_offset(RECORD_HEADER, "queue_offset")
-                width = RECORD_HEADER["queue_offset"].itemsize
-                first = max(first, int.from_bytes(self.log.read(at, width), "big"))
-            self._min_offset = min(first, self.archived.max_offset)
+            first, end = self.archived.first_entry, self.archived.max_offset
+            if self.begin and self.archived.log[0].size and first < end:
+                first = self._first_with_record(first, end)
+            self._min_offset = first
         return self._min_offset
+
+    def _first_with_record(self, first: int, end: int) -> int:
+        middle = first  # where it is as a rule
+        while first < end:
+            if self.entries.entries(middle, middle + 1)[0]["physical_offset"] < self.begin:
+                first = middle + 1
+            else:
+                end = middle
+            middle = (first + end) // 2
+        return end
 
     def offset_of(self, physical_offset: int) -> int | None:
         """Queue offset of the message whose record begins at this offset of the log; None where none does."""

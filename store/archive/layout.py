@@ -57,6 +57,11 @@ def is_cluster_folder(name: str) -> bool:
     return bool(cluster) and digits == hashed(cluster)
 
 
+def is_folder(name: str) -> bool:
+    """Whether a topic, or a broker, of this name has a folder of its own."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
 def queue_path(broker: str, topic: str, queue_id: int) -> str:
     """As the metadata has it: below the cluster's folder."""
     return f"{broker}/{topic}/{queue_id}"

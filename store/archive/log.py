@@ -48,6 +48,7 @@ Found = TypeVar("Found")
 
 POLL_SECONDS = 0.5
 _READ_ONLY = "an archive is only read; 'pyspark-mq restore' makes a store of it"
+_NONE = np.empty(0, np.int64)
 _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 
@@ -88,13 +89,21 @@ class ArchiveLog:
         return self._catalog().of_topics()
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        return {it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in self._there(queues)}
+        asked = list(queues)
+        return self._steady(
+            lambda catalog: {
+                it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in self._there(catalog, asked)
+            }
+        )
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
-        found = {}
-        for it in self._there(queues):
-            found[it.queue] = offset_by_time(it.log, it.entries, it.offsets, timestamp, boundary)
-        return found
+        asked = list(queues)
+        return self._steady(
+            lambda catalog: {
+                it.queue: offset_by_time(it.log, it.entries, it.offsets, timestamp, boundary)
+                for it in self._there(catalog, asked)
+            }
+        )
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
         """By the times of whole segments, where they are those of all their messages."""
@@ -155,22 +164,26 @@ class ArchiveLog:
         return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
 
     def _looked_up(self, look: Callable[[Finding, Catalog], Found]) -> Found:
+        return self._steady(
+            lambda catalog: look(Finding(catalog, self._place.index(catalog), partial(self._flat, catalog)), catalog)
+        )
+
+    def _steady(self, look: Callable[[Catalog], Found]) -> Found:
         """With the catalog as it is now: while it grows, and when something is deleted, an object that it names may go.
 
         Raises as `look`.
         """
         while True:
             catalog = self._catalog()
-            finding = Finding(catalog, self._place.index(catalog), partial(self._flat, catalog))
             try:
-                return look(finding, catalog)
+                return look(catalog)
             except OffsetLost:
                 if self._catalog() is catalog:
                     raise
 
     def reaches(self, queue: Queue, kin: Kin) -> bool:
         """As `Kin.reaches`; of a queue that is not archived, too."""
-        return any(kin.reaches(it) for it in self._there([queue]))
+        return self._steady(lambda catalog: any(kin.reaches(it) for it in self._there(catalog, [queue])))
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}
@@ -182,28 +195,31 @@ class ArchiveLog:
         raise ReadOnlyStore(f"{self._place.url}: {_READ_ONLY}")
 
     def sizes(self, wanted: QueueRange) -> Int64s:
-        found = np.zeros(wanted.length, np.int64)
-        it = self._flat(self._catalog(), wanted.queue)
-        if it is not None:
-            first = min(max(wanted.start, it.min_offset()), wanted.end)
-            if first < wanted.end:
-                found[first - wanted.start :] = it.entries.entries(first, wanted.end)["size"]
-        return found
+        def there(catalog: Catalog) -> Int64s:
+            it = self._flat(catalog, wanted.queue)
+            first = wanted.end if it is None else min(max(wanted.start, it.min_offset()), wanted.end)
+            found = _NONE if it is None or first == wanted.end else it.entries.entries(first, wanted.end)["size"]
+            return np.append(np.zeros(first - wanted.start, np.int64), found.astype(np.int64))
+
+        return self._steady(there)
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        found = {}
-        for it in self._there(positions):
-            last = positions[it.queue] - 1
-            if it.min_offset() <= last < it.archived.max_offset:
-                found[it.queue] = fingerprint(it.log, it.entries, last)
-        return found
+        def there(catalog: Catalog) -> Fingerprints:
+            found = {}
+            for it in self._there(catalog, positions):
+                last = positions[it.queue] - 1
+                if it.min_offset() <= last < it.archived.max_offset:
+                    found[it.queue] = fingerprint(it.log, it.entries, last)
+            return found
+
+        return self._steady(there)
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: positions[queue] for queue in last if positions.get(queue, 0) > 0}
         now = self.fingerprints(asked)
         return [
             it.queue
-            for it in self._there(asked)
+            for it in self._there(self._catalog(), asked)
             if now.get(it.queue) != last[it.queue] and _is_strange(it, asked[it.queue], last[it.queue])
         ]
 
@@ -262,8 +278,7 @@ class ArchiveLog:
             queues[queue] = it
         return it
 
-    def _there(self, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
-        catalog = self._catalog()
+    def _there(self, catalog: Catalog, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
         for queue in queues:
             if (it := self._flat(catalog, queue)) is not None:
                 yield it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +32,7 @@ from store.errors import (
 from store.files.atomic import make_directory, open_file, read_file, write_file
 from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings, with_settings
 from store.files.topics import Topics
-from store.format.layout import CONF_FILE, CONFIG_DIR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, CONFIG_DIR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.read.published import PublishedQueues
@@ -106,6 +107,7 @@ class StoreArchive:
         kept_since = None if reserved_hours is None else _ago(3600 * seconds("reserved_hours", reserved_hours))
         if not self.url:
             raise InvalidArgument(f"{self._root}: name the URL to archive to; its settings remember none")
+        _must_be_outside_stores(self.url)
         with alone(self._root):
             place = self.place()
             forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
@@ -171,9 +173,18 @@ class StoreArchive:
             _write_settings(self._root, values)
 
 
+def _must_be_outside_stores(url: str) -> None:
+    """Raises `InvalidArgument`: an archive in a store's directory would be taken for the store, or go with it."""
+    path = local_path(url)
+    for folder in () if path is None else (Path(path), *Path(path).parents):
+        if (folder / COMMIT_LOG_DIR).is_dir():
+            raise InvalidArgument(f"{url}: in {folder} is a store; archive to a directory outside of it")
+
+
 def _plain(url: str) -> str:
     """Without secrets; the path of a directory."""
-    return without_secrets(url) if (path := local_path(url)) is None or not url else path
+    path = local_path(url) if url else ""
+    return re.sub("(?<=[^:/])/+$", "", without_secrets(url)) if path is None else path
 
 
 def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:

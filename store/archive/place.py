@@ -9,9 +9,9 @@ from store.any_log import Queue
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import KeyIndex
-from store.archive.layout import METADATA, cluster_folder, index_path, is_cluster_folder, queue_path
+from store.archive.layout import METADATA, cluster_folder, index_path, is_cluster_folder, is_folder, queue_path
 from store.archive.objects import Objects, objects_at, without_secrets
-from store.errors import ArchiveUnavailable, NoArchive, UnsupportedStore
+from store.errors import ArchiveUnavailable, ConfigError, NoArchive, UnsupportedStore
 
 _COMPARED_AT_ONCE = 8 << 20
 _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
@@ -29,7 +29,9 @@ class Place:
 
     @staticmethod
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> Place:
-        """Where a broker archives."""
+        """Where a broker archives. Raises `ConfigError`, `ArchiveUnavailable`."""
+        if not is_folder(broker):
+            raise ConfigError(f"brokerName={broker!r} is no name of a folder in an archive; set another one")
         folder = cluster_folder(cluster)
         return Place(without_secrets(url), objects_at(url, options), folder, f"{folder}/{broker}/{METADATA}")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store import MessageStore, NotAStore, StoreConfig, UnknownTopic
+from store import MessageStore, NotAStore, StoreConfig, StoreLocked, StoreUnavailable, UnknownTopic
 from store.any_log import QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.read.filters import EVERYTHING
-from store.restoring import restore
+from store.restoring import UNFINISHED, restore
 from store.upkeep.verify import verify
 from tests.filled import Filled
 
@@ -123,3 +123,30 @@ def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> N
                 ]
                 assert rows[0] == rows[1]
             assert sum(bounds[1] - bounds[0] for bounds in offsets.values()) == count - store.max_offset("orders", 1)
+
+
+def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    address, path = ArchiveAddress(str(tmp_path / "archive")), tmp_path / "new"
+    left = path.with_name(path.name + UNFINISHED) / "commitlog"
+    left.mkdir(parents=True)
+    (left / "00000000000000000000").write_bytes(b"half of it")
+
+    def progress(done: int, total: int) -> None:
+        with pytest.raises(StoreLocked, match="another process restores there"):
+            restore(address, path)
+
+    assert restore(address, path, config=SMALL, progress=progress) == 8
+    with MessageStore.open(path, create=False) as store:
+        assert same(store, address) == 8
+    with pytest.raises(NotAStore):
+        restore(address, path)
+    assert not left.parent.exists()
+
+
+def test_paths_that_the_system_refuses(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "new", tmp_path / ("n" * 300)):
+        with pytest.raises(StoreUnavailable):
+            restore(ArchiveAddress(str(tmp_path / "archive")), path)

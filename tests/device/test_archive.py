@@ -1,0 +1,51 @@
+"""The machine goes down: what a crash took from the store is not in its archive, or the two would never fit again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+from store import Message, MessageStore
+from store.any_log import Queue, QueueRange, ReadSpec
+from store.archive.log import ArchiveAddress
+from store.read.filters import EVERYTHING
+from tests.device.disk import Disk, restore
+from tests.device.life import small
+from tests.device.recorder import Recorder
+from tests.device.test_crashes import STORE, up_again
+
+CUTS = int(os.environ.get("CUTS", "12"))
+QUEUE = Queue("t", 0)
+
+
+def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
+    recorder, cuts = Recorder(tmp_path / "live"), []
+    config = small("ASYNC_FLUSH")
+    with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=config) as store:
+        store.create_topic("t", 1)
+        for number in range(5):
+            store.put_many([Message("t", b"%d" % number * 900)] * 3)
+            store.archive(str(tmp_path / "archive"))
+            cuts.append(recorder.look())
+            shutil.copytree(tmp_path / "archive", tmp_path / f"archive{number}")
+            store.put(Message("t", b"not archived"))
+        changes = recorder.changes[: recorder.look()]
+    for number in range(CUTS):
+        chance = random.Random(number)
+        which = chance.randrange(len(cuts))
+        restore(up_again(Disk({}, changes[: cuts[which]], chance).after_power_loss(chance)), tmp_path / "crash")
+        with (
+            MessageStore.open(tmp_path / "crash" / STORE) as store,
+            ArchiveAddress(str(shutil.copytree(tmp_path / f"archive{which}", tmp_path / "copy"))).open() as log,
+        ):
+            wanted = QueueRange(*QUEUE, *log.bounds([QUEUE])[QUEUE])
+            assert wanted.end == 4 * which + 3
+            there = [body for batch in log.scan(wanted, ReadSpec(("body",), EVERYTHING)) for body in batch["body"]]
+            assert store.max_offset(*QUEUE) >= wanted.end, f"after {number}"
+            assert [body for batch in store.scan(*wanted, ["body"]) for body in batch["body"]] == there
+            store.put(Message("t", b"after"))
+            store.archive(str(tmp_path / "copy"))
+        shutil.rmtree(tmp_path / "copy")
+        shutil.rmtree(tmp_path / "crash")

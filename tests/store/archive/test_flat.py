@@ -1,0 +1,42 @@
+"""Where an archived queue begins, whichever segments of its log and of its entries are gone."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from store import MessageStore
+from store.any_log import QueueRange, ReadSpec
+from store.archive.flat import FlatQueue
+from store.archive.of_store import StoreArchive
+from store.read.filters import EVERYTHING
+from store.read.scan import scan_queue
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+BODIES = ReadSpec(("body",), EVERYTHING)
+
+
+def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) -> None:
+    path = shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
+    with MessageStore.open(path, create=False, read_only=True) as store:
+        of_store = StoreArchive(store.path, str(tmp_path / "archive"), "")
+        queues = of_store.queues(store._topics)
+        of_store.run(store._log, store._published, queues, lambda it: store.max_offset(*it), lambda _, __: None, 500)
+        place, cuts = of_store.place(), 0
+        catalog = place.load()
+        assert catalog is not None
+        for queue, archived in catalog.queues.items():
+            here = [body for batch in store.scan(*queue, *store.offsets(*queue), ["body"]) for body in batch["body"]]
+            for number in range(len(archived.log)):
+                first = archived.entries[number].base // 20
+                for left in (number, 0):  # the oldest entries are gone as well, or not yet
+                    cut = replace(archived, log=archived.log[number:], entries=archived.entries[left:])
+                    it = place.queue(catalog.having(queue, cut), queue)
+                    assert isinstance(it, FlatQueue)
+                    assert it.min_offset() == first
+                    batches = scan_queue(it.log, it.entries, first, cut.max_offset, BODIES, 1 << 20)
+                    assert [body for batch in batches for body in batch["body"]] == here[first:]
+                    cuts += number > 0
+        assert cuts > 30
+        assert QueueRange(*queues[0], 0, 1).queue.topic.startswith("%LMQ%")
