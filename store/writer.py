@@ -61,9 +61,14 @@ class Writer:
         self.place = lock.place
         try:
             self.published = lock.exclusively(self._join)
+            self._begin()
         except BaseException:
             lock.close()
             raise
+
+    def _begin(self) -> None:
+        directory, config, lock = self._directory, self._config, self._lock
+        log, index, queues = self._log, self._index, self._queues
         unflushed = Unflushed(log, queues)
         self._deletion = Deletion(directory.root, self.published, config.lockTimeoutMillis / 1000)
         parts = log, index, queues, unflushed, self._deletion.finish

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from store.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
 from store.files.admin_files import next_version, number, read_json, read_table, table, write_json
@@ -28,6 +28,14 @@ _DELETED = "deletedTopics"  # this project's: topic to log offset
 _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
+class _Seen(NamedTuple):
+    """What the files said when they were in `state`: number of queues, and where it was deleted last, by topic."""
+
+    state: tuple[int, int] | None
+    counts: dict[str, int]
+    deletions: dict[str, int]
+
+
 class Topics:
     """The topic table of one store. Other processes write the file too, so its state is looked at in every call."""
 
@@ -37,46 +45,48 @@ class Topics:
         self._changed = changed
         self._place = Place(root)
         self._path = root / TOPICS_FILE
-        self._seen: tuple[int, int] | None = None
-        self._counts: dict[str, int] = {}
-        self._deletions: dict[str, int] = {}
+        self._seen = _Seen(None, {}, {})
 
     def queue_count(self, topic: str) -> int:
         """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
-        self._look(always=topic not in self._counts)
-        return self._counts.get(topic, 0)
+        return self._look(topic).counts.get(topic, 0)
 
-    def _look(self, *, always: bool = False) -> None:
-        """Read the files if they changed."""
+    def _look(self, topic: str | None = None) -> _Seen:
+        """What the files say; they are read if they changed, or did not have the topic. Each thread goes by what it saw
+        itself: another may come to its end with what it read before.
+        """
+        seen = self._seen
         try:
             status = os.stat(self._path)
             state = (status.st_ino, status.st_mtime_ns)
         except FileNotFoundError:
             state = None
-        if always or state is None or state != self._seen:
-            if state != self._seen:
+        if state is None or state != seen.state or (topic is not None and topic not in seen.counts):
+            if state != seen.state:
                 self._changed()
             content = read_json(self._path)
-            self._counts, self._deletions, self._seen = self._counted(content), self._deleted(content), state
+            self._seen = seen = _Seen(state, self._counted(content), self._deleted(content))
+        return seen
 
     def deletions(self) -> dict[str, int]:
         """Topic to the log offset where it was deleted last: what lies before does not count any more.
 
         Those that are there again included; not those that are gone for good, and from the log.
         """
-        self._look()
-        return self._deletions
+        return self._look().deletions
 
     def must_not_be_deleted(self, topic: str) -> None:
         """Raises `UnknownTopic` where a topic was deleted and is not there again; as cheap as `queue_count`."""
-        if not self.queue_count(topic) and topic in self._deletions:
+        seen = self._look(topic)
+        if not seen.counts.get(topic) and topic in seen.deletions:
             raise UnknownTopic(f"{self._root}: no topic {topic!r} any more: it was deleted; nothing was put into it")
 
     def born(self, topic: str) -> int | None:
         """Log offset from which on what was put for a topic belongs to it: one that was deleted here, and is there
         again, is another one. None where it is not there; as cheap as `queue_count`.
         """
-        return self._deletions.get(topic, 0) if self.queue_count(topic) else None
+        seen = self._look(topic)
+        return seen.deletions.get(topic, 0) if seen.counts.get(topic) else None
 
     def known(self, topic: str) -> int:
         """Number of queues of one topic. Raises `UnknownTopic`, `InvalidTopic`, and `StoreReplaced`."""

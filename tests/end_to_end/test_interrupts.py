@@ -347,12 +347,20 @@ def opening_and_closing(path: Path, rounds: int, choose: random.Random) -> None:
     check_log(path, len(found))
 
 
-def test_opening_is_interrupted_when_its_writer_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# Of the last that each of them makes; nobody gives the writer back that is not whole yet.
+@pytest.mark.parametrize(("last", "is_left"), [("message_store.Watches", False), ("writer.Figures", True)])
+def test_opening_is_interrupted_when_its_writer_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, *, is_left: bool
+) -> None:
     def interrupt(*arguments: object) -> None:
         raise Interrupt
 
-    monkeypatch.setattr("store.message_store.Watches", interrupt)  # of the last that opening makes
-    with pytest.raises(Interrupt):
-        MessageStore.open(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"store.{last}", interrupt)
+        with pytest.raises(Interrupt) as raised:  # which knows what was there
+            MessageStore.open(tmp_path)
     assert is_free(tmp_path, 0)
+    assert (tmp_path / "abort").exists() == is_left
+    MessageStore.open(tmp_path).close()
     assert not (tmp_path / "abort").exists()
+    assert raised.type is Interrupt

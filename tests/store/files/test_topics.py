@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -122,6 +127,37 @@ def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
         (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
         with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
             Topics(tmp_path).queue_counts()
+
+
+def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one read the table before it was changed, and is done in the moment between its look and its answer."""
+    topics, read, done = Topics(tmp_path), threading.Event(), threading.Event()
+    topics.create("t", 1)
+
+    def read_early(path: Path) -> dict[str, Any]:
+        content = read_json(path)
+        if threading.current_thread() is early:
+            read.set()
+            done.wait()
+        return content
+
+    def let_it_end(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        if event == "return" and frame.f_code is Topics._look.__code__:
+            done.set()
+            early.join()
+        return let_it_end
+
+    monkeypatch.setattr("store.files.topics.read_json", read_early)
+    early = threading.Thread(target=topics.queue_count, args=("t",))
+    early.start()
+    read.wait()
+    Topics(tmp_path).forget("t", 0, 1)
+    sys.settrace(let_it_end)
+    try:
+        assert topics.queue_count("t") == 0
+    finally:
+        sys.settrace(None)
+        done.set()
 
 
 def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
