@@ -235,10 +235,10 @@ class _Builder(Transformer[Token, Node]):
         return Constant(_text(token))
 
     def integer(self, token: Token) -> Node:
-        number = int(token.rstrip("lL"))
-        if number > _LONG_MAX:
-            raise _Fault(_at(token), f"{number} is larger than {_LONG_MAX}; write {number}.0 for a double")
-        return Constant(number)
+        digits = token.rstrip("lL").lstrip("0") or "0"
+        if len(digits) > len(f"{_LONG_MAX}") or int(digits) > _LONG_MAX:  # Python reads a few thousand digits only
+            raise _Fault(_at(token), f"{digits} is larger than {_LONG_MAX}; write {digits}.0 for a double")
+        return Constant(int(digits))
 
     def decimal(self, token: Token) -> Node:
         number = float(token)

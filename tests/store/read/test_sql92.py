@@ -63,6 +63,7 @@ def test_expressions(expression: str, condition: object) -> None:
         ("TRUE = 5", 6, "TRUE can be compared with properties and conditions"),
         ("a IN (5)", 7, "'5' cannot stand here"),
         ("NOT a IN ('x')", 7, "IN takes a property on its left; for its negation write NOT IN"),
+        ("a = " + "9" * 5000, 5, "is larger than 9223372036854775807"),
         ("a = 9223372036854775808", 5, "is larger than 9223372036854775807; write 9223372036854775808.0"),
         ("a = 0.0", 5, "0.0 is 0.0 as a double, which RocketMQ refuses; 0 is an integer"),
         ("a = 1e999", 5, "1e999 is inf as a double"),
