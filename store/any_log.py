@@ -177,7 +177,8 @@ class Held(Protocol):
     """Queues that are waited for, until a deadline: an iterator, and a context manager. One thread uses it.
 
     It gives the messages behind a position of which one may match, as a range, or None where nothing came for a while,
-    or another thread asked for it.
+    or another thread asked for it. An empty range elsewhere than at the position says that its reader is to go on
+    there.
     A range's queue is held no longer, until `again` says from where on. From the deadline on none is held again, and
     the iterator ends; but every queue that has messages behind its begin comes once, however late it is.
     """

@@ -130,7 +130,11 @@ class Puller:
         is_of_before = found.end <= queue.pulled != found.start  # of the queue as it was before it was begun anew
         if is_of_before and self._requests[found.queue]:
             return
-        if self._fill(queue, found.end):
+        if not found.length and found.start != queue.pulled:
+            queue.sent_to = found.start
+            self._queues.stop(queue)
+            del self._waiting[found.queue]
+        elif self._fill(queue, found.end):
             self._wait_for(held, queue)
         else:
             del self._waiting[found.queue]

@@ -117,17 +117,19 @@ class Rebalancer:
         self._queues.lease(now + _LEASE_SECONDS)
 
     def _correct(self) -> None:
-        """Begin those anew that end before what was read, or are of a topic that was deleted, and is there again: with
-        what was stored since, which of the first kind is nothing, and of the others all."""
+        """Begin those anew that the puller stopped, if they are there: where the log says; or else with what was stored
+        since, which of a queue that ends before what was read is nothing, and of one that was made anew all."""
         for name, queue in self._mine.items():
             if queue.is_stopped:
-                found: Positions = {}
+                found: Positions = {} if queue.sent_to is None else {name: queue.sent_to}
                 with suppress(UnknownTopic):
-                    found = self._log.offsets_by_time([name], int(queue.stored_at), Boundary.LOWER)
+                    found = found or self._log.offsets_by_time([name], int(queue.stored_at), Boundary.LOWER)
                     self._member.reset(found)
                 if name in found:
-                    what = "read up to %d, it is another one, or shorter now: its topic was deleted and made anew, or"
-                    what += " messages were lost that were on no device; going on at %d, with what came since"
+                    what = (
+                        "read up to %d, and going on at %d: an admin tool has reset the group, or the topic was deleted"
+                    )
+                    what += " and made anew, or messages were lost that were on no device"
                     _logger.warning(f"%s: {what}", name, queue.pulled, found[name])
                 else:
                     self._queues.remove(queue)

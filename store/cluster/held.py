@@ -129,9 +129,10 @@ class ClusterHeld:
                 self._begin(_Pull(pull.queue, pull.position))
             return None
         header = Pulled.of(command.fields)
-        moved_to = header.next_begin_offset if command.code == ResponseCode.PULL_OFFSET_MOVED else pull.position
-        if moved_to < pull.position <= header.max_offset:
-            raise UnknownTopic(f"{self._brokers.address}: {pull.queue} is another one now: its topic was deleted")
+        if command.code == ResponseCode.PULL_OFFSET_MOVED and header.min_offset <= pull.position <= header.max_offset:
+            # Nothing is wrong with the position: an admin tool has reset the group, or the topic is another one.
+            there = min(max(header.min_offset, header.next_begin_offset), header.max_offset)
+            return QueueRange(*pull.queue, there, there)
         if command.code == ResponseCode.SUCCESS:
             self._brought[pull.queue] = Records(pull.position, header.next_begin_offset, bytes(command.body))
         return QueueRange(*pull.queue, pull.position, max(pull.position, header.max_offset))

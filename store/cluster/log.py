@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ from store.any_log import (
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
 from store.cluster.name_servers import NameServers
-from store.cluster.offsets import commit, committed
+from store.cluster.offsets import commit, committed, resets
 from store.cluster.pulls import Records, pull
 from store.cluster.routes import parse_offsets
 from store.cluster.scan import decoded
@@ -32,6 +33,8 @@ from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.consumer_offsets import check_group_name
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Offset, SearchOffset
+
+_logger = logging.getLogger("store")
 
 
 class ClusterLog:
@@ -92,8 +95,15 @@ class ClusterLog:
 
     def commit(self, group: str, positions: Positions) -> None:
         check_group_name(group)
-        missing = positions.keys() - commit(self._brokers, group, positions).keys()
-        if missing:
+        answers = commit(self._brokers, group, positions)
+        if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
+            resets(self._brokers, group, refused)  # it tells that once, and from then on what is committed counts
+            _logger.warning(
+                "%s: group %s was reset by an admin tool, in %s; who only tells it where it is, as a Spark query does, "
+                "goes on there: begin it anew, with startingOffsets=group, to go on where the group was reset to",
+                self._address, group, ", ".join(map(str, refused)),
+            )  # fmt: skip
+        if missing := positions.keys() - answers.keys():
             raise UnknownTopic(f"{self._address}: no broker has {', '.join(map(str, sorted(missing)))}")
 
     def sizes(self, wanted: QueueRange) -> None:

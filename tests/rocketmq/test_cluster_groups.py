@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -103,9 +104,12 @@ def test_what_fails_comes_again_and_is_a_dead_letter_at_last(theirs: Theirs, top
     assert sorted(seen.numbers) == sorted([*range(20), 7])
 
 
-def test_a_reset_by_an_admin_tool(theirs: Theirs, topic: str) -> None:
+@pytest.mark.parametrize("in_its_name", [False, True])
+def test_a_reset_by_an_admin_tool(theirs: Theirs, topic: str, in_its_name: bool) -> None:
+    """A broker tells it who commits, or, and then nobody else, who pulls in the group's name."""
     put(theirs, topic, range(20))
-    with Consumer(theirs.address, topic, topic, seen := Seen(), config=config()):
+    address = replace(theirs.address, consumer_group=topic) if in_its_name else theirs.address
+    with Consumer(address, topic, topic, seen := Seen(), config=config()):
         until(lambda: len(seen.numbers) == 20)
         until(lambda: theirs.address.group(topic).committed(queues(topic)) == dict.fromkeys(queues(topic), 5))
         header = ResetOffset(topic, topic, 0, is_force=True)

@@ -122,12 +122,15 @@ class Moody:
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
         self.next_begin = 0
+        self.pulled = ResponseCode.SUCCESS
+        self.said: str | None = None
         self.addresses: dict[str, str] | None = None  # its own
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_MIN_OFFSET: lambda request: self._answer(Offset(0)),
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
-            RequestCode.PULL_MESSAGE: lambda request: Response(header=Pulled(0, self.next_begin, 0, 3)),
+            RequestCode.PULL_MESSAGE: lambda request: Response(self.pulled, header=Pulled(0, self.next_begin, 0, 3)),
+            RequestCode.UPDATE_CONSUMER_OFFSET: lambda request: Response(remark=self.said),
         }
         self.server = Server(
             self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, self.figures
@@ -206,6 +209,25 @@ def test_a_broker_that_gets_no_further_is_told(moody: Moody, next_begin: int) ->
     moody.moods, moody.next_begin = [None, None], next_begin
     with ClusterAddress((moody.server.address,)).open() as log, pytest.raises(BadFrame, match="the next would be"):
         read(log, everything(log))
+
+
+def test_a_reader_is_told_where_to_go_on(moody: Moody) -> None:
+    """Nothing else is wrong with where it is."""
+    moody.pulled, moody.next_begin = ResponseCode.PULL_OFFSET_MOVED, 1
+    with ClusterAddress((moody.server.address,)).open() as log:
+        (queue,) = log.topics()["orders"]
+        with log.hold({queue: 2}, time.monotonic() + 60, EVERYTHING, 60) as held:
+            assert next(held) == QueueRange(*queue, 1, 1)
+        with log.hold({queue: 4}, time.monotonic() + 60, EVERYTHING, 60) as held:
+            assert next(held) == QueueRange(*queue, 4, 4), "it is shorter, and who reads looks what that means"
+
+
+def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureFixture) -> None:
+    moody.said, moody.pulled = "Offset has been previously reset", ResponseCode.PULL_OFFSET_MOVED
+    with ClusterAddress((moody.server.address,)).open() as log:
+        (queue,) = log.topics()["orders"]
+        log.commit("g", {queue: 2})
+    assert "group g was reset by an admin tool, in orders/b:0" in caplog.text
 
 
 def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
