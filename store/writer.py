@@ -31,7 +31,7 @@ from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
 from store.publish.results import AppendResult, Where
 from store.publish.watch import Watch
-from store.upkeep.deletion import Deletion, finish_deletion
+from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
 from store.upkeep.directory import Directory
 from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
 from store.upkeep.retention import refuse_when_full
@@ -88,6 +88,8 @@ class Writer:
         recovery = Recovery(root, self._log, self._index, size)
         alone = self._lock.join()
         finish_deletion(root, self._config.lockTimeoutMillis / 1000)
+        if alone:  # or a broker cannot have been here
+            remove_what_came_back(root)
         found = QueueEnds.read(root)
         decision = self._decide(recovery, found, alone=alone)
         self._directory.warn_of_missing_segments(self._log)

@@ -71,6 +71,18 @@ def finish_deletion(root: Path, timeout: float) -> None:
         among_groups(root, timeout, partial(_finish, root))
 
 
+def remove_what_came_back(root: Path) -> None:
+    """A broker that starts after a kill makes queues of a deleted topic anew, of what the log has of it: in the next
+    topic of that name they would be somebody else's messages. Call as the only writer, when no deletion is left to end.
+    """
+    queues = root / CONSUME_QUEUE_DIR
+    back = [queues / topic for topic in Topics(root).gone() if (queues / topic).exists()]
+    for folder in back:
+        shutil.rmtree(folder)
+    if back:
+        sync_directory(queues)
+
+
 def _finish(root: Path) -> None:
     """Of the topics that the folder names, those that the table has no longer. Call it in the turn among groups."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR

@@ -103,6 +103,24 @@ def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_cr
     assert verify(path).findings == []
 
 
+@pytest.mark.parametrize("gone", [[], [PUBLISHED_END_FILE], [QUEUE_ENDS_FILE, PUBLISHED_END_FILE]])
+def test_queues_that_a_broker_made_anew_do_not_come_into_the_next_topic(tmp_path: Path, gone: list[str]) -> None:
+    """As it does when it starts after a kill, of what the log has."""
+    path = filled(tmp_path / "mq")
+    queues = shutil.copytree(path / CONSUME_QUEUE_DIR / "t", tmp_path / "queues")
+    delete_topic(path, "t")
+    shutil.copytree(queues, path / CONSUME_QUEUE_DIR / "t")
+    for name in gone:
+        (path / name).unlink()
+    with MessageStore.open(path) as store:
+        assert store.topics() == {"other": 1}
+        store.create_topic("t", 1)
+        assert store.offsets("t", 0) == (0, 0)
+        put(store, "new", 7)
+        assert bodies(store) == new(7)
+    assert verify(path).findings == []
+
+
 @pytest.mark.parametrize("topic", ["BenchmarkTest", "%LMQ%device"])
 def test_what_a_broker_makes_again_without_listing_it_is_there(tmp_path: Path, topic: str) -> None:
     """System topics that it has in memory, and light queues, which it never lists; both may be deleted again."""
