@@ -9,9 +9,11 @@ PATIENCE = 120.0  # seconds, for what has to happen; nothing waits for it to pas
 
 
 def until(condition: Callable[[], bool], every: float = 0.001) -> float:
-    """Wait for `condition`, looking `every` so many seconds; returns how long it took."""
+    """Wait for `condition`, looking `every` so many seconds, and less often later on: who looks keeps a processor from
+    who works. Returns how long it took."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < PATIENCE, "it did not come about"
-        time.sleep(every)
+        taken = time.monotonic() - begin
+        assert taken < PATIENCE, "it did not come about"
+        time.sleep(max(every, min(taken / 20, 0.1)))
     return time.monotonic() - begin

@@ -29,7 +29,9 @@ from store import (
     Subscription,
     UnknownTopic,
 )
+from store.broker import hold
 from store.broker.deletion import delete_topic
+from store.client import rebalancer
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
@@ -115,7 +117,8 @@ def test_a_filter(store: MessageStore, expression: str | Subscription, expected:
     assert sorted(seen.numbers)[: len(expected)] == expected
 
 
-def test_what_does_not_match_is_acknowledged_as_well(store: MessageStore) -> None:
+def test_what_does_not_match_is_acknowledged_as_well(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "CHECK_SECONDS", 0.1)
     put(store, range(40))
     with Consumer(store.path, "g", {"t": "nothing"}, Seen(), config=config()) as consumer:
         until(lambda: consumer._member.committed(TOPIC) == dict.fromkeys(TOPIC, 10))
@@ -360,8 +363,9 @@ def test_over_any_log(store: MessageStore) -> None:
         Consumer(log, "g", "t")
 
 
-def test_a_topic_that_comes_and_goes(tmp_path: Path) -> None:
-    """Each time it is there its messages are consumed, however short it was gone."""
+def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time it is there its messages are consumed, however short it was gone: between two looks, or over some."""
+    monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
     got: set[bytes] = set()
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
@@ -374,7 +378,7 @@ def test_a_topic_that_comes_and_goes(tmp_path: Path) -> None:
                 store.put_many([Message("t", body) for body in put])
             until(lambda: got.issuperset(put))  # noqa: B023
             delete_topic(tmp_path, "t")
-            time.sleep(0.2 * (life % 3))
+            time.sleep(0.1 * (life % 3))
 
 
 def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageStore) -> None:

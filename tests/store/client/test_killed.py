@@ -17,7 +17,7 @@ from pathlib import Path
 from store import Message, MessageStore
 from tests.waiting import until
 
-SECONDS = float(os.environ.get("MQ_ORDERLY_SECONDS", "8"))
+SECONDS = float(os.environ.get("MQ_ORDERLY_SECONDS", "4"))
 SEED = os.environ.get("MQ_ORDERLY_SEED", "")
 QUEUES, WORKERS = 16, 4
 ROOT = Path(__file__).parents[3]
