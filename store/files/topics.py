@@ -238,7 +238,7 @@ class Topics:
         return read_table(self._path, _TABLE)
 
     def _configured(self, topic: str, config: dict[str, Any]) -> int:
-        if "/" in topic or "\0" in topic or topic in ("", ".", "..") or not topic.isprintable():
+        if "/" in topic or topic in ("", ".", "..") or not topic.isprintable():
             raise CorruptStore(f"{self._path}: {topic!r} in {_TABLE} is no topic's name; correct the file")
         return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
 

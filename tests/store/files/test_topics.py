@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from store import CorruptStore, InvalidArgument, InvalidTopic
+from store import CorruptStore, InvalidArgument, InvalidTopic, UnknownQueue, UnknownTopic
 from store.files.admin_files import read_json
 from store.files.topics import Topics
 from store.format.topic_names import check_topic_name, is_internal_topic
@@ -123,10 +123,99 @@ def test_numbers_of_queues_that_are_refused(tmp_path: Path, queues: object) -> N
 
 def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
-    for name in ("", "..", "a/b", "a\0", "\ud800"):
+    for name in ("", ".", "..", "a/b", "a\0", "\ud800"):
         (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
         with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
             Topics(tmp_path).queue_counts()
+
+
+@pytest.mark.parametrize("count", [-1, 65_537, "four", True])
+def test_a_number_in_the_file_that_no_topic_has(tmp_path: Path, count: object) -> None:
+    (tmp_path / "config").mkdir()
+    table = {
+        "none": {},
+        "null": {"readQueueNums": None},
+        "zero": {"readQueueNums": 0},
+        "most": {"readQueueNums": 65_536},
+    }
+    file = tmp_path / "config/topics.json"
+    file.write_text(json.dumps({"topicConfigTable": table}))
+    assert Topics(tmp_path).queue_counts() == {"most": 65_536, "none": 0, "null": 0, "zero": 0}
+    file.write_text(json.dumps({"topicConfigTable": {**table, "t": {"readQueueNums": count}}}))
+    with pytest.raises(CorruptStore, match="readQueueNums of t"):
+        Topics(tmp_path).queue_counts()
+
+
+def test_queues_that_a_topic_has(tmp_path: Path) -> None:
+    topics = Topics(tmp_path)
+    with pytest.raises(UnknownTopic, match=r"no topic 't'; create it first, .* \(there are: none\)"):
+        topics.check_queue("t", 0)
+    topics.create("t", 2)
+    topics.create("u", 1)
+    assert [topics.check_queue("t", queue_id) for queue_id in range(2)] == [0, 1]
+    for queue_id in (-1, 2):
+        with pytest.raises(UnknownQueue, match=f"topic 't' has queues 0 to 1, not {queue_id}"):
+            topics.check_queue("t", queue_id)
+    with pytest.raises(InvalidArgument, match="queue_id="):
+        topics.check_queue("t", "0")  # type: ignore[arg-type]
+    with pytest.raises(UnknownTopic, match=r"\(there are: t, u\)"):
+        topics.known("v")
+
+
+def test_what_is_known_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
+    topics, other = Topics(tmp_path), Topics(tmp_path)
+    assert topics.born("t") is None
+    topics.must_not_be_deleted("t")  # it never was there
+    topics.create("t", 2)
+    assert topics.born("t") == 0
+    topics.must_not_be_deleted("t")
+    other.forget("t", 0, 100)
+    assert topics.born("t") is None
+    with pytest.raises(UnknownTopic, match="no topic 't' any more: it was deleted; nothing was put into it"):
+        topics.must_not_be_deleted("t")
+    other.create("t", 2)
+    assert topics.born("t") == 100
+    topics.must_not_be_deleted("t")
+    other.forget("a broker's, not listed", 0, 120)
+    assert topics.deletions() == {"t": 100, "a broker's, not listed": 120}
+
+
+def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
+    topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
+    for name, end in (("t", 40), ("u", 100)):
+        topics.create(name, 1)
+        topics.forget(name, 0, end)
+    before = file.read_bytes()
+    topics.deleted_up_to(100)
+    assert file.read_bytes() == before
+    topics.deleted_up_to(60)
+    assert topics.deletions() == {"t": 40, "u": 60}
+
+
+def test_whose_records_count(tmp_path: Path) -> None:
+    topics = Topics(tmp_path)
+    assert topics.are_there()("any", 0), "without a table nobody knows"
+    for name in ("listed", "again"):
+        topics.create(name, 1)
+    for name in ("queue/0", "empty"):
+        (tmp_path / "consumequeue" / name).mkdir(parents=True)
+    topics.forget("again", 0, 100)
+    topics.create("again", 1)
+    is_there = topics.are_there()
+    there = {name for name in ("listed", "again", "queue", "empty", "%LMQ%light", "unknown") if is_there(name, 0)}
+    assert there == {"listed", "queue", "%LMQ%light"}
+    assert (is_there("again", 99), is_there("again", 100)) == (False, True)
+    assert (topics.has_queues("queue"), topics.has_queues("empty")) == (True, False)
+
+
+def test_a_topic_to_which_a_broker_gave_fewer_queues_to_write(tmp_path: Path) -> None:
+    topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
+    topics.create("t", 4)
+    content = json.loads(file.read_text())
+    content["topicConfigTable"]["t"]["writeQueueNums"] = 2
+    file.write_text(json.dumps(content))
+    topics.create("t", 4)
+    assert json.loads(file.read_text())["topicConfigTable"]["t"]["writeQueueNums"] == 4
 
 
 def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

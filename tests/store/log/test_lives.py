@@ -231,6 +231,8 @@ def test_lives_and_what_counts() -> None:
     assert counting(0, 0, 10) == counting(10, 1000, 5) == []
     assert counting(0, 2000, 8) == list(range(6))
     assert counting(6, 3000, 3) == [6, 7, 8]
+    none = QueueInLog(max_offset=5, is_cut=True).counting(np.arange(3), np.zeros(3, CQ_ENTRY))
+    assert none.start == none.stop, "all are of lives that are over"
 
 
 @pytest.mark.parametrize(
