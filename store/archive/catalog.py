@@ -36,6 +36,9 @@ from store.files.admin_files import number, parse_json, table
 from store.format.layout import CQ_ENTRY, MAX_QUEUES
 from store.integers import LONG_MAX
 
+_MOST_BYTES = 1 << 60  # of a file, and of a segment: what comes behind has an offset, too
+_MOST_TOPICS = 1 << 30  # as many numbers as the index has, and more to give
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -191,10 +194,13 @@ class Catalog:
         name = index_path(broker)
         index = tuple(each for each in _segments(path, tables[INDEX], name) if each.size)
         topics = {
-            topic: number(path, f"topicId of {topic}", said.get("topicId"), LONG_MAX)
+            topic: number(path, f"topicId of {topic}", said.get("topicId"), _MOST_TOPICS)
             for topic, said in table(path, content, TOPICS).items()
         }
-        return Catalog(broker, topics, queues, index)
+        catalog = Catalog(broker, topics, queues, index)
+        for topic in sorted({queue.topic for queue in queues} - topics.keys()):
+            catalog = catalog.numbered(topic)
+        return catalog
 
     def text(self) -> bytes:
         now = int(time.time() * 1000)
@@ -254,10 +260,16 @@ def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
     """In order, without empty ones, but for one that says where a queue begins."""
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
-        def of(key: str) -> int:
-            return number(path, f"{key} of {name} at {base}", said.get(key), LONG_MAX)
+        def of(key: str, maximum: int = LONG_MAX) -> int:
+            return number(path, f"{key} of {name} at {base}", said.get(key), maximum)
 
-        return Segment(of("baseOffset"), of("size"), of("beginTimestamp"), of("endTimestamp"), of("status") == SEALED)
+        return Segment(
+            of("baseOffset", _MOST_BYTES),
+            of("size", _MOST_BYTES),
+            of("beginTimestamp"),
+            of("endTimestamp"),
+            of("status") == SEALED,
+        )
 
     segments = table(path, listed, name) if name in listed else {}
     found = sorted((segment(base, said) for base, said in segments.items()), key=lambda each: each.base)

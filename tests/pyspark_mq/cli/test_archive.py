@@ -67,6 +67,30 @@ def test_a_topic_that_was_made_again_is_forgotten_when_asked(filled: Filled, tmp
         assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 4)}
 
 
+def test_watching_goes_on_while_a_queue_is_passed_over(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    filled.store.delete_topic("orders", lambda: None)
+    filled.store.create_topic("orders", 2)
+    filled.store.create_topic("more", 1)
+    rounds, wait = iter(range(2)), time.sleep
+
+    def sleep(seconds: float) -> None:
+        if seconds < 60:
+            return wait(seconds)
+        if next(rounds):
+            raise KeyboardInterrupt
+        filled.put("more", 0, 2)
+        return None
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    done = run("archive", filled.path, "--watch")
+    assert done.stderr.count("Warning: ") == 2
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert log.bounds([Queue("more", 0)]) == {Queue("more", 0): (0, 2)}
+
+
 def test_topics_that_are_named_are_those_of_the_next_time_too(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     succeed("archive", filled.path, "--to", tmp_path / "archive")

@@ -22,6 +22,7 @@ from store import (
     ArchiveOfAnother,
     ConfigError,
     CorruptSegment,
+    CorruptStore,
     InvalidArgument,
     Message,
     MessageStore,
@@ -408,7 +409,7 @@ def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -
         assert store.config.archive == str(tmp_path / "Archiv für 存入")
 
 
-@pytest.mark.parametrize("size", [20 << 20, 20 << 40, (1 << 62) // 20 * 20])
+@pytest.mark.parametrize("size", [20 << 20, 20 << 40, (1 << 58) // 20 * 20])
 def test_a_size_that_no_object_has_is_told_and_takes_no_memory(filled: Filled, tmp_path: Path, size: int) -> None:
     url, queue = tmp_path / "archive", Queue("orders", 0)
     filled.store.archive(str(url))
@@ -422,6 +423,35 @@ def test_a_size_that_no_object_has_is_told_and_takes_no_memory(filled: Filled, t
         for read in (log.sizes, lambda wanted: list(log.scan(wanted, SPEC))):
             with pytest.raises(CorruptSegment, match="it ends before byte"):
                 read(wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "is_refused"),
+    [
+        (("topicMetadataTable",), {}, False),
+        (("topicMetadataTable", "orders", "topicId"), 1 << 31, True),
+        (("commitLogFileSegmentTable", "mq/orders/0", "0", "size"), (1 << 63) - 1, True),
+        (("commitLogFileSegmentTable", "mq/orders/0", "0", "baseOffset"), (1 << 63) - 1, True),
+        (("queueMetadataTable", "orders", "0", "lastLogOffset"), (1 << 63) - 1, False),
+        (("queueMetadataTable", "orders", "0", "lastStoreTimestamp"), 0, False),
+    ],
+)
+def test_numbers_that_nothing_can_come_behind(
+    filled: Filled, tmp_path: Path, path: tuple[str, ...], value: object, *, is_refused: bool
+) -> None:
+    url = tmp_path / "archive"
+    filled.store.archive(str(url))
+    filled.put("orders", 0, 3)
+    (metadata,) = url.rglob(METADATA.rpartition("/")[2])
+    metadata.write_text(json.dumps(changed(json.loads(metadata.read_text()), path, value)))
+    if is_refused:
+        with pytest.raises(CorruptStore, match=path[-1]):
+            filled.store.archive()
+    else:
+        assert filled.store.archive().messages == 3
+        same(filled.store, url)
+        with ArchiveAddress(str(url)).open() as log:
+            assert [message.queue_offset for message in log.query("orders", "k5")] == [5]
 
 
 def test_segments_that_go_while_somebody_asks_where_queues_begin(

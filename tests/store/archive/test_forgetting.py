@@ -29,6 +29,7 @@ from store.archive.objects import Directory
 from store.archive.of_store import StoreArchive
 from store.format.layout import TOPICS_FILE
 from store.read.filters import EVERYTHING
+from store.restoring import restore
 from store.through import ThroughAddress
 
 ORDERS = Queue("orders", 0)
@@ -315,3 +316,37 @@ def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: 
 
         with pytest.raises(ArchiveUnavailable, match="another store archives there under the same name"):
             store.archive(url, progress=progress)
+
+
+def test_who_reads_the_archive_alone_is_told_that_it_is_another_topic(store: MessageStore, url: str) -> None:
+    put(store, "orders", "old", 30)
+    store.archive(url)
+    with ArchiveAddress(url).open() as log:
+        last = log.fingerprints({ORDERS: 20})
+        assert log.strangers({ORDERS: 20}, last) == []
+        made_again(store)
+        store.archive(forget=["orders"])
+        assert log.strangers({ORDERS: 20}, last) == [ORDERS]
+        put(store, "orders", "new", 50)
+        store.archive()
+        assert log.strangers({ORDERS: 20}, last) == [ORDERS]
+
+
+def test_a_store_that_was_restored_goes_on_in_the_same_place(store: MessageStore, url: str, tmp_path: Path) -> None:
+    """And the one that it was made of is told."""
+    put(store, "orders", "old", 100)
+    store.archive(url)
+    restore(ArchiveAddress(url), tmp_path / "again" / "mq")
+    with MessageStore.open(tmp_path / "again" / "mq") as restored:
+        assert restored.archive(url) == (0, 0, 0, 0)
+        put(restored, "orders", "more", 5)
+        assert restored.archive().messages == 5
+    put(store, "orders", "other", 6)
+    with pytest.raises(ArchiveOfAnother, match="orders/0: another message is archived at offset 104"):
+        store.archive()
+    assert archived(url) == named("old", 100) + named("more", 5)
+    while store.clean(forced=True).log:
+        pass
+    assert store.offsets("orders", 0)[1] == 106
+    with ThroughAddress(str(store.path)).open() as log:
+        assert bodies(log, ORDERS, 0, 106) == named("old", 100) + named("other", 6)
