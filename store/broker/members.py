@@ -24,7 +24,7 @@ import numpy as np
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
 from store.errors import CorruptStore, StoreReplaced
-from store.files.atomic import make_folder, open_file, write_at
+from store.files.atomic import make_folder, open_file, read_file, write_at
 from store.files.opened import Opened, Place, opening
 from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
 from store.publish.lock_holders import holders
@@ -35,6 +35,7 @@ _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before
 _SUFFIX = ".member"
 _DONE_DIR = "done"
 _LOCK_BYTE = 0
+_MAX_BYTES = 64 << 20  # of a file: a hundred bytes for each of 65,536 queues take a tenth
 _TRIES = 100  # to read an entry while it is written
 
 
@@ -149,7 +150,7 @@ class Seat(Opened):
 
 def _is_alive(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe of that name kept everybody waiting
     except FileNotFoundError:
         return False
     try:
@@ -159,24 +160,24 @@ def _is_alive(path: Path) -> bool:
 
 
 def _last_entry(path: Path) -> Entry | None:
-    """What one that is dead said of itself; None where it was killed while it wrote."""
+    """What one that is dead said of itself; None where it was killed while it wrote, or this is no member's."""
     try:
-        return Entry.of_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        return Entry.of_json(read_file(path, _MAX_BYTES))
+    except (FileNotFoundError, ValueError, CorruptStore):
         return None
 
 
 def _entry(path: Path) -> Entry | None:
     """What a member says of itself; None of one that has left or died, or has only just come."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
         for attempt in range(_TRIES):
             if not is_held(fd, _LOCK_BYTE):
                 return None
-            text = os.pread(fd, os.fstat(fd).st_size, 0)
+            text = os.pread(fd, min(os.fstat(fd).st_size, _MAX_BYTES), 0)
             try:
                 return Entry.of_json(text) if text else None
             except ValueError:
@@ -191,10 +192,14 @@ def _entry(path: Path) -> Entry | None:
 def _done(path: Path, entry: Entry) -> Positions:
     """What a member that is dead has done in the queues that it had."""
     try:
-        noted = np.frombuffer(_done_path(path).read_bytes(), DONE_OFFSET).tolist()
-    except FileNotFoundError:
+        noted = read_file(_done_path(path), _MAX_BYTES)
+    except (FileNotFoundError, CorruptStore):
         return {}
-    return {queue: done for queue, done in zip(entry.slots, noted, strict=False) if done and queue in entry.claims}
+    noted = noted[: len(noted) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize]  # the device may have been full
+    done_of_slots = np.frombuffer(noted, DONE_OFFSET).tolist()
+    return {
+        queue: done for queue, done in zip(entry.slots, done_of_slots, strict=False) if done and queue in entry.claims
+    }
 
 
 def _done_path(path: Path) -> Path:

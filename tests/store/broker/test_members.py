@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from store.any_group import MessageModel, Subscription
 from store.any_log import Queue
 from store.broker.entries import Entry
 from store.broker.members import Roster
+from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from store.publish.locks import set_lock
 
@@ -86,6 +89,24 @@ def test_one_that_was_killed_while_it_wrote_is_buried(group: LocalGroup, tmp_pat
     assert group.members() == []
     with group.join(EVERYTHING) as one:
         assert [path.name for path in folder.glob("*.member")] == [f"{one.id}.member"]
+
+
+def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path: Path) -> None:
+    """What a dead one had noted before counts; whoever deletes a topic looks at all of them, and has the turn."""
+    folder = tmp_path / "consumers/g"
+    signal.alarm(30)  # nothing but this would end who waits for it
+    try:
+        with group.join(EVERYTHING) as one:
+            one.lock([Queue("t", 0)])
+            (folder / "done/dead").write_bytes((3).to_bytes(8, "big") + b"\0\0\0")
+            (folder / "dead.member").write_bytes((folder / f"{one.id}.member").read_bytes())
+            os.mkfifo(folder / "pipe.member")
+            assert [info.id for info in group.members()] == [one.id]
+        with group.join(EVERYTHING) as one:
+            assert [path.name for path in folder.glob("*.member")] == [f"{one.id}.member"]
+    finally:
+        signal.alarm(0)
+    assert ConsumerOffsets(tmp_path).offsets("g", "t") == {0: 3}
 
 
 def test_a_file_that_somebody_else_holds(group: LocalGroup, tmp_path: Path) -> None:
