@@ -6,8 +6,9 @@
 `random`: three writers at any time, one after the other killed with SIGKILL. Each keeps what was acknowledged to it
 in STORE.acks/, one line `queue offset body` a message.
 `at`: for each line `VERB STORE MODE CALL` of standard input one `put_many` (VERB append), the same in several pieces
-under one publication (VERB publish), or one opening (VERB open) that dies at its CALL-th system call: before it, after
-it, or (MODE half) in the middle of what it writes. Prints "done" when it made fewer calls, then the exit status.
+under one publication (VERB publish), or one opening (VERB open) that dies at its CALL-th system call of those that
+change anything: before it, which is after the one before, or (MODE half) in the middle of what it writes, and after it
+where it writes nothing. Prints "done" when it made fewer calls, then the exit status.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,36 +82,44 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
         os.waitpid(victim, 0)
 
 
+@cache
+def to_append() -> tuple[list[Message], pa.Table]:
+    """Messages, and some of them as a table; pyarrow may import pandas to make one."""
+    messages = [
+        Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)
+    ]
+    rows = [{"body": each.body, "queueId": each.queue_id, "keys": list(each.keys)} for each in messages]
+    return messages, pa.Table.from_pylist(rows[1:7])
+
+
 def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
     """Every way in which it touches the directory counts as one call."""
     calls = itertools.count()
 
-    def dying(original: Any, *, splits: bool = False) -> Any:
+    def dying(original: Any, *, splits: bool = False, counts: Callable[..., object] = lambda *args: True) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            mine = next(calls) == call
+            mine = bool(counts(*args)) and next(calls) == call
             if mine and mode == "before":
                 os._exit(9)
             if mine and mode == "half" and splits and len(args[1]) > _WORD_BYTES:
                 fd, data, position = args
                 original(fd, data[: len(data) // 2], position)
                 os._exit(9)
-            result = original(*args, **kwargs)
-            if mine:
-                os._exit(9)
-            return result
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if mine:
+                    os._exit(9)
 
         return wrapped
 
     store = MessageStore.open(store_path) if verb != "open" else None
     os.pwrite = dying(os.pwrite, splits=True)
-    os.fsync = dying(os.fsync)
-    os.rename = dying(os.rename)
-    Path.rename = dying(Path.rename)  # type: ignore[method-assign]
-    Path.replace = dying(Path.replace)  # type: ignore[method-assign]
+    os.open = dying(os.open, counts=lambda path, flags, *mode: flags & os.O_CREAT)
+    for name in ("ftruncate", "truncate", "mkdir", "unlink", "link", "rename", "replace", "fsync"):
+        setattr(os, name, dying(getattr(os, name)))
     PublishedEnd.announce = dying(PublishedEnd.announce)  # type: ignore[method-assign]
-    messages = [
-        Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)
-    ]
+    messages, table = to_append()
     if store is None:
         MessageStore.open(store_path)
     elif verb == "append":
@@ -116,8 +127,7 @@ def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
     else:
         append = store.begin()
         append.add_messages(messages[:1])
-        rows = [{"body": each.body, "queueId": each.queue_id, "keys": list(each.keys)} for each in messages]
-        append.add(TOPIC, pa.Table.from_pylist(rows[1:7]))
+        append.add(TOPIC, table)
         append.add_messages(messages[7:])
         append.publish()
     print("done", flush=True)
@@ -129,6 +139,7 @@ def main() -> None:
         store_path, kills, seed = sys.argv[2:]
         kill_at_random(store_path, int(kills), int(seed))
         return
+    to_append()  # once, and not by each that dies
     for line in sys.stdin:
         verb, store_path, mode, call = line.split()
         pid = os.fork()
