@@ -57,7 +57,7 @@ class Standing(NamedTuple):
         passed |= {queue: others[queue.topic] for queue in sorted(named) if queue.topic in others}
         begins = {}
         for queue in (queue for queue in queues if queue not in passed):
-            known = catalog.queue(queue)
+            known = catalog.queues.get(queue)
             with suppress(UnknownTopic):
                 begins[queue] = known.max_offset if known and known.entries else published.offsets(*queue)[0]
         return Standing(begins, last, passed)

@@ -263,7 +263,10 @@ def test_who_is_killed_while_it_forgets_is_called_again(
     assert 4 < moment < 40
 
 
-def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: MessageStore, url: str) -> None:
+@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
+def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(
+    store: MessageStore, url: str, delete: Callable[[MessageStore], None]
+) -> None:
     put(store, "orders", "old", 300)
     put(store, "other", "other", 3)
     of_store = StoreArchive(store.path, url, "")
@@ -272,7 +275,7 @@ def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: Mess
     def progress(count: int, total: int) -> None:
         done.append(count)
         if count and done[-2] == 0:
-            made_again(store)
+            delete(store)
             put(store, "orders", "new", 400)
 
     queues = [ORDERS, Queue("other", 0)]
