@@ -36,7 +36,7 @@ from store.publish.watch import Watches
 from store.read.published import PublishedQueues
 from store.store_reader import StoreReader
 from store.system_errors import explained_verbs
-from store.upkeep.directory import Directory
+from store.upkeep.directory import Directory, warn_of_lost_begin
 from store.upkeep.open_halves import warn_of_open_halves
 from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
@@ -82,7 +82,9 @@ class MessageStore(StoreReader):
         self._writer: Writer | None = None
         # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
+            first = self._log.min_offset()
             self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
+            warn_of_lost_begin(self._log, self._published_end.log_begin, first)
             queues = ConsumeQueues(
                 directory.root,
                 queue_file_size,

@@ -3,12 +3,15 @@ the store put back from a backup. None of these has an id of its own in RocketMQ
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from store.any_log import Fingerprint
 from store.errors import CorruptRecord, OffsetLost
 from store.format.layout import (
     CQ_PRE_BLANK_SIZE,
+    LIGHT_PREFIX,
     MIN_RECORD_BYTES,
     RECORD_HEADER,
     RECORD_HEADERS,
@@ -16,6 +19,12 @@ from store.format.layout import (
     field_offset,
 )
 from store.log.sources import EntryQueue, RecordLog
+
+_PLACE = tuple(
+    slice(at := field_offset(RECORD_HEADER, name), at + RECORD_HEADER[name].itemsize)
+    for name in ("total_size", "queue_id", "queue_offset")
+)
+_PLACE_BYTES = struct.Struct(">iiq").pack
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
@@ -33,6 +42,12 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
         )
     length = min(size, RECORD_HEADERS[1][1].itemsize, log.next_segment(physical) - physical)
     header = log.segments.read(physical, length, current=True)
+    is_there = b"".join(header[part] for part in _PLACE) == _PLACE_BYTES(size, queue.queue_id, offset)
+    if not is_there and not (queue.topic.startswith(LIGHT_PREFIX) and header[_PLACE[0]] == size.to_bytes(4, "big")):
+        raise CorruptRecord(  # what stands in a light queue names the one that it was sent to
+            f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log holds another message, or none, at "
+            f"log offset {physical}; run 'pyspark-mq verify', or restore the segment from a copy"
+        )
     flags = _integer(header, RECORD_HEADER, "sys_flag")
     return Fingerprint(physical, _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp"))
 

@@ -181,11 +181,8 @@ class Directory:
         except CorruptSegment as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         with suppress(FileNotFoundError), closing(PublishedEnd(self.root, writable=False)) as published:
-            begin = published.log_begin
-            if begin is None or begin >= first:
-                return
             if not was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
-                warnings.warn(f"{log.segments.directory}: {lost_begin(begin, first)}", RuntimeWarning, stacklevel=2)
+                warn_of_lost_begin(log, published.log_begin, first)
 
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
@@ -224,6 +221,12 @@ class Directory:
         topics = self.root / CONSUME_QUEUE_DIR
         sizes = (_file_size(topics / topic / str(queue)) for topic, queue in Topics(self.root).queues_on_disk())
         return next((size for size in sizes if size), None)
+
+
+def warn_of_lost_begin(log: CommitLog, begin: int | None, first: int) -> None:
+    """Warns where a log begins at `first`, and should at `begin`, which may not be known."""
+    if begin is not None and begin < first:
+        warnings.warn(f"{log.segments.directory}: {lost_begin(begin, first)}", RuntimeWarning, stacklevel=2)
 
 
 def lost_begin(begin: int, first: int) -> str:

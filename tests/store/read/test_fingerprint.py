@@ -95,3 +95,17 @@ def test_an_entry_that_is_none_is_said(path: Path) -> None:
             store.fingerprint("a", 0, 0)
         with pytest.raises(CorruptRecord):
             store.can_have("a", 0, 0, Fingerprint(0, 0))
+
+
+def test_a_search_by_time_believes_no_entry_that_names_another_message(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeConsumeQueue=200)) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"%d" % n, queue_id=n % 2) for n in range(40)])
+    files = sorted((tmp_path / "consumequeue/t/1").iterdir())
+    first, second = (file.read_bytes() for file in files)
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        with pytest.raises(CorruptRecord, match="the log holds another message, or none"):
+            store.offset_by_time("t", 1, 1)
+        assert store.offset_by_time("t", 0, 1) == 0

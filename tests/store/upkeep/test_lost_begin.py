@@ -56,6 +56,8 @@ def test_a_segment_that_it_did_not_take_is_missed_until_it_is_done_without(path:
     (path / "commitlog" / segment_name(2 * SIZE)).unlink()
     said = f"no file for bytes {2 * SIZE} to {3 * SIZE}, which retention did not delete here"
     assert [finding.where for finding in verify(path).findings if said in finding.what] == ["commitlog"]
+    with pytest.warns(RuntimeWarning, match=said):
+        MessageStore.open(path, read_only=True).close()
     if crashed:
         set_published(path, boot_id=b"another")
         assert len(told(path)) == 1
