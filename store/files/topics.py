@@ -201,8 +201,10 @@ class Topics:
         return queues
 
     def enter(self, topic: str) -> None:
-        """Add a topic that is there to the table, where a broker left it out. Call under the store lock."""
-        if topic not in self._table():
+        """Add a topic to the table that was deleted once, and that a broker made again without listing it. Call under
+        the store lock.
+        """
+        if topic in self.deletions() and topic not in self._table():
             self.create(topic, self.queue_count(topic))
 
     def forget(self, topic: str, begin: int, end: int) -> None:

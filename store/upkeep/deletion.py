@@ -14,11 +14,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from store.files.atomic import make_directory, sync_directory
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.reached import check_reached, forget_reached
 from store.files.topics import Topics
-from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR
 from store.publish.locks import among_groups
 from store.publish.published_end import PublishedEnd
 
@@ -74,13 +76,26 @@ def finish_deletion(root: Path, timeout: float) -> None:
 def remove_what_came_back(root: Path) -> None:
     """A broker that starts after a kill makes queues of a deleted topic anew, of what the log has of it: in the next
     topic of that name they would be somebody else's messages. Call as the only writer, when no deletion is left to end.
+
+    What has a younger message stays: then it is the table that is older than the store, one from a copy.
     """
-    queues = root / CONSUME_QUEUE_DIR
-    back = [queues / topic for topic in Topics(root).gone() if (queues / topic).exists()]
+    queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
+    deleted = topics.deletions()
+    back = [queues / topic for topic in topics.gone() if _is_before(queues / topic, deleted[topic])]
     for folder in back:
         shutil.rmtree(folder)
     if back:
         sync_directory(queues)
+
+
+def _is_before(folder: Path, at: int) -> bool:
+    """Whether a topic has queues, all of whose messages stand before log offset `at`."""
+    for file in folder.glob("*/*"):
+        data = file.read_bytes()
+        entries = np.frombuffer(data[: len(data) // CQ_ENTRY.itemsize * CQ_ENTRY.itemsize], CQ_ENTRY)
+        if (entries["physical_offset"][entries["size"] > 0] >= at).any():
+            return False
+    return folder.exists()
 
 
 def _finish(root: Path) -> None:

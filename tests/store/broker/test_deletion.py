@@ -121,6 +121,24 @@ def test_queues_that_a_broker_made_anew_do_not_come_into_the_next_topic(tmp_path
     assert verify(path).findings == []
 
 
+def test_a_table_from_before_the_next_topic_takes_nothing_of_it(tmp_path: Path) -> None:
+    """Nobody sees it, until the table is put back."""
+    path = filled(tmp_path / "mq")
+    delete_topic(path, "t")
+    older = (path / TOPICS_FILE).read_bytes()
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+        put(store, "new", 7)
+    newer = (path / TOPICS_FILE).read_bytes()
+    (path / TOPICS_FILE).write_bytes(older)
+    with MessageStore.open(path) as store:
+        assert store.topics() == {"other": 1}
+    (path / TOPICS_FILE).write_bytes(newer)
+    with MessageStore.open(path) as store:
+        assert bodies(store) == new(7)
+    assert verify(path).findings == []
+
+
 @pytest.mark.parametrize("topic", ["BenchmarkTest", "%LMQ%device"])
 def test_what_a_broker_makes_again_without_listing_it_is_there(tmp_path: Path, topic: str) -> None:
     """System topics that it has in memory, and light queues, which it never lists; both may be deleted again."""
