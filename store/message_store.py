@@ -236,7 +236,7 @@ class MessageStore(StoreReader):
         if dry_run:
             return retention.preview(*retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced))
         writer = self._writing()
-        decision, used = writer.after_repair(
+        decision, used, held = writer.after_repair(
             lambda: retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced)
         )
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
@@ -244,7 +244,7 @@ class MessageStore(StoreReader):
             warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
             writer.settle()
             writer.begin_log_at(until)
-        return retention.clean(decision, used, writer.after_repair)
+        return retention.clean(decision, used, held, writer.after_repair)
 
     # --- archiving -------------------------------------------------------------------------------------
 

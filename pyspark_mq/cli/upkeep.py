@@ -45,6 +45,8 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
         f"{step.taken:,} bytes\n"
         f"The disk is {step.used_percent}% full; {step.reason.value}"
     )
+    if step.kept:
+        click.echo(f"{step.kept} segments more stay, for messages in them are to be archived or delivered still")
 
 
 @click.command()

@@ -104,6 +104,7 @@ class Cleaned:
     """What one step deleted, or would delete.
 
     log, queues, index: paths, oldest first. taken: bytes they took on the device. min_offset: the log's first byte now.
+    kept: how many segments more would have gone, but for what is in them and is to be archived or delivered still.
     """
 
     reason: Reason
@@ -113,6 +114,7 @@ class Cleaned:
     log: list[str] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
     index: list[str] = field(default_factory=list)
+    kept: int = 0
 
 
 class Retention:
@@ -134,30 +136,32 @@ class Retention:
 
     def decide(
         self, confirm_offset: int, now: float | None, kept_from: int | None = None, *, asked: bool, forced: bool
-    ) -> tuple[Decision, int]:
-        """The decision for the files as they are, and how full the device is, in percent.
+    ) -> tuple[Decision, int, int]:
+        """The decision for the files as they are; how full the device is, in percent; and `Cleaned.kept`.
 
         kept_from: log offset from which on everything stays, for it is to be archived, or delivered, still.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = Moment(now, time.localtime(now).tm_hour, used, asked, forced)
-        return decide(self._config, moment, list(self._candidates(confirm_offset, kept_from))), used
+        segments, size = list(self._candidates(confirm_offset)), self._log.segments.size
+        free = [each for each in segments if kept_from is None or each.start + size <= kept_from]
+        decision = decide(self._config, moment, free)
+        return decision, used, len(decide(self._config, moment, segments).starts) - len(decision.starts)
 
-    def _candidates(self, confirm_offset: int, kept_from: int | None) -> Iterator[LogSegment]:
+    def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
         """The segment with the last published record stays, even where the next one exists already."""
         segments = self._log.segments
         for start in segments.starts()[:-1]:
-            is_kept = kept_from is not None and start + segments.size > kept_from
-            if start + segments.size < confirm_offset and not is_kept:
+            if start + segments.size < confirm_offset:
                 with suppress(FileNotFoundError):  # somebody else cleans, too
                     yield LogSegment(start, segments.modified(start))
 
-    def preview(self, decision: Decision, used: int) -> Cleaned:
+    def preview(self, decision: Decision, used: int, kept: int) -> Cleaned:
         """What `clean` would delete of the log; the queue files that would follow are not looked for."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
-        return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths)
+        return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
-    def clean(self, decision: Decision, used: int, exclusively: Exclusively) -> Cleaned:
+    def clean(self, decision: Decision, used: int, kept: int, exclusively: Exclusively) -> Cleaned:
         """Carry out a decision; queue files that an earlier step left behind go, too.
 
         A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
@@ -169,7 +173,7 @@ class Retention:
         minimum, queue_files, index_files = exclusively(self._of_the_rest)
         taken += sum(length for _, length in (*queue_files, *index_files))
         queues, index = ([path for path, _ in files] for files in (queue_files, index_files))
-        return Cleaned(decision.reason, minimum, used, taken, paths, queues, index)
+        return Cleaned(decision.reason, minimum, used, taken, paths, queues, index, kept)
 
     def _of_the_rest(self) -> tuple[int, Files, Files]:
         minimum = self._log.min_offset()

@@ -152,15 +152,15 @@ MUTANTS = [
     Mutant(
         "retention that keeps one segment too few",
         "store/upkeep/retention.py",
-        "            if start + segments.size < confirm_offset and not is_kept:",
-        "            if start + segments.size <= confirm_offset and not is_kept:",
+        "            if start + segments.size < confirm_offset:",
+        "            if start + segments.size <= confirm_offset:",
         ("tests/store/upkeep/test_retention.py",),
     ),
     Mutant(
         "retention that deletes what is not archived yet",
         "store/upkeep/retention.py",
-        "            is_kept = kept_from is not None and start + segments.size > kept_from",
-        "            is_kept = kept_from is not None and start > kept_from",
+        "if kept_from is None or each.start + size <= kept_from]",
+        "if kept_from is None or each.start <= kept_from]",
         ("tests/store/archive/test_archiving.py",),
     ),
     Mutant(

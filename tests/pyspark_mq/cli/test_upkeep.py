@@ -31,8 +31,16 @@ def test_clean_deletes_old_segments(tmp_path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.offsets("orders", 0) == (18, 36)
 
-    assert "5 log segments" in succeed("clean", path, "--force")
+    done = succeed("clean", path, "--force")
+    assert "5 log segments" in done
+    assert "stay" not in done
     assert sorted((path / "commitlog").iterdir()) == segments[11:]
+
+    with MessageStore.open(path) as store:
+        store.put(Message("orders", b"later", delay_level=18))
+        store.put_many([Message("orders", bytes(1000)) for _ in range(9)])
+    done = succeed("clean", path, "--force")
+    assert done.endswith("\n3 segments more stay, for messages in them are to be archived or delivered still\n")
 
 
 def test_verify_finds_and_repairs(path: Path) -> None:

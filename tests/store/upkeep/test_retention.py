@@ -208,8 +208,9 @@ def test_what_went_is_told(tmp_path: Path) -> None:
 def test_what_is_to_be_archived_stays(path: Path, kept_from: int | None, gone: int) -> None:
     log, index = CommitLog(path, 4096, writable=False), Index.of(path, SMALL, writable=False)
     retention = Retention(path, SMALL, log, index, ConsumeQueues(path, 200, writable=False))
-    decision, _ = retention.decide(41_000, None, kept_from, asked=False, forced=True)
+    decision, _, kept = retention.decide(41_000, None, kept_from, asked=False, forced=True)
     assert decision.starts == [4096 * n for n in range(gone)]
+    assert kept == 9 - gone
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
