@@ -16,6 +16,7 @@ import pytest
 from store import (
     ArchiveOfAnother,
     ArchiveUnavailable,
+    GetStatus,
     Message,
     MessageStore,
     OffsetLost,
@@ -126,6 +127,36 @@ def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(
     with suppress(ArchiveOfAnother):  # where nothing shows whose archive it is
         store.archive(url, forget=["orders"])
         assert archived(url) == named("newer", 5)
+
+
+@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
+def test_who_reads_through_gets_nothing_of_the_old_one(
+    store: MessageStore, url: str, delete: Callable[[MessageStore], None]
+) -> None:
+    """By the store itself: in a range, by offset, by key."""
+    put(store, "orders", "old", 60)
+    store.archive(url)
+    settings = (store.path / "config" / "store.conf").read_bytes()
+    forgets_archive(store)
+    delete(store)
+    begin_at(store, 40)
+    (store.path / "config" / "store.conf").write_bytes(settings)
+    reads: list[Callable[[], object]] = [
+        lambda: list(store.scan(*ORDERS, 0, 45)),
+        lambda: store.get_message("g", *ORDERS, 7),
+        lambda: store.query("orders", "old7"),
+    ]
+    if delete is made_again:
+        with pytest.raises(OffsetLost):
+            reads[0]()
+        got = store.get_message("g", *ORDERS, 7)
+        assert (got.status, got.next_begin_offset, got.messages) == (GetStatus.OFFSET_TOO_SMALL, 40, [])
+        assert reads[2]() == []
+    else:
+        for read in reads:
+            with pytest.raises(ArchiveOfAnother, match="--forget orders"):
+                read()
+    assert sum(map(len, store.scan(*ORDERS, 40, 45))) == 5
 
 
 def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, url: str) -> None:
