@@ -150,6 +150,18 @@ def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
         spark.sql("DROP TABLE named")
 
 
+def test_save_as_table_writes_and_leaves_a_table_that_is_refused(spark: SparkSession, filled: Filled) -> None:
+    row = spark.sql("SELECT 'more' AS body, 0 AS queueId").write.format("mq").mode("append").option("topic", "orders")
+    try:
+        for rows in (1, 2):  # the second time there is the table
+            row.option("path", filled.path).saveAsTable("left_over")
+            assert load(spark, filled).where("body = X'6d6f7265'").count() == rows
+        with pytest.raises(PySparkException, match="Spark does not hand the options of CREATE TABLE"):
+            spark.table("left_over").collect()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS left_over")
+
+
 def test_filters_are_pushed_down_where_spark_allows_it(spark: SparkSession, filled: Filled) -> None:
     pushed = {"pushDownPredicate": "true"}
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
