@@ -67,14 +67,15 @@ def path(tmp_path: Path) -> str:
                 tag = "paid" if number < 2 else "open"
                 store.put(Message("orders", b"order", tags=tag, queue_id=queue_id, properties=of_region))
         store.put_many([Message("invoices", b"invoice")] * 2)
-        store.archive(str(tmp_path / "mq" / "archive"))
+        store.archive(str(tmp_path / "archive"))
     return str(tmp_path / "mq")
 
 
 def options_with(option: Option, value: str, path: str) -> dict[str, str]:
-    """That option, and what it does not go without; below `path` what the examples have below /data."""
+    """That option, and what it does not go without; beside `path` what the examples have beside /data/mq."""
     base = {"path": path} if option.name in SUBSCRIBES else {"path": path, "subscribe": "orders"}
-    return {**base, **NEEDS.get(option.name, {}), option.name: value.replace("/data/mq", path).replace("/data", path)}
+    here = value.replace("/data/mq", path).replace("/data", str(Path(path).parent))
+    return {**base, **NEEDS.get(option.name, {}), option.name: here}
 
 
 def read(option: Option, options: SourceOptions) -> int:
