@@ -180,6 +180,23 @@ def test_what_is_known_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
     assert topics.deletions() == {"t": 100, "a broker's, not listed": 120}
 
 
+def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_path: Path) -> None:
+    changes: list[None] = []
+    topics, other = Topics(tmp_path, lambda: changes.append(None)), Topics(tmp_path)
+    other.create("listed", 1)
+    other.forget("%LMQ%light", 0, 100)
+    assert (topics.queue_count("a"), topics.born("b")) == (0, None)
+    with pytest.raises(UnknownTopic):
+        topics.must_not_be_deleted("%LMQ%light")
+    for name in ("a", "b", "%LMQ%light"):
+        (tmp_path / "consumequeue" / name / "0").mkdir(parents=True)
+    topics.must_not_be_deleted("%LMQ%light")
+    assert (topics.queue_count("a"), topics.born("b"), topics.born("%LMQ%light")) == (1, 0, 100)
+    assert len(changes) == 1, "at the first look"
+    other.create("listed", 2)
+    assert (topics.queue_count("listed"), len(changes)) == (2, 2)
+
+
 def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     for name, end in (("t", 40), ("u", 100)):
