@@ -188,13 +188,20 @@ def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_pa
     assert (topics.queue_count("a"), topics.born("b")) == (0, None)
     with pytest.raises(UnknownTopic):
         topics.must_not_be_deleted("%LMQ%light")
-    for name in ("a", "b", "%LMQ%light"):
+    asked: list[tuple[str, Callable[[str], object], object]] = [
+        ("a", topics.queue_count, 1),
+        ("b", topics.born, 0),
+        ("%LMQ%light", topics.must_not_be_deleted, None),
+    ]
+    for name, ask, answer in asked:
         (tmp_path / "consumequeue" / name / "0").mkdir(parents=True)
-    topics.must_not_be_deleted("%LMQ%light")
-    assert (topics.queue_count("a"), topics.born("b"), topics.born("%LMQ%light")) == (1, 0, 100)
+        assert ask(name) == answer
+    assert topics.born("%LMQ%light") == 100
     assert len(changes) == 1, "at the first look"
+    other.forget("b", 0, 120)  # its folder is there for a moment more
+    assert (topics.gone(), topics.queue_count("b"), sorted(topics.on_disk())) == ({"b"}, 0, ["%LMQ%light", "a"])
     other.create("listed", 2)
-    assert (topics.queue_count("listed"), len(changes)) == (2, 2)
+    assert (topics.queue_count("listed"), len(changes)) == (2, 3)
 
 
 def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
