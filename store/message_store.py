@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from store.append import Append
 from store.archive.archiving import Archived
 from store.archive.of_store import StoreArchive, ends, queues_of
 from store.delays.oldest import oldest_waiting
-from store.errors import InvalidTopic, ReadOnlyStore
+from store.errors import CorruptSegment, InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.kinds import warn_of_topics
@@ -82,9 +83,8 @@ class MessageStore(StoreReader):
         self._writer: Writer | None = None
         # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
-            first = self._log.min_offset()
             self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
-            warn_of_lost_begin(self._log, self._published_end.log_begin, first)
+            _warn_of_lost_begin(self._log, self._published_end)
             queues = ConsumeQueues(
                 directory.root,
                 queue_file_size,
@@ -347,6 +347,12 @@ def _noted_ends(root: Path, end: LogEnd) -> Ends:
     """Where the queues of a directory ended when that was noted; nothing of one that was a broker's since."""
     noted = None if end.by_log else QueueEnds.read(root)
     return {} if noted is None or noted.at > end.confirm_offset else noted.of
+
+
+def _warn_of_lost_begin(log: CommitLog, end: LogEnd) -> None:
+    with suppress(CorruptSegment):  # whoever reads is told
+        first = log.min_offset()  # before the number, which retention sets before it deletes
+        warn_of_lost_begin(log, end.log_begin, first)
 
 
 def _nothing() -> None:

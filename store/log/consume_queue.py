@@ -233,7 +233,9 @@ class ConsumeQueue:
 
         As RocketMQ does, pre-blank entries stand before it in a first file; entries of records that are gone may stay.
         """
-        first = self.first() if self._segments.starts() else start - start % self.entries_per_file
+        first = start - start % self.entries_per_file  # of a file that may be gone, and those behind it not
+        if self._segments.starts():
+            first = min(first, self.first())
         try:
             before = self.entries(first, start)
         except OffsetLost:
