@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -49,10 +50,12 @@ class Interrupt(BaseException):
 
 
 @cache
-def leaving_with(code: CodeType) -> set[int]:
-    """Where a `with` block that went well calls `__exit__`: the interpreter looks for signals before and after it.
+def no_places(code: CodeType) -> set[int]:
+    """Where no exception comes from elsewhere.
 
-    An `__exit__` in Python is looked into itself.
+    Where a `with` block that went well calls `__exit__`: the interpreter looks for signals before and after it; an
+    `__exit__` in Python is looked into itself. And where it keeps account of the exception that is handled, which it
+    would have, with all its frames, for ever.
     """
     found: set[int] = set()
     instructions = list(dis.get_instructions(code))
@@ -61,6 +64,9 @@ def leaving_with(code: CodeType) -> set[int]:
         if all(each.opname == "LOAD_CONST" and each.argval is None for each in nones) and "CALL" in after[0].opname:
             calls = [each for each in after if "CALL" in each.opname]
             found.update(each.offset for each in (*nones, *calls))
+    for each, behind in pairwise(instructions):
+        if each.opname in ("PUSH_EXC_INFO", "POP_EXCEPT") or (each.opname, behind.opname) == ("COPY", "POP_EXCEPT"):
+            found.add(each.offset)
     return found
 
 
@@ -76,7 +82,7 @@ def interrupted_at(place: int, verb: Callable[[], object]) -> int:
         if not frame.f_code.co_filename.startswith(CODE):
             return None
         frame.f_trace_opcodes = True
-        if frame.f_lasti in leaving_with(frame.f_code):
+        if frame.f_lasti in no_places(frame.f_code):
             return trace
         at += 1
         if at == place:
