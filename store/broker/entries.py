@@ -68,15 +68,15 @@ class Entry:
     @staticmethod
     def of_json(text: bytes) -> Entry:
         """Raises `ValueError` for what `to_json` did not make."""
-        content: dict[str, Any] = json.loads(text)
         try:
+            content: dict[str, Any] = json.loads(text)
             content["model"] = MessageModel(content["model"])
             content["subscriptions"] = {topic: Subscription(*of) for topic, of in content["subscriptions"].items()}
             content["claims"] = {Queue(topic, queue_id): asked for topic, queue_id, asked in content["claims"]}
             content["asks"] = tuple(Queue(*queue) for queue in content["asks"])
             content["slots"] = tuple(Queue(*queue) for queue in content["slots"])
             return Entry(**content)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no member's entry: {error}") from error
 
 

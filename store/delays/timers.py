@@ -6,6 +6,7 @@ by time, which are merged as they grow.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 
 _AT_ONCE = 1 << 14
+_logger = logging.getLogger("store")
 
 
 class Waiting(NamedTuple):
@@ -70,18 +72,29 @@ class Timers:
         self._runs: list[Waiting] = []
 
     def look(self, confirm_offset: int) -> None:
-        """Notice what was put since."""
-        end = self._queue.max_offset(confirm_offset)
+        """Notice what was put since. What no file has any more is passed over, and the log tells, unless retention took
+        it: that keeps what waits.
+        """
+        end, count, lost = self._queue.max_offset(confirm_offset), _AT_ONCE, 0
         while self._end < end:
-            first = max(self._end, self._queue.first())
-            stop = min(end, first + _AT_ONCE)
+            first, log_begin = max(self._end, self._queue.first()), self._log.min_offset()
+            stop = min(end, first + count)
             try:
                 self._add(first, stop)
-            except OffsetLost:  # retention is at work
-                if self._queue.first() <= first:
-                    self._end = stop
-                continue
+            except OffsetLost as error:
+                if self._queue.first() > first or self._log.min_offset() > log_begin:
+                    continue
+                if stop - first > 1:
+                    count = (stop - first) // 2
+                    continue
+                lost += 1
+                if lost == 1:
+                    _logger.error("%s, offset %d: a delayed message is lost: %s", TIMER_TOPIC, first, error)
+            else:
+                count = min(2 * count, _AT_ONCE)
             self._end = stop
+        if lost > 1:
+            _logger.error("%s: %d delayed messages are lost so", TIMER_TOPIC, lost)
 
     def _add(self, first: int, stop: int) -> None:
         entries = self._queue.entries(first, stop)

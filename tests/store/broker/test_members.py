@@ -68,7 +68,7 @@ def test_a_piece_of_an_entry_is_none(entry: Entry, data: st.DataObject) -> None:
     assert not is_entry(text[: data.draw(st.integers(0, len(text) - 1))])
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"id": 3, "claims": [[1]]}'])
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"id": 3, "claims": [[1]]}', "[" * 100_000])
 def test_what_is_no_entry(text: str) -> None:
     assert not is_entry(text.encode())
 

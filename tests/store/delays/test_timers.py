@@ -1,0 +1,36 @@
+"""What waits for a time, where files are lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.format.layout import TIMER_TOPIC, segment_name
+from tests.store.format.test_delayed import all_of
+from tests.waiting import until
+
+CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+
+
+@pytest.mark.filterwarnings("ignore:.*no file for bytes")
+def test_a_lost_segment_takes_no_others_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Though all that wait are looked at together."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        due = int(time.time() * 1000) + 1000
+        store.put_many([Message("t", b"%d" % number + bytes(300), deliver_at=due) for number in range(40)])
+        queue = store._queues.of(TIMER_TOPIC, 0)
+        starts = queue.entries(0, 40)["physical_offset"].astype(np.int64) // 4096 * 4096
+    (tmp_path / "commitlog" / segment_name(4096)).unlink()
+    left = [number for number in range(40) if starts[number] != 4096]
+    assert left[0] == 0 < len(left) < 40
+    with caplog.at_level(logging.ERROR, "store"), MessageStore.open(tmp_path) as store:
+        until(lambda: store.max_offset("t", 0) == len(left))
+        found = [each.body.rstrip(b"\0") for each in all_of(store, "t")]
+    assert sorted(found, key=int) == [b"%d" % number for number in left]
+    assert f"{40 - len(left)} delayed messages are lost so" in caplog.text
