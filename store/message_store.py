@@ -34,6 +34,7 @@ from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
 from store.publish.results import AppendResult
 from store.publish.watch import Watches
+from store.read.filed_keys import FiledKeys
 from store.read.published import PublishedQueues
 from store.store_reader import StoreReader
 from store.system_errors import explained_verbs
@@ -50,6 +51,7 @@ _ROOMS = (
     "_index",
     "_queues",
     "_published",
+    "_filed_keys",
     "_putting",
     "_writer",
     "_published_end",
@@ -102,6 +104,7 @@ class MessageStore(StoreReader):
             self._place = Place(directory.root) if self._writer is None else self._writer.place
             self._queues = queues
             self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
+            self._filed_keys = FiledKeys(directory.root, self._log, self._index, self._published_end)
             delaying = _nothing if self._writer is None else self._writer.delay
             self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
             self._watches = Watches(self._published_end)

@@ -44,6 +44,7 @@ from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch, Watches
 from store.read.arrivals import Arrival, arrivals
+from store.read.filed_keys import FiledKeys
 from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
@@ -70,6 +71,7 @@ class StoreReader(Opened):
     _queues: ConsumeQueues
     _published: PublishedQueues
     _published_end: PublishedEnd | LogEnd
+    _filed_keys: FiledKeys
     _watches: Watches
 
     def topics(self) -> dict[str, int]:
@@ -285,13 +287,14 @@ class StoreReader(Opened):
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
-        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `ConfigError` for an index of other sizes than
-        configured, and `ArchiveError`.
+        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment` where files of the index are lost,
+        `ConfigError` for an index of other sizes than configured, and `ArchiveError`.
         """
         self._topics.known(topic)
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
+        self._filed_keys.check()
         has = partial(is_queued, self._log, self._topics.known, self._published.of)
         rooms, times_from = (self._log, self._index, confirm), self._published_end.times_from
         found = messages_with_key(*rooms, topic, key, max_messages, begin, end, has, times_from)
@@ -353,12 +356,12 @@ class StoreReader(Opened):
         """The pieces that can hold messages with one of `keys` among their keys or as `msgId`; likewise.
 
         All of what the index may lack: messages of a RocketMQ broker's, or appended with messageIndexEnable=false and
-        before. Raises `UnknownTopic`, `UnknownQueue`.
+        before; or what it has lost. Raises `UnknownTopic`, `UnknownQueue`.
         """
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
 
     def _narrowing(self) -> Narrowing:
-        return Narrowing(self._log, self._index, self._published, self._published_end)
+        return Narrowing(self._log, self._index, self._published, self._published_end, self._filed_keys)
 
     # --- waiting ---------------------------------------------------------------------------------------
 

@@ -134,6 +134,15 @@ class Index:
             elif header["begin_timestamp"] <= end and header["end_timestamp"] >= begin:
                 yield from file.candidates(wanted, begin, end)
 
+    def has(self, physical_offset: int, name: str) -> bool:
+        """Whether a key of the record at this log offset is filed, probably in file `name`. Raises `ConfigError`."""
+        names = self.names()
+        for each in sorted(names, key=name.__ne__):
+            with suppress(FileNotFoundError):
+                if self.file(each).has(physical_offset):
+                    return True
+        return False
+
     def begins_behind(self, end_offset: int) -> int | None:
         """Commit log offset of the first record in the oldest file that goes beyond `end_offset`; None without one.
 

@@ -77,6 +77,12 @@ class IndexFile:
         ends = (self.entries(n, n + 1)[0]["physical_offset"] for n in (INDEX_NO_ENTRY + 1, header["next_entry"] - 1))
         return [header["begin_offset"], header["end_offset"]] == list(map(int, ends))
 
+    def has(self, physical_offset: int) -> bool:
+        """Whether it counts an entry of the record at this log offset."""
+        limit = self.header()["next_entry"]
+        number = self.first_from(physical_offset, limit)
+        return number < limit and self.entries(number, number + 1)[0]["physical_offset"] == physical_offset
+
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
         """File keys in order, as many as fit; returns how many are done. Arguments of length m; timestamps in ms.
 

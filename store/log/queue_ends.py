@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.errors import CorruptStore
+from store.errors import ConfigError, CorruptStore
 from store.files.atomic import read_file, write_file
 from store.files.segments import list_files
 from store.files.topics import Topics
@@ -177,9 +177,25 @@ class QueueEnds:
     def _merge(self, ends: Mapping[QueueName, int]) -> None:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
+    def lost_key(self, log: CommitLog, index: Index, keys_from: int = 0) -> tuple[str, int] | None:
+        """An index file whose last key is in none now, and the log offset of its record, from `keys_from` on.
+
+        Keys of an append that was under way at `at` may have been undone since. Raises `ConfigError`.
+        """
+        noted = ((name, last) for name, last in self.index.items() if keys_from <= last < self.at)
+        missed = ((name, last) for name, last in noted if not index.has(last, name))
+        # The log's beginning is asked for last: retention takes segments first, and then what names their records.
+        return next(((name, last) for name, last in missed if last >= log.min_offset()), None)
+
     def _index_holds(self, log: CommitLog, index: Index) -> bool:
+        if not index.is_enabled:
+            return True
         names, first_byte = set(index.names()), log.min_offset()
-        return not index.is_enabled or all(name in names or last < first_byte for name, last in self.index.items())
+        if not all(name in names or last < first_byte for name, last in self.index.items()):
+            return False
+        with suppress(ConfigError):
+            return self.lost_key(log, index) is None
+        return False
 
 
 def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:

@@ -17,6 +17,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
+from store.read.filed_keys import FiledKeys
 from store.read.fingerprint import fingerprint
 from store.read.published import PublishedQueues
 from store.read.query import offset_of_id
@@ -28,11 +29,19 @@ _NEARBY = 64  # messages between two that are wanted: they are read sooner than 
 class Narrowing:
     """Narrows published ranges of one store. Each answer is made of pieces of the ranges, in their order."""
 
-    def __init__(self, log: CommitLog, index: Index, published: PublishedQueues, end: PublishedEnd | LogEnd) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        published: PublishedQueues,
+        end: PublishedEnd | LogEnd,
+        filed_keys: FiledKeys,
+    ) -> None:
         self._log = log
         self._index = index
         self._published = published
         self._end = end
+        self._filed_keys = filed_keys
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
         """What can hold messages stored in [begin, end], ms since 1970."""
@@ -46,7 +55,7 @@ class Narrowing:
         ranges = list(ranges)
         try:
             before = self._keys_from(), self._index.names()
-            if before[0] is None:
+            if before[0] is None or self._filed_keys.lost() is not None:
                 return ranges
             found = [
                 piece
