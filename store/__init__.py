@@ -70,6 +70,7 @@ from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned
 
 if TYPE_CHECKING:
+    from store.broker.deletion import delete_topic
     from store.broker.transactions import Outcome
     from store.client.consumer import Consumer, ConsumerConfig
     from store.client.listening import ReconsumeLater
@@ -152,6 +153,7 @@ __all__ = [
     "UnsupportedStore",
     "UnsupportedWarning",
     "Untrusted",
+    "delete_topic",
     "message_filter",
     "reply",
 ]
@@ -166,6 +168,7 @@ _ABOVE = {
     "ReconsumeLater": "store.client.listening",
     "TransactionProducer": "store.client.transaction_producer",
     "TransactionResult": "store.client.transaction_producer",
+    "delete_topic": "store.broker.deletion",
     "reply": "store.client.replies",
 }
 

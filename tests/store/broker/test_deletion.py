@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import InvalidTopic, Message, MessageStore, StoreConfig, UnknownTopic
-from store.broker.deletion import delete_topic
+from store import InvalidTopic, Message, MessageStore, StoreConfig, UnknownTopic, delete_topic
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.format.layout import (
