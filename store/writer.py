@@ -33,7 +33,8 @@ from store.publish.results import AppendResult, Where
 from store.publish.watch import Watch
 from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
 from store.upkeep.directory import Directory
-from store.upkeep.recovery import Decision, Recovery, must_reach, plan_for
+from store.upkeep.plans import plan_for
+from store.upkeep.recovery import Decision, Recovery, must_reach
 from store.upkeep.retention import refuse_when_full
 
 

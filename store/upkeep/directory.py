@@ -32,7 +32,7 @@ from store.log.queue_ends import QueueEnds
 from store.publish.log_end import was_overtaken
 from store.publish.published_end import PublishedEnd
 from store.upkeep.index_tags import tags_are_filed
-from store.upkeep.recovery import Evidence
+from store.upkeep.plans import Evidence
 
 _URL = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<host>[^/]*)(?P<path>.*)"
 _MARKS = (PUBLISHED_END_FILE, COMMIT_LOG_DIR, TOPICS_FILE)

@@ -17,7 +17,8 @@ from store.log.queue_ends import QueueEnds
 from store.publish.locks import alone
 from store.system_errors import explained
 from store.upkeep.directory import Directory
-from store.upkeep.recovery import Filed, Plan, Point, Recovery, plan_for
+from store.upkeep.plans import Filed, Plan, Point, plan_for
+from store.upkeep.recovery import Recovery
 
 
 @explained

@@ -1,8 +1,7 @@
-"""The decision table, entry by entry, and when it is carried out; on directories: `test_machine_crashes` and others."""
+"""When a recovery is carried out, and what it refuses; on directories: `test_machine_crashes` and others."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -12,35 +11,10 @@ import numpy as np
 import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreLocked
-from store.upkeep.recovery import CASES, Evidence, Filed, Point, _Times, plan_for
+from store.upkeep.recovery import _Times
 from store.upkeep.repair import repair
 from tests.end_to_end.test_kill import bodies
 from tests.store.upkeep.test_damaged import digests
-
-
-@pytest.mark.parametrize("evidence", [Evidence(*facts) for facts in itertools.product([True, False], repeat=5)])
-def test_every_directory_has_its_case(evidence: Evidence) -> None:
-    matching = [
-        plan
-        for pattern, plan in CASES
-        if all(wanted in (None, found) for wanted, found in zip(pattern, evidence, strict=True))
-    ]
-    assert len(matching) == 1, "exactly one, so that their order does not matter"
-    plan = plan_for(evidence)
-    assert plan is matching[0]
-    if evidence.published and evidence.current and evidence.queues:
-        assert plan is None
-        return
-    assert plan is not None
-    assert (plan.begin is Point.FLUSHED) == (evidence.published and evidence.queues), "else queues are made anew"
-    alive = evidence.published and evidence.current
-    assert (plan.trusted is Point.CONFIRMED) == alive, "what is published is there"
-    assert (plan.trusted is Point.FLUSHED) == (evidence.published and not alive)
-    assert plan.left_well == (not alive and not evidence.abort), "then nothing may lie behind the end"
-    assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "who leaves in good order flushes the index"
-    if not evidence.published:
-        assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
-        assert (plan.trusted is Point.CHECKPOINT) == (evidence.abort and evidence.checkpoint)
 
 
 @pytest.mark.parametrize(

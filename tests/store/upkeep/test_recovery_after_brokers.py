@@ -15,7 +15,7 @@ from store.format.layout import CQ_ENTRY, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.dispatch import index_keys, walk
-from store.upkeep.recovery import Evidence, Filed, Plan, Point, plan_for
+from store.upkeep.plans import Evidence, Filed, Plan, Point, plan_for
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log

@@ -1,0 +1,34 @@
+"""Each directory has its plan, and why."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from store.upkeep.plans import CASES, Evidence, Filed, Point, plan_for
+
+
+@pytest.mark.parametrize("evidence", [Evidence(*facts) for facts in itertools.product([True, False], repeat=5)])
+def test_every_directory_has_its_case(evidence: Evidence) -> None:
+    matching = [
+        plan
+        for pattern, plan in CASES
+        if all(wanted in (None, found) for wanted, found in zip(pattern, evidence, strict=True))
+    ]
+    assert len(matching) == 1, "exactly one, so that their order does not matter"
+    plan = plan_for(evidence)
+    assert plan is matching[0]
+    if evidence.published and evidence.current and evidence.queues:
+        assert plan is None
+        return
+    assert plan is not None
+    assert (plan.begin is Point.FLUSHED) == (evidence.published and evidence.queues), "else queues are made anew"
+    alive = evidence.published and evidence.current
+    assert (plan.trusted is Point.CONFIRMED) == alive, "what is published is there"
+    assert (plan.trusted is Point.FLUSHED) == (evidence.published and not alive)
+    assert plan.left_well == (not alive and not evidence.abort), "then nothing may lie behind the end"
+    assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "who leaves in good order flushes the index"
+    if not evidence.published:
+        assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
+        assert (plan.trusted is Point.CHECKPOINT) == (evidence.abort and evidence.checkpoint)
