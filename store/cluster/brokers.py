@@ -57,6 +57,7 @@ class Brokers:
         self.tls = None if address.tls is None else address.tls.context()
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
+        self._missed: dict[str, float] = {}  # since when brokers are in no route that had them
         self._server = 0  # of the name servers, the one that answered last
 
     # --- name servers ------------------------------------------------------------------------------------
@@ -73,23 +74,32 @@ class Brokers:
     def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
         """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
 
-        Brokers that are no longer in it are waited for, as long as the address has patience.
+        Brokers that are no longer in it are waited for, as long as the address has patience; once, for all topics.
         """
         with self._lock:
             known = self._routes.get(topic)
         if known is not None and time.monotonic() - known.made < oldest:
             return known
-        deadline = time.monotonic() + self.address.patience
-        found = self._ask_route(topic)
-        while known is not None and not known.brokers <= (set() if found is None else found.brokers):
+        found, deadline = self._ask_route(topic), None
+        while known is not None and (missed := known.brokers - (set() if found is None else found.brokers)):
             # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
+            if deadline is None:
+                deadline = self._missed_since(missed) + self.address.patience
             if time.monotonic() >= deadline:
                 break
             time.sleep(_PAUSE_SECONDS)
             found = self._ask_route(topic)
         with self._lock:
             self._routes[topic] = found
+            for name in () if found is None else found.brokers:
+                self._missed.pop(name, None)
         return found
+
+    def _missed_since(self, brokers: Iterable[str]) -> float:
+        """Since when the last of them is missed (time.monotonic())."""
+        now = time.monotonic()
+        with self._lock:
+            return max(self._missed.setdefault(name, now) for name in brokers)
 
     def _ask_route(self, topic: str) -> Route | None:
         made = time.monotonic()

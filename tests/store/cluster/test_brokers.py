@@ -1,0 +1,44 @@
+"""Brokers that go, and are waited for."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from store import MessageStore
+from store.cluster.address import ClusterAddress
+from store.cluster.brokers import Brokers
+from store.remoting.serving import Serving, serve
+from tests.name_server import name_server
+
+WAITED = 0.5  # seconds
+
+
+def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(tmp_path: Path) -> None:
+    topics = "t", "u", "v"
+
+    def started(stack: ExitStack, name: str) -> Serving:
+        store = stack.enter_context(MessageStore.open(tmp_path / name))
+        for topic in topics:
+            store.create_topic(topic, 1)
+        return stack.enter_context(serve(store, "127.0.0.1:0", broker=name))
+
+    with ExitStack() as stack, ExitStack() as going:
+        (stays, goes) = started(stack, "a"), started(going, "b")
+        for folder in ("later", "first"):
+            (tmp_path / folder).mkdir()
+        later = stack.enter_context(name_server(tmp_path / "later", stays.address))
+        first = going.enter_context(name_server(tmp_path / "first", stays.address, goes.address))
+        brokers = stack.enter_context(closing(Brokers(ClusterAddress((first, later), patience=WAITED))))
+        for topic in topics:
+            assert (route := brokers.route(topic)) is not None
+            assert route.brokers == {"a", "b"}
+        going.close()
+        took = []
+        for topic in topics:
+            since = time.monotonic()
+            assert (route := brokers.route(topic, oldest=0.0)) is not None
+            took.append(time.monotonic() - since)
+            assert route.brokers == {"a"}
+        assert took[0] >= WAITED > took[1] + took[2]
