@@ -42,6 +42,16 @@ class _Waits(NamedTuple):
     born: int | None
 
 
+class _Told(NamedTuple):
+    """What a client was told last of a queue. born: of its topic. offsets: where it asked, and where it goes on."""
+
+    born: int | None
+    offsets: tuple[int, int]
+
+
+_ByQueue = dict[tuple[str, Queue], _Told]  # by group and queue
+
+
 class Pulling:
     """Translates pulls, and holds those that find nothing. All but its making happens in the loop's thread."""
 
@@ -68,6 +78,7 @@ class Pulling:
         self._max_held = max_held
         self._topics = Topics(Path(store.path))
         self._held: dict[Connection, dict[HeldRequest, _Waits]] = {}
+        self._told: dict[Connection, _ByQueue] = {}
         self._count = 0
 
     def quick(self) -> Mapping[int, Handler]:
@@ -76,6 +87,7 @@ class Pulling:
 
     def lost(self, connection: Connection) -> None:
         """Whoever asked on this connection is gone."""
+        self._told.pop(connection, None)
         held_by = self._held.pop(connection, {})
         while held_by:
             held, waits = held_by.popitem()
@@ -101,8 +113,8 @@ class Pulling:
             self._filter(header),
             min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS),
         )
-        born = self._topics.born(pull.topic)  # first: what is answered is of this one, or of one that is newer
-        response = self._processor.answer(pull, as_records=True)
+        told = self._told.setdefault(request.connection, {})
+        born, response = self._now(pull, told)
         if header.sys_flag & _COMMIT and header.commit_offset > 0 and response.code in _OF_A_QUEUE:
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), header.commit_offset)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
@@ -111,7 +123,7 @@ class Pulling:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY, f"{self._max_held:,} pulls are held already; try again later"
             )
-        return self._until_arrival(request.connection, pull, born)
+        return self._until_arrival(request.connection, pull, born, told)
 
     def _filter(self, header: PullMessage) -> MessageFilter:
         """What the request, or its group, subscribes to. Raises `RequestRefused`, `FilterError`."""
@@ -119,7 +131,9 @@ class Pulling:
             return _parsed(header.subscription or EVERYTHING, header.expression_type or "TAG")
         return _parsed(*self._clients.subscription(header.consumer_group, header.topic, header.sub_version))
 
-    def _until_arrival(self, connection: Connection, pull: PullRequest, born: int | None) -> Future[Response]:
+    def _until_arrival(
+        self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue
+    ) -> Future[Response]:
         answered: Future[Response] = Future()
         held_by = self._held.setdefault(connection, {})
 
@@ -127,7 +141,7 @@ class Pulling:
             """A request is held once: what is there now is the answer."""
             if (waits := held_by.pop(held, None)) is not None:
                 self._forget(waits)
-            settle(answered, lambda: _answer(self._now(pull, born)))
+            settle(answered, lambda: _answer(self._now(pull, told)[1]))
 
         held = self._hold.hold(
             pull.topic,
@@ -143,14 +157,26 @@ class Pulling:
         self._count += 1
         return answered
 
-    def _now(self, pull: PullRequest, born: int | None) -> PullResponse:
-        """The answer to a pull that was held. In a topic of the same name that is another its offset means nothing: who
-        asked is to begin there."""
+    def _now(self, pull: PullRequest, told: _ByQueue) -> tuple[int | None, PullResponse]:
+        """Where the topic was born, and the answer from what is there."""
+        born = self._topics.born(pull.topic)  # first: what is answered is of this one, or of one that is newer
         response = self._processor.answer(pull, as_records=True)
-        if self._topics.born(pull.topic) == born or response.code is ResponseCode.TOPIC_NOT_EXIST:
-            return response
-        bounds = response.min_offset, response.min_offset, response.max_offset
-        return PullResponse(ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted, and is another one now", *bounds)
+        if response.code in (*_OF_A_QUEUE, ResponseCode.PULL_OFFSET_MOVED):
+            name = pull.group, Queue(pull.topic, pull.queue_id)
+            before = told.get(name)
+            if before is not None and before.born != born and pull.offset in before.offsets and pull.offset > 0:
+                response = self._anew(pull, response)
+            told[name] = _Told(born, (pull.offset, response.next_begin_offset))
+        return born, response
+
+    def _anew(self, pull: PullRequest, response: PullResponse) -> PullResponse:
+        """To who read a topic that was deleted, and goes on in another of its name: begin there, your offset means
+        nothing. So does the group: what it committed meanwhile was said of the old one."""
+        queue, begin = Queue(pull.topic, pull.queue_id), response.min_offset
+        if self._offsets.committed(pull.group, queue) is not None:
+            self._offsets.commit(pull.group, queue, begin)
+        why = "the topic was deleted, and is another one now"
+        return PullResponse(ResponseCode.PULL_OFFSET_MOVED, why, begin, begin, response.max_offset)
 
     def _is_gone(self, waits: _Waits) -> bool:
         return self._topics.born(waits.topic) != waits.born

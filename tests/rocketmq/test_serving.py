@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from store import MessageStore
 from store.any_group import Subscription
+from store.any_log import BrokerQueueId, Queue
+from store.broker.deletion import delete_topic
+from store.cluster.address import ClusterAddress
 from store.format.layout import UNDECIDED_TOPIC
 from store.local_group import LocalGroup
-from tests.rocketmq.harness import HarnessError, Json
+from store.publish.figures import HELD, told
+from tests.rocketmq.harness import HarnessError, Json, RocketMQ
 from tests.rocketmq.served import Served, committed, consumed, ends, left, mqadmin, rows, until
 
 pytestmark = pytest.mark.rocketmq
@@ -254,3 +261,36 @@ def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: 
             mqadmin(clients, "consumerConnection", "-g", "beside")
     assert len({line["keys"] for line in consumed(clients, 8)}) == 8
     left(clients, "second")
+
+
+def held(store: MessageStore, topic: str) -> int:
+    """How many pulls."""
+    return sum(each.counts[0] for each in told(Path(store.path)) if (each.name, each.topic) == (HELD, topic))
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_topic_is_deleted_and_made_anew(rocketmq: RocketMQ, served: Served, topic: str, is_told: bool) -> None:
+    """Who waits in it goes on at the first message of the new one; is_told: and was told meanwhile that it is gone."""
+    if rocketmq.line < "5":
+        pytest.skip("it waits 10 seconds before it goes back")
+    store, clients = served
+    groups: dict[str, Json] = {"anew": {}, "anew-in-order": {"orderly": True}}
+    for group, how in groups.items():
+        clients.ask("subscribe", id=group, group=group, topic=topic, **how)
+        assert next(clients)["kind"] == "subscribed"
+    for count in (50, 80):
+        lines = clients.answers("send", topic=topic, messages=count)
+        found = [line for line in lines if line["kind"] == "consumed"]
+        found += consumed(clients, 2 * count - len(found))
+        assert Counter(Counter((line["id"], line["keys"]) for line in found).values()) == {1: 2 * count}
+        until(lambda: held(store, topic) == 8)
+        if count == 50:
+            delete_topic(store.path, topic)
+            until(lambda: not is_told or held(store, topic) == 0)
+            store.create_topic(topic, 4)
+    for group in groups:
+        left(clients, group)
+    there = ClusterAddress((f"127.0.0.1:{store.config.listenPort}",))
+    queues = [Queue(topic, BrokerQueueId("broker-a", queue)) for queue in range(4)]
+    until(lambda: all(there.group(group).committed(queues) == dict.fromkeys(queues, 20) for group in groups))
+    delete_topic(store.path, topic)

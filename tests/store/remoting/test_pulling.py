@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
+from store.broker.deletion import delete_topic
 from store.broker.response_codes import ResponseCode
 from store.format.stored_message import decode_record
 from store.publish.figures import HELD, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.headers import Pulled, PullMessage
+from store.remoting.headers import CommitOffset, GroupQueue, Offset, Pulled, PullMessage
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker
 from tests.waiting import until
 
@@ -115,6 +116,46 @@ def test_who_leaves_holds_nothing(broker: Broker, store: MessageStore) -> None:
         until(lambda: broker.serving.held == 1)
     assert asked.exception() is not None
     until(lambda: broker.serving.held == 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "count"), [("held", 2), ("held", 8), ("told", 3), ("told", 8), ("between", 2), ("between", 8)]
+)
+def test_a_topic_that_is_made_anew(broker: Broker, store: MessageStore, how: str, count: int) -> None:
+    """Who read the old one begins at the first message of the new one, and so does its group: whether its pull was
+    held, answered that there is no such topic, or comes later. However many messages there are by then."""
+    put(store, 3)
+    assert Pulled.of(broker.pull(0).result().fields).next_begin_offset == 3
+    asked = broker.pull(3, seconds=60)
+    until(lambda: broker.serving.held == 1)
+    if how == "between":
+        put(store, 1)
+        assert Pulled.of(asked.result().fields).next_begin_offset == 4
+    delete_topic(store.path, "orders")
+    if how == "told":
+        assert asked.result().code == ResponseCode.TOPIC_NOT_EXIST
+    store.create_topic("orders", 2)
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 3))
+    put(store, count)
+    answer = (asked if how == "held" else broker.pull(4 if how == "between" else 3)).result()
+    assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
+    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
+    assert Offset.of(committed.fields).offset == 0
+    assert len(bodies(bytes(broker.pull(0).result().body))) == count
+    assert broker.pull(count).result().code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_who_did_not_read_the_old_topic_there_reads_the_new_one_where_it_asks(
+    broker: Broker, store: MessageStore
+) -> None:
+    put(store, 3)
+    assert broker.pull(0).result().code == ResponseCode.SUCCESS
+    delete_topic(store.path, "orders")
+    store.create_topic("orders", 2)
+    put(store, 8)
+    with Client() as other:
+        assert bodies(bytes(Broker(broker.serving, other).pull(3).result().body))[0] == b"3"
+    assert bodies(bytes(broker.pull(5).result().body)) == [b"5", b"6", b"7"]
 
 
 def test_closing_answers_what_is_held(broker: Broker) -> None:
