@@ -39,7 +39,8 @@ class ClusterMember(Opened):
     """A `Member`. Of queues that change hands RocketMQ's rules hold, for RocketMQ's clients are in the group, too:
 
     concurrently nobody locks a queue, and who takes one over begins where the group's offset stands, so that messages
-    of the last 5 s may come twice (longer while a broker is away); orderly, brokers lock them for 60 s, or until they are given back.
+    of the last 5 s may come twice (of a longer time while a broker is away); orderly, brokers lock them for 60 s, or
+    until they are given back.
     """
 
     def __init__(self, address: NameServers, group: str, entry: Entry) -> None:
