@@ -231,16 +231,17 @@ class MessageStore(StoreReader):
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
+        confirm = self.confirm_offset  # nobody asked what is to stay of that which comes meanwhile
         kept = (
-            archive.kept_from(self.confirm_offset, self._log, self._published, self._topics),
-            oldest_waiting(self.path, self._log, self._queues, self.confirm_offset),
+            archive.kept_from(confirm, self._log, self._published, self._topics),
+            oldest_waiting(self.path, self._log, self._queues, confirm),
         )
         kept_from = min((offset for offset in kept if offset is not None), default=None)
         if dry_run:
-            return retention.preview(*retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced))
+            return retention.preview(*retention.decide(confirm, now, kept_from, asked=asked, forced=forced))
         writer = self._writing()
         decision, used, held = writer.after_repair(
-            lambda: retention.decide(self.confirm_offset, now, kept_from, asked=asked, forced=forced)
+            lambda: retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
         )
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
             until = decision.starts[-1] + self._log.segments.size

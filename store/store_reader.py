@@ -400,12 +400,16 @@ class StoreReader(Opened):
         `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
         while a broker runs.
         """
-        groups, place = self._groups, self._place
+        groups, place, topics, born = self._groups, self._place, self._topics, self._topics.born(topic)
         for queue_id in offsets:
-            self._topics.check_queue(topic, queue_id)
+            topics.check_queue(topic, queue_id)
 
         def commit() -> None:
             place.check()
+            if topics.born(topic) != born:  # in whose turn this had to wait
+                raise UnknownTopic(
+                    f"{place.path}: topic {topic!r} was deleted meanwhile; read the new one from its begin"
+                )
             groups.commit(group, topic, offsets)
 
         among_groups(self.path, self.config.lockTimeoutMillis / 1000, commit)

@@ -327,6 +327,7 @@ class Transactions:
         done = [op for op, last in self._last_half.items() if last >= begin]
         ops = min(done, default=self._ops_seen)
         if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
+            self._store.flush()  # or a crash would take what ended half messages that are said to be done
             # Both at once, and none goes back: op messages that are done say nothing of half messages that are not.
             path, offsets = self._store.path, {Queue(HALF_TOPIC, _QUEUE): begin, Queue(OP_TOPIC, _QUEUE): ops}
             save = partial(advance, ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)

@@ -296,8 +296,15 @@ def among_groups(root: Path, timeout: float, work: Callable[[], Result]) -> Resu
     timeout: seconds to wait for the turn. Raises `StoreLocked` while a broker runs, and as `exclusively`.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
+
+        def work_without_broker() -> Result:
+            lock.refuse_broker()
+            answer = work()
+            lock.refuse_broker()  # one that came meanwhile may have read its files before, and writes them again
+            return answer
+
         lock.refuse_broker()
-        return lock.exclusively(work)
+        return lock.exclusively(work_without_broker)
 
 
 def alone(root: Path, work: Callable[[], Result], what: str) -> Result:

@@ -116,7 +116,7 @@ class Recovery:
             queues.begin(name, ends.get(name, 0) if is_known else self._queues.of(*name).max_offset(begin))
         end, store_timestamp, times = begin, _last_timestamp(self._root), _Times(begin)
         until = trusted if plan.trusted is Point.CONFIRMED else None
-        torn_from = trusted if plan.trusted is Point.FLUSHED else None
+        torn_from = trusted if plan.trusted is Point.FLUSHED and self._may_be_torn() else None
         for chunk in walk(self._log, begin, until=until, torn_from=torn_from):
             end = chunk.end
             if len(chunk.records):
@@ -269,6 +269,11 @@ class Recovery:
             f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
             f"offset {offset}, but {max_offset} is the next there; {_REMEDY}{anew if 0 <= offset < max_offset else ''}"
         )
+
+    def _may_be_torn(self) -> bool:
+        """Whether what was not flushed may have come to the device in parts; a broker that appended lost nothing."""
+        with closing(PublishedEnd(self._root, writable=False)) as published:
+            return published.has_failed or not published.same_boot
 
     def _offset(self, point: Point) -> int:
         first_byte = self._log.min_offset()

@@ -273,6 +273,24 @@ def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[Messa
         assert bodies(stores[1]) == new(3)
 
 
+def test_an_offset_that_waited_for_its_turn_is_of_the_old_topic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+        put(store, "old", 7)
+
+        def late(*arguments: Any) -> object:
+            monkeypatch.undo()
+            delete_topic(path, "t")
+            store.create_topic("t", 1)
+            put(store, "new", 3)
+            return among_groups(*arguments)
+
+        monkeypatch.setattr("store.store_reader.among_groups", late)
+        with pytest.raises(UnknownTopic, match="'t' was deleted meanwhile"):
+            store.commit_offsets("g", "t", {0: 7})
+        assert store.consumer_offset("g", "t", 0) is None
+
+
 def test_where_the_groups_are_busy_nothing_is_deleted_and_nobody_waits(path: Path) -> None:
     """As long as a stopped process has the turn among groups."""
     taken, over = threading.Event(), threading.Event()

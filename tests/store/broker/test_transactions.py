@@ -9,15 +9,26 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from store import Append, Message, MessageRefused, MessageStore, StoredMessage, TransactionEnded, UnknownTopic
+from store import (
+    Append,
+    Message,
+    MessageRefused,
+    MessageStore,
+    StoreConfig,
+    StoredMessage,
+    TransactionEnded,
+    UnknownTopic,
+)
 from store.broker.deletion import delete_topic
 from store.broker.transactions import Half, Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC
+from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of
@@ -75,6 +86,19 @@ def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) 
     assert bodies(store) == ([b"1"] if first == "commit" else [])
     other.commit(halves[1:])
     assert bodies(store)[-1:] == [b"2"]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.COMMIT])
+def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outcome) -> None:
+    """How far half messages are done is: a crash must not take what ended them."""
+    with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic("orders", 2)
+        transactions = Transactions(store, "sellers")
+        transactions.prepare(orders(1))
+        assert transactions.check(lambda message: outcome, immunity=-1) == 1
+        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 1
+        with closing(PublishedEnd(tmp_path, writable=False)) as published:
+            assert published.flushed_offset == store.confirm_offset
 
 
 def test_those_left_open_are_asked_for(store: MessageStore) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import LOCK_FILE
 from store.publish.locks import DELIVERY_BYTE, Turn
+from store.writer import Writer
 from tests.store.format.test_delayed import all_of
 from tests.waiting import until
 
@@ -54,6 +59,26 @@ def test_what_waits_is_kept_until_it_is_delivered(tmp_path: Path) -> None:
         store.put_many([Message("t", bytes(1000)) for _ in range(20)])
         # Also while the files do not say yet that it was delivered.
         assert store.clean(asked=True).min_offset > waits[1]
+
+
+def test_what_is_put_while_retention_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked whether that waits."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
+        assert turn.take()  # as another process, that does not get around to it
+        before = store.put_many([Message("t", bytes(1000)) for _ in range(20)])[-1].physical_offset
+        after_repair = Writer.after_repair
+
+        def late(writer: Writer, work: Callable[[], Any]) -> Any:
+            monkeypatch.undo()
+            store.put_many([by_level("t"), *(Message("t", bytes(1000)) for _ in range(20))])
+            return after_repair(writer, work)
+
+        monkeypatch.setattr(Writer, "after_repair", late)
+        assert 0 < store.clean(forced=True).min_offset <= before
+        turn.close()
+        until(lambda: store.max_offset("t", 0) == 41)
 
 
 def test_without_a_record_nothing_waits(tmp_path: Path) -> None:

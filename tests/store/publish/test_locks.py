@@ -16,7 +16,7 @@ import pytest
 from store import MessageStore, StoreBusy, StoreClosed, StoreLocked, StoreUnavailable
 from store.publish import locks
 from store.publish.lock_holders import holders
-from store.publish.locks import StoreLock
+from store.publish.locks import StoreLock, among_groups
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
 BROKER = """
@@ -64,6 +64,21 @@ def test_offsets_are_a_brokers_own_while_it_runs(broker: Path) -> None:
     ):
         reader.commit_offsets("g", "t", {0: 1})
     assert not (broker / "config/consumerOffset.json").exists()
+
+
+def test_what_a_broker_that_comes_meanwhile_may_write_over_is_not_done(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path).close()
+    brokers: list[subprocess.Popen[bytes]] = []
+
+    def work() -> None:
+        command = [sys.executable, "-c", BROKER, str(tmp_path / "lock")]
+        brokers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert brokers[0].stdout is not None
+        assert brokers[0].stdout.readline() == b"locked\n"
+
+    with pytest.raises(StoreLocked, match="a RocketMQ broker runs here"):
+        among_groups(tmp_path, 5.0, work)
+    brokers[0].communicate(b"")
 
 
 def test_a_broker_is_kept_out(tmp_path: Path) -> None:

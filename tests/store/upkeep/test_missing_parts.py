@@ -21,6 +21,7 @@ from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, put
 from tests.store.upkeep.test_damaged import bodies as what_is_left
 from tests.store.upkeep.test_damaged import digests
+from tests.takeover import broker
 
 
 @pytest.mark.parametrize("also", [[], ["watermark"], ["watermark", "checkpoint", "config"]])
@@ -228,6 +229,25 @@ def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -
     shutil.rmtree(tmp_path / "consumequeue")
     with MessageStore.open(tmp_path) as store:
         assert store.max_offset("t", 0) == 6
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_zeros_of_a_sector_in_what_a_broker_appended_are_no_loss(tmp_path: Path, killed: bool) -> None:
+    """Behind what was flushed, but the machine did not go down."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"ours"))
+    with broker(path, killed=killed) as theirs:
+        theirs.put_many([Message("t", b"%d" % n, properties={"p": "x" * 1200}) for n in range(6)])
+        at = theirs.get_message("g", "t", 0, 1).messages[0].physical_offset
+    file = path / "commitlog" / segment_name(at - at % SIZE)
+    content = bytearray(file.read_bytes())
+    first = content.index(b"x" * 1200, at % SIZE)
+    content[first : first + 1200] = bytes(1200)
+    file.write_bytes(content)
+    with MessageStore.open(path) as store:
+        assert store.max_offset("t", 0) == 7
 
 
 def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> None:
