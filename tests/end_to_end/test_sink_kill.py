@@ -143,14 +143,11 @@ def staging(pid: int, target: Path) -> list[int]:
 
 
 def seen_first(look: Callable[[int, Path], list[int]], pid: int, target: Path) -> list[int]:
-    """Who is found as soon as somebody is."""
-    found: list[int] = []
-
-    def look_again() -> bool:
-        found[:] = look(pid, target)
-        return bool(found)
-
-    until(look_again, every=0.005)
+    """Who is found as soon as somebody is: for some milliseconds, so this looks often, however long it takes."""
+    begin = time.monotonic()
+    while not (found := look(pid, target)):
+        assert time.monotonic() - begin < PATIENCE, "nobody came"
+        time.sleep(0.005)
     return found
 
 
