@@ -240,7 +240,7 @@ def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(pat
         MessageStore.open(path, read_only=True).close()
         looks += 1
     assert writer.returncode == 0
-    assert looks > 3
+    assert looks
     assert verify(path).findings == []
 
 
