@@ -185,10 +185,17 @@ class ConsumeQueue:
             else:
                 high = middle
             middle = (low + high) // 2
-        if first < low != seen and not self.entries(low - 1, low)["size"][0]:
+        if first < low != seen and self._is_empty(low - 1):
             raise CorruptSegment(f"{self}: entry {low - 1} is damaged; {MAKE_ANEW}")
         self._found_first = low
         return low
+
+    def _is_empty(self, offset: int) -> bool:
+        """Whether an entry is there that says nothing; retention may have taken it meanwhile."""
+        try:
+            return not self.entries(offset, offset + 1)["size"][0]
+        except OffsetLost:
+            return False
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
         """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied. current: as `Segments.read` takes it.
