@@ -408,7 +408,7 @@ class StoreReader(Opened):
             place.check()
             if topics.born(topic) != born:  # in whose turn this had to wait
                 raise UnknownTopic(
-                    f"{place.path}: topic {topic!r} was deleted meanwhile; read the new one from its begin"
+                    f"{place.path}: topic {topic!r} was deleted meanwhile; read the new one from its first message"
                 )
             groups.commit(group, topic, offsets)
 

@@ -14,6 +14,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.files.atomic import make_folder, open_file
 from store.upkeep.verify import verify
+from tests.children import in_a_child
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=50, maxIndexNum=60)
 ALICE, BOB, STRANGER = 12001, 12002, 12003  # users, and the group of each
@@ -23,24 +24,15 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be some
 
 def as_user(user: int, groups: list[int], umask: int, work: Callable[[], object]) -> str:
     """What `work` answers in a process of that user, as text."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups(groups)
-            os.setgid(user)
-            os.setuid(user)
-            os.umask(umask)
-            os.write(write, str(work()).encode())
-        except BaseException as error:  # noqa: BLE001 - the parent's test says what it was
-            os.write(write, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as answer:
-        text = answer.read().decode()
-    os.waitpid(child, 0)
-    return text
+
+    def as_that_user() -> object:
+        os.setgroups(groups)
+        os.setgid(user)
+        os.setuid(user)
+        os.umask(umask)
+        return work()
+
+    return in_a_child(as_that_user)
 
 
 def use(path: Path) -> int:

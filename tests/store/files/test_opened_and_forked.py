@@ -16,25 +16,8 @@ import pytest
 from store import Message, MessageStore, StoreForked, StoreNotOpen
 from store.broker.hold import PullRequestHoldService
 from store.broker.pull import PullMessageProcessor
+from tests.children import in_a_child
 from tests.store.files.open_things import ALL, outcome
-
-
-def in_a_child(work: Callable[[], object]) -> str:
-    """What `work` answers in a forked process, as text."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, str(work()).encode())
-        except BaseException as error:  # noqa: BLE001 - the parent's test says what it was
-            os.write(write, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as answer:
-        text = answer.read().decode()
-    os.waitpid(child, 0)
-    return text
 
 
 @pytest.mark.parametrize("hand_over", [pickle.dumps, copy.copy, copy.deepcopy])

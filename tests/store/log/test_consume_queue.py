@@ -144,6 +144,19 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         it.entries(0, 10)
 
 
+def test_a_head_that_retention_takes_while_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, other, is_behind = queue(tmp_path), queue(tmp_path), ConsumeQueue._is_behind
+    it.write(0, entries(0, 35))
+
+    def look(seen: ConsumeQueue, index: int, min_physical_offset: int) -> bool:
+        it.expire(2000)  # all before 20: files that this one knows to be there, and has not opened
+        return is_behind(seen, index, min_physical_offset)
+
+    monkeypatch.setattr(ConsumeQueue, "_is_behind", look)
+    assert [other.min_offset(2000, 35) for _ in range(3)] == [20] * 3
+    assert other.first() == 20
+
+
 @pytest.mark.parametrize("known", [0, 3, 20, 27, 35])
 def test_a_tail_known_before_retention_took_its_file(tmp_path: Path, known: int) -> None:
     it, other = queue(tmp_path), queue(tmp_path)

@@ -212,17 +212,22 @@ def test_a_record_out_of_step_is_named(path: Path, offset: int) -> None:
     assert digests(path) == before
 
 
+def zero_properties(path: Path, at: int) -> None:
+    """Of the record at a log offset, as a broker may have stored them: more than a sector of zeros."""
+    file = path / "commitlog" / segment_name(at - at % SIZE)
+    content = bytearray(file.read_bytes())
+    first = content.index(b"x" * 1200, at % SIZE)
+    content[first : first + 1200] = bytes(1200)
+    file.write_bytes(content)
+
+
 def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -> None:
     """Only where the machine went down, and behind what was flushed."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"%d" % n, properties={"p": "x" * 1200}) for n in range(6)])
         at = store.get_message("g", "t", 0, 4).messages[0].physical_offset
-    file = tmp_path / "commitlog" / segment_name(at - at % SIZE)
-    content = bytearray(file.read_bytes())
-    first = content.index(b"x" * 1200, at % SIZE)
-    content[first : first + 1200] = bytes(1200)
-    file.write_bytes(content)
+    zero_properties(tmp_path, at)
     (tmp_path / "watermark").unlink()
     with MessageStore.open(tmp_path) as store:
         assert store.max_offset("t", 0) == 6
@@ -241,11 +246,7 @@ def test_zeros_of_a_sector_in_what_a_broker_appended_are_no_loss(tmp_path: Path,
     with broker(path, killed=killed) as theirs:
         theirs.put_many([Message("t", b"%d" % n, properties={"p": "x" * 1200}) for n in range(6)])
         at = theirs.get_message("g", "t", 0, 1).messages[0].physical_offset
-    file = path / "commitlog" / segment_name(at - at % SIZE)
-    content = bytearray(file.read_bytes())
-    first = content.index(b"x" * 1200, at % SIZE)
-    content[first : first + 1200] = bytes(1200)
-    file.write_bytes(content)
+    zero_properties(path, at)
     with MessageStore.open(path) as store:
         assert store.max_offset("t", 0) == 7
 

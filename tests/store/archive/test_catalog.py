@@ -1,0 +1,104 @@
+"""What metadata may say that is damaged, or hostile: an error of ours, or it is read; no memory is taken for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import CorruptSegment, CorruptStore, StoreError
+from store.any_log import Queue, QueueRange
+from store.archive.layout import METADATA
+from store.archive.log import ArchiveAddress
+from tests.filled import Filled
+from tests.store.archive.test_archiving import SPEC, rows, same
+
+SEED = int(os.environ.get("SEED", "0"))
+WRONG: tuple[object, ...] = (None, -1, 1 << 31, 1 << 63, 10**30, 1.5, True, "x", "", [], [1], {"a": 1})
+
+
+def places(content: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from places(value, (*path, key))
+
+
+def changed(content: Any, path: tuple[str, ...], value: object) -> Any:
+    first, *rest = path
+    return {**content, first: changed(content[first], tuple(rest), value) if rest else value}
+
+
+def test_whatever_the_metadata_says_is_an_error_of_ours_or_read(filled: Filled, tmp_path: Path) -> None:
+    url = tmp_path / "archive"
+    filled.store.archive(str(url))
+    (metadata,) = url.rglob(METADATA.rpartition("/")[2])
+    content = json.loads(metadata.read_text())
+    texts = [json.dumps(changed(content, path, value)) for path in places(content) if path for value in WRONG]
+    queues = content["queueMetadataTable"]["orders"]
+    texts += [json.dumps(content).replace(name, bad) for name in ("orders", "mq") for bad in ("..", "a/b", "\\u0000")]
+    texts.append(json.dumps(changed(content, ("queueMetadataTable", "orders"), {str((1 << 31) - 1): queues["0"]})))
+    for text in random.Random(SEED).sample(texts[:-7], 300) + texts[-7:]:
+        metadata.write_text(text)
+        with suppress(StoreError), ArchiveAddress(str(url)).open() as log:
+            assert sum(map(len, log.topics().values())) < 1 << 17
+
+
+def test_entries_that_are_zeros_are_told(filled: Filled, tmp_path: Path) -> None:
+    url, queue = tmp_path / "archive", Queue("orders", 0)
+    filled.store.archive(str(url))
+    for path in url.rglob("orders/0/CONSUME_QUEUE/*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with ArchiveAddress(str(url)).open() as log, pytest.raises(StoreError):
+        rows(log, queue, *log.bounds([queue])[queue])
+
+
+@pytest.mark.parametrize("size", [20 << 20, 20 << 40, (1 << 58) // 20 * 20])
+def test_a_size_that_no_object_has_is_told_and_takes_no_memory(filled: Filled, tmp_path: Path, size: int) -> None:
+    url, queue = tmp_path / "archive", Queue("orders", 0)
+    filled.store.archive(str(url))
+    (metadata,) = url.rglob(METADATA.rpartition("/")[2])
+    content = json.loads(metadata.read_text())
+    content["consumeQueueFileSegmentTable"]["mq/orders/0"]["0"]["size"] = size
+    metadata.write_text(json.dumps(content))
+    with ArchiveAddress(str(url)).open() as log:
+        wanted = QueueRange(*queue, *log.bounds([queue])[queue])
+        assert wanted.end == size // 20
+        for read in (log.sizes, lambda wanted: list(log.scan(wanted, SPEC))):
+            with pytest.raises(CorruptSegment, match="it ends before byte"):
+                read(wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "is_refused"),
+    [
+        (("topicMetadataTable",), {}, False),
+        (("topicMetadataTable", "orders", "topicId"), 1 << 31, True),
+        (("commitLogFileSegmentTable", "mq/orders/0", "0", "size"), (1 << 63) - 1, True),
+        (("commitLogFileSegmentTable", "mq/orders/0", "0", "baseOffset"), (1 << 63) - 1, True),
+        (("queueMetadataTable", "orders", "0", "lastLogOffset"), (1 << 63) - 1, False),
+        (("queueMetadataTable", "orders", "0", "lastStoreTimestamp"), 0, False),
+    ],
+)
+def test_numbers_that_nothing_can_come_behind(
+    filled: Filled, tmp_path: Path, path: tuple[str, ...], value: object, *, is_refused: bool
+) -> None:
+    url = tmp_path / "archive"
+    filled.store.archive(str(url))
+    filled.put("orders", 0, 3)
+    (metadata,) = url.rglob(METADATA.rpartition("/")[2])
+    metadata.write_text(json.dumps(changed(json.loads(metadata.read_text()), path, value)))
+    if is_refused:
+        with pytest.raises(CorruptStore, match=path[-1]):
+            filled.store.archive()
+    else:
+        assert filled.store.archive().messages == 3
+        same(filled.store, url)
+        with ArchiveAddress(str(url)).open() as log:
+            assert [message.queue_offset for message in log.query("orders", "k5")] == [5]
