@@ -43,7 +43,6 @@ from store.format.delayed import real_places
 from store.format.layout import (
     HALF_TOPIC,
     MAX_QUEUES,
-    OP_SEPARATOR,
     OP_TAG,
     OP_TOPIC,
     PROPERTY_CHECK_IMMUNITY,
@@ -58,6 +57,7 @@ from store.format.layout import (
     TRANSACTIONS_GROUP,
     UNDECIDED_TOPIC,
 )
+from store.format.op_message import offsets_ended, op_body
 from store.integers import LONG_MAX, seconds
 from store.publish.locks import among_groups
 from store.publish.putting import encoding_of
@@ -285,9 +285,8 @@ class Transactions:
         """
         offsets = [half.queue_offset for half in halves]
         if offsets:
-            body = "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
-            append.add_own([Message(OP_TOPIC, body, OP_TAG, properties=own, queue_id=_QUEUE)])
+            append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=_QUEUE)])
         placed = append.publish(unless=lambda: not (self._are_open(offsets) and self._are_there(wanted)))
         if placed is None:
             over = ", ".join(half.transaction_id for half in halves if half.queue_offset in self._ended)
@@ -301,7 +300,7 @@ class Transactions:
     def _look(self) -> None:
         """Learn from the op messages that were put since."""
         for op in self._messages(OP_TOPIC, self._ops_seen):
-            ends = [int(each) for each in op.body.split(OP_SEPARATOR.encode()) if re.fullmatch(rb"[0-9]{1,18}", each)]
+            ends = offsets_ended(op.body)
             self._ended.update(offset for offset in ends if offset >= self._begin)
             self._last_half[op.queue_offset] = max(ends, default=-1)
             self._ops_seen = op.queue_offset + 1

@@ -6,14 +6,14 @@ They cannot be kept for good, for their producers may never come back. So it is 
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import numpy as np
 
 from store.any_log import Int64s
 from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import HALF_TOPIC, OP_SEPARATOR, OP_TOPIC, TRANSACTIONS_GROUP
+from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
+from store.format.op_message import offsets_ended
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.read.query import message_at
@@ -32,8 +32,7 @@ def warn_of_open_halves(root: Path, log: CommitLog, queues: ConsumeQueues, confi
         return
     ended: set[int] = set()
     for offset in _not_done(root, log, queues, confirm_offset, OP_TOPIC)[0].tolist():
-        body = message_at(log, offset, confirm_offset).body
-        ended.update(int(each) for each in body.split(OP_SEPARATOR.encode()) if re.fullmatch(rb"[0-9]{1,18}", each))
+        ended.update(offsets_ended(message_at(log, offset, confirm_offset).body))
     lost = going[~np.isin(going, list(ended))]
     if len(lost):
         _logger.warning(
