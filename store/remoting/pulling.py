@@ -15,6 +15,7 @@ from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
 from store.broker.response_codes import ResponseCode
 from store.files.topics import Topics
+from store.format.layout import MAX_PROPERTIES_BYTES
 from store.publish.figures import HELD, Figure, Figures
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
@@ -29,9 +30,7 @@ _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
 _MAX_HOLD_SECONDS = 120.0
-_MAX_CONDITION = (
-    32_767  # characters, as many as all properties of a message may have; it is parsed in the loop's thread
-)
+_MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's thread
 
 
 class _Waits(NamedTuple):
