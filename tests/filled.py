@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from store import Message, MessageStore, StoreConfig
+from tests.waiting import until
 
 
 class Filled:
@@ -14,13 +16,15 @@ class Filled:
     def __init__(self, path: Path, topics: dict[str, int]) -> None:
         self.path = str(path)
         self.rows: list[tuple[str, int, int, bytes]] = []
+        self._put_at = 0  # ms
         config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
         self.store = MessageStore.open(path, config=config)
         for topic, queues in topics.items():
             self.store.create_topic(topic, queues)
 
     def put(self, topic: str, queue_id: int, count: int, size: int = 10) -> None:
-        """Put `count` messages with bodies of `size` bytes, tags A and B in turn, and one key each."""
+        """Put `count` messages with bodies of `size` bytes, tags A and B in turn, and one key each; they are stored at
+        another millisecond than those before."""
         first = self.store.max_offset(topic, queue_id)
         messages = [
             Message(
@@ -33,5 +37,7 @@ class Filled:
             )
             for offset in range(first, first + count)
         ]
+        until(lambda: int(time.time() * 1000) > self._put_at)
         results = self.store.put_many(messages)
+        self._put_at = int(time.time() * 1000)
         self.rows += [(topic, r.queue_id, r.queue_offset, m.body) for r, m in zip(results, messages, strict=True)]
