@@ -6,17 +6,24 @@ of a delay level that grows with the number of tries; or into %DLQ%group after t
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from store import AppendResult, MessageStore, StoredMessage, UnknownTopic
+from store import (
+    AppendResult,
+    CorruptRecord,
+    MessageStore,
+    OffsetLost,
+    OffsetNotYet,
+    StoredMessage,
+    UnknownTopic,
+)
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.arrays import texts
-from store.format.copies import Places
+from store.format.copies import Copies, Places
 from store.format.delayed import LEVELS, Waits, waiting_places
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
@@ -27,7 +34,7 @@ from store.format.layout import (
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
 )
-from store.format.stored_message import offset_msg_id
+from store.format.stored_message import decode_record, host_of, offset_msg_id
 from store.integers import integer
 
 _LEVEL_OF_FIRST = 3  # of a message that failed for the first time
@@ -51,8 +58,8 @@ def send_back(
     at once. max_reconsume_times: how often a message comes again before it goes there; default: the group's setting
     (`retryMaxTimes`), which is 16. The logger `store` names dead ones. Missing topics are made.
 
-    Raises `InvalidGroup`, `CorruptStore` for such a setting that is no number, `OffsetLost` where a message was deleted
-    meanwhile, and what `MessageStore.put` raises.
+    They may come from the store's archive, or be deleted meanwhile. Raises `InvalidGroup`, `CorruptStore` for such a
+    setting that is no number, and what `MessageStore.put` raises.
     """
     check_group_name(group)
     level, (most, retry_queues) = integer("level", level), ConsumerOffsets(store.path).retries(group)
@@ -65,7 +72,7 @@ def send_back(
         if some:
             queues = DEAD_LETTER_QUEUES if is_dead else retry_queues
             topic = _made(store, (DLQ_TOPIC_PREFIX if is_dead else RETRY_TOPIC_PREFIX) + group, queues)
-            copies = store.copies(np.array([message.physical_offset for message in some], np.int64))
+            copies = _copies(store, some)
             places = _places(some, topic, random.randrange(queues))
             append.add_copies(copies, _dead(places) if is_dead else _later(places, level))
     placed, back = append.publish(), np.argsort(order)
@@ -92,6 +99,30 @@ def _made(store: MessageStore, topic: str, queues: int) -> str:
     return topic
 
 
+def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> Copies:
+    """Of the store's own records of them; of what was read, where it has them elsewhere, or no longer."""
+    has = np.array([_has(store, message) for message in messages], np.bool_)
+    at = np.array([message.physical_offset for message in messages], np.int64)
+    try:
+        own = [store.copies(at[has])] if has.any() else []
+    except OffsetLost:  # just now, to retention
+        return Copies.of_messages(messages)
+    read = [Copies.of_messages([messages[row] for row in np.flatnonzero(~has).tolist()])] if not has.all() else []
+    return Copies.concatenate(own + read).take(np.argsort(np.argsort(~has, kind="stable")))
+
+
+def _has(store: MessageStore, message: StoredMessage) -> bool:
+    """Whether the store has the message at its place: in an archive it had another, where here another may stand."""
+    try:
+        record = store.record_at(message.physical_offset)
+        found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)
+    except (OffsetLost, OffsetNotYet, CorruptRecord):
+        return False
+    topics = found.topic, found.properties.get(PROPERTY_RETRY_TOPIC)  # consumers see it under the one that it is of
+    own, its = ((each.queue_id, each.queue_offset, each.body_crc) for each in (found, message))
+    return message.topic in topics and own == its
+
+
 def _places(messages: Sequence[StoredMessage], topic: str, queue_id: int) -> Places:
     properties = {
         PROPERTY_WAIT: texts(["false"] * len(messages)),
@@ -113,5 +144,4 @@ def _later(places: Places, level: int) -> Places:
 
 
 def _offset_id(message: StoredMessage) -> str:
-    host, _, port = message.store_host.rpartition(":")
-    return offset_msg_id(ipaddress.ip_address(host.strip("[]")).packed, int(port), message.physical_offset)
+    return offset_msg_id(*host_of(message.store_host), message.physical_offset)

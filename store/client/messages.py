@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from store.format.layout import (
     RETRY_TOPIC_PREFIX,
 )
 from store.format.property_columns import dicts
-from store.format.stored_message import StoredMessage, offset_msg_id
+from store.format.stored_message import StoredMessage, host_of, offset_msg_id
 from store.publish.figures import Floats
 
 # What is pulled. Tags, keys and ids come out of the properties when somebody asks: of one message alone, each of their
@@ -211,8 +210,7 @@ class FewColumns(Columns):
 
 
 def _offset_id(host: str, physical_offset: int) -> str:
-    ip, _, port = host.rpartition(":")
-    return offset_msg_id(ipaddress.ip_address(ip.strip("[]")).packed, int(port), physical_offset)
+    return offset_msg_id(*host_of(host), physical_offset)
 
 
 class _Field(Generic[_Value]):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from store.cached import cached_property
 from store.format import compute as pc
 from store.format.arrays import arrow, constant
+from store.format.crc import body_crc
 from store.format.entering import tags_codes
 from store.format.key_hashes import key_hashes
 from store.format.layout import (
@@ -30,10 +31,11 @@ from store.format.layout import (
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
 )
-from store.format.properties import properties_too_large
+from store.format.properties import encode_properties, properties_too_large
 from store.format.property_columns import PropertyColumns
 from store.format.record_view import RecordView
 from store.format.records import Encoding, Records, gather_rows, rows_as_binary
+from store.format.stored_message import StoredMessage, host_of
 from store.format.strings import lengths
 from store.format.tables import Topics, encode_property
 
@@ -88,6 +90,22 @@ class Copies:
         if records.have_property_crc.any():
             properties = PropertyColumns(properties).without([PROPERTY_CRC])
         return Copies(headers, records.stored_bodies, properties)
+
+    @staticmethod
+    def of_messages(messages: Sequence[StoredMessage]) -> Copies:
+        """What was read of them, where their records are elsewhere, or gone. Raises `MessageRefused`."""
+        headers = np.zeros(len(messages), _WIDEST)
+        headers["body_crc"] = [body_crc(each.body) for each in messages]
+        headers["body_length"] = [len(each.body) for each in messages]
+        headers["flag"] = [each.flag for each in messages]
+        headers["sys_flag"] = [each.sys_flag & ~SYS_STORE_HOST_V6 for each in messages]
+        headers["born_timestamp"] = [each.born_timestamp or 0 for each in messages]  # None for what is no time
+        headers["reconsume_times"] = [each.reconsume_times for each in messages]
+        for row, (ip, port) in enumerate(host_of(each.born_host) for each in messages):
+            headers["born_ip"][row, : len(ip)] = np.frombuffer(ip, np.uint8)
+            headers["born_port"][row] = port
+        parts = [each.body for each in messages], [encode_properties(each.properties) for each in messages]
+        return Copies(headers, *(pa.array(part, pa.binary()) for part in parts))
 
     @staticmethod
     def concatenate(parts: Sequence[Copies]) -> Copies:

@@ -214,3 +214,9 @@ def host_text(ip: bytes, port: int) -> str:
     """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
     address = ipaddress.ip_address(ip)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+def host_of(text: str) -> tuple[bytes, int]:
+    """Ip and port of what `host_text` gives."""
+    host, _, port = text.rpartition(":")
+    return ipaddress.ip_address(host.strip("[]")).packed, int(port)

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from store import InvalidGroup, Message, MessageStore, StoredMessage
+from store import InvalidGroup, Message, MessageStore, StoreConfig, StoredMessage
+from store.any_log import QueueRange
+from store.archive.log import ArchiveAddress
 from store.broker.retries import send_back
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUPS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.upkeep.verify import verify
+from tests.waiting import until
 
 RETRY, DEAD = "%RETRY%workers", "%DLQ%workers"
 
@@ -109,6 +112,45 @@ def test_a_groups_own_settings_count(store: MessageStore) -> None:
     assert len(messages(store, DEAD)) == 3
     send_back(store, "workers", failed, max_reconsume_times=5)
     assert store.topics()[RETRY] == 3
+
+
+def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> None:
+    """Its places are the archive's own: here others stand there, or nothing does."""
+    archive = str(tmp_path / "archive")
+    store.archive(archive)
+    with ArchiveAddress(archive).open() as log:
+        failed = [each for queue_id in (1, 0) for each in log.messages(QueueRange("orders", queue_id, 0, 3))]
+    there = {each.physical_offset for queue_id in (0, 1) for each in messages(store, "orders", queue_id)}
+    assert {each.physical_offset for each in failed} <= there
+    failed.append(failed[2]._replace(physical_offset=1 << 40, queue_offset=3))
+    failed[4:4] = messages(store, "orders")[1:2]  # which stands where it says
+    for level, topic, queue_id in ((2, SCHEDULE_TOPIC, 1), (-1, DEAD, 0)):
+        placed = send_back(store, "workers", failed, level=level)
+        came = messages(store, topic, queue_id)
+        assert placed.queue_offsets.tolist() == [each.queue_offset for each in came]
+        for was, now in zip(failed, came, strict=True):
+            for name in ("body", "body_crc", "tags", "keys", "flag", "sys_flag", "born_timestamp", "born_host"):
+                assert getattr(now, name) == getattr(was, name)
+            assert (now.reconsume_times, now.properties["RETRY_TOPIC"]) == (1, "orders")
+
+
+def test_what_retention_took_meanwhile(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "small", config=StoreConfig(mappedFileSizeCommitLog=1 << 16)) as store:
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", b"%d" % number + b"x" * 3000) for number in range(60)])
+        kept, gone = (store.get_message("workers", "orders", 0, at, 1).messages[0] for at in (59, 0))
+        assert store.clean(forced=True).log
+        send_back(store, "workers", [kept, gone], level=-1)
+        assert [each.body for each in messages(store, DEAD)] == [kept.body, gone.body]
+
+
+def test_the_record_that_stands_there_is_copied(store: MessageStore) -> None:
+    """As its producer compressed it, and so on; consumers see what comes again under its first topic."""
+    send_back(store, "workers", messages(store, "orders")[:1], level=1)
+    until(lambda: RETRY in store.topics() and bool(messages(store, RETRY)))
+    (again,) = messages(store, RETRY)
+    send_back(store, "workers", [again._replace(topic="orders", body=b"read")], level=-1)
+    assert [each.body for each in messages(store, DEAD)] == [again.body]
 
 
 def test_none_is_nothing(store: MessageStore) -> None:

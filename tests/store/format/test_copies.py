@@ -67,6 +67,22 @@ def test_all_is_kept_but_the_place(rows: list[Message], was_crc: bool, with_crc:
         assert copy == was._replace(**moved, physical_offset=copy.physical_offset, msg_id=copy.msg_id)
 
 
+@settings(deadline=None)
+@given(st.lists(messages(), min_size=1, max_size=6))
+def test_what_was_read_is_as_good_as_the_records(rows: list[Message]) -> None:
+    """Whoever was born on IPv6, too; bodies are as they were read."""
+    content, physical, sizes = in_a_log([replace(row, topic="waiting", queue_id=3) for row in rows], 0)
+    records = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
+    records += [V1_BORN_V6, PROPERTY_CRC]
+    read = [decode_record(record, "there") for record in records]
+    places, offsets = Places("orders", np.zeros(len(records), np.int64)), list(range(len(records)))
+    again, expected = (
+        stored(list(copies.records(places, ENCODING)), offsets)
+        for copies in (Copies.of_messages(read), copies_of(*records))
+    )
+    assert again == expected
+
+
 def test_what_is_filed_is_that_of_the_message() -> None:
     """Tags codes and keys, under the new topic: as if it had been put there."""
     row = Message("orders", b"", "paid", ("a", "b"), {"UNIQ_KEY": "U"})
