@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from store import Message, MessageStore, StoreConfig
-from tests.waiting import until
+from tests.waiting import another_millisecond
 
 
 class Filled:
@@ -16,7 +15,6 @@ class Filled:
     def __init__(self, path: Path, topics: dict[str, int]) -> None:
         self.path = str(path)
         self.rows: list[tuple[str, int, int, bytes]] = []
-        self._put_at = 0  # ms
         config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
         self.store = MessageStore.open(path, config=config)
         for topic, queues in topics.items():
@@ -37,7 +35,6 @@ class Filled:
             )
             for offset in range(first, first + count)
         ]
-        until(lambda: int(time.time() * 1000) > self._put_at)
+        another_millisecond()
         results = self.store.put_many(messages)
-        self._put_at = int(time.time() * 1000)
         self.rows += [(topic, r.queue_id, r.queue_offset, m.body) for r, m in zip(results, messages, strict=True)]

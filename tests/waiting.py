@@ -17,3 +17,10 @@ def until(condition: Callable[[], bool], every: float = 0.001) -> float:
         assert taken < PATIENCE, "it did not come about"
         time.sleep(max(every, min(taken / 20, 0.1)))
     return time.monotonic() - begin
+
+
+def another_millisecond() -> int:
+    """Wait until what is put has a later store time than all that was put before. Returns that time, ms since 1970."""
+    before = int(time.time() * 1000)
+    until(lambda: int(time.time() * 1000) > before)
+    return int(time.time() * 1000)

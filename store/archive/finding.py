@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from heapq import heappop, heappush
 
 import numpy as np
 import pyarrow as pa
@@ -109,17 +110,35 @@ class Finding:
         return ordered[-most:]
 
     def _messages(self, there: Mapping[Queue, FlatQueue], key: str, begin: int, end: int) -> Iterator[StoredMessage]:
-        """Those that the index names, newest first as far as it can tell."""
+        """Those that the index names, newest first. It knows their time to the second only: so the next one of each
+        queue is read that may be the newest."""
         topic = next(iter(there)).topic if there else ""
         found = list(self._of_topic(topic, [key_hash(topic, key)], begin))
         items = np.concatenate([_NO_ITEMS, *(each for each, _ in found)])
         times = np.concatenate([_NO_OFFSETS, *(each for _, each in found)])
-        order = np.argsort(-times, kind="stable")
-        for row in order[(times[order] <= end) & (times[order] + _MS > begin)].tolist():
-            it = there.get(Queue(topic, int(items[row]["queue_id"])))
-            at = int(items[row]["physical_offset"])
-            if it is not None and it.begin <= at:
-                yield decode_record(it.log.read(at, int(items[row]["size"])), f"{it.queue}, archived at {at}")
+        is_in_time = (times <= end) & (times + _MS > begin)
+        left: dict[Queue, list[int]] = {}  # rows, in the order of the queue
+        heads: list[tuple[int, int, Queue, StoredMessage | None]] = []  # of each queue the next; None: not read yet
+
+        def step(queue: Queue) -> None:
+            if left[queue]:
+                heappush(heads, (-int(times[left[queue][-1]]) - _MS, -queue.queue_id, queue, None))
+
+        for queue, it in there.items():
+            rows = np.flatnonzero(is_in_time & (items["queue_id"] == queue.queue_id))
+            rows = rows[items["physical_offset"][rows] >= it.begin]
+            left[queue] = rows[np.argsort(items["physical_offset"][rows])].tolist()
+            step(queue)
+        while heads:
+            _, _, queue, message = heappop(heads)
+            if message is not None:
+                yield message
+                step(queue)
+                continue
+            item, log = items[left[queue].pop()], there[queue].log
+            at, size = int(item["physical_offset"]), int(item["size"])
+            message = decode_record(log.read(at, size), f"{queue}, archived at {at}")
+            heappush(heads, (-message.store_timestamp, -queue.queue_id, queue, message))
 
 
 def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from store.read.filters import EVERYTHING
 from store.restoring import UNFINISHED, restore
 from store.upkeep.verify import verify
 from tests.filled import Filled
+from tests.waiting import another_millisecond
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
 COLUMNS = ("queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
@@ -89,16 +89,10 @@ def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None
 
 
 def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> None:
-    def between() -> int:
-        time.sleep(0.01)
-        now = int(time.time() * 1000)
-        time.sleep(0.01)
-        return now
-
-    begin = between()
+    begin = another_millisecond()
     filled.put("orders", 0, 50)
     filled.store.create_topic("later", 1)
-    end = between()
+    end = another_millisecond()
     filled.put("orders", 0, 20)
     filled.put("later", 0, 5)
     filled.store.archive(str(tmp_path / "archive"))
