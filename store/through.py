@@ -181,12 +181,15 @@ class ThroughLog(LocalLog):
             or local.min_offset > archived.max_offset
             or time.monotonic() > self._looked + _LOOK_SECONDS
         ):
-            self._archived = self._archive.bounds({queue for each in self._archive.topics().values() for queue in each})
-            self._looked = time.monotonic()
+            self._look()
             archived = self._archived.get(queue)
         if archived is None or not archived.min_offset < local.min_offset <= archived.max_offset:
             return local.min_offset
         return archived.min_offset if self._is_known(queue) else local.min_offset
+
+    def _look(self) -> None:
+        self._archived = self._archive.bounds({queue for each in self._archive.topics().values() for queue in each})
+        self._looked = time.monotonic()
 
     def _is_known(self, queue: Queue) -> bool:
         """Whether the archive has older messages of the queue. Raises `ArchiveOfAnother`."""

@@ -30,8 +30,10 @@ from store.archive.finding import Finding
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import PolledHeld
 from store.archive.kin import Kin
+from store.archive.names import named
 from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place
+from store.archive.records import Records, records_of
 from store.errors import CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
@@ -225,11 +227,11 @@ class ArchiveLog:
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         check_columns(spec.columns)
-        return _scan(self._holding(wanted), wanted, spec)
+        return _scan(self._holding(self._catalog(), wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[Checked]:
         """The records of a range, as `checked_blocks` has them. Raises as `scan`."""
-        it = self._holding(wanted)
+        it = self._holding(self._catalog(), wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
@@ -239,6 +241,30 @@ class ArchiveLog:
         for checked in self.checked(wanted, BATCH_BYTES):
             for message in stored_messages(checked.block):
                 yield inflated(message, self._where(wanted.queue), _MAX_BODY_BYTES)
+
+    def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> Records:
+        """The first records of a range that match, at most `most` and `max_bytes`, the first always; as clients of a
+        server get them, see `archive.names`. Raises as `scan`."""
+
+        def first(catalog: Catalog) -> Records:
+            it = self._holding(catalog, wanted)
+            number = catalog.topics[wanted.topic]
+            return records_of(it, number, wanted.start, wanted.end, message_filter, most, max_bytes)
+
+        return self._steady(first)
+
+    def named(self, physical_offset: int) -> QueueRange:
+        """The one message that a client of a server names so, see `archive.names`. Raises `OffsetLost`."""
+        what = named(physical_offset)
+        topics = {number: topic for topic, number in self._catalog().topics.items()}
+        if what is None or what.topic_number not in topics:
+            why = "it has too large a number" if what is None else "its topic is not archived any more"
+            raise OffsetLost(
+                f"{self._place.url}: the message that clients know as commit log offset {physical_offset} cannot be "
+                f"told by that: {why}; ask for it by topic, queue and offset"
+            )
+        queue_offset = what.queue_offset
+        return QueueRange(topics[what.topic_number], what.queue_id, queue_offset, queue_offset + 1)
 
     def wait(self, seen: Positions, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -286,8 +312,8 @@ class ArchiveLog:
     def _where(self, queue: Queue) -> str:
         return f"{self._place.url}: topic {queue.topic!r}, queue {queue.queue_id}"
 
-    def _holding(self, wanted: QueueRange) -> FlatQueue:
-        it = self._flat(self._catalog(), wanted.queue)
+    def _holding(self, catalog: Catalog, wanted: QueueRange) -> FlatQueue:
+        it = self._flat(catalog, wanted.queue)
         where = self._where(wanted.queue)
         if it is None:
             raise UnknownTopic(f"{where}: not archived")

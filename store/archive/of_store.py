@@ -70,6 +70,11 @@ class StoreArchive:
             known = ", ".join(counts) or "none"
             raise UnknownTopic(f"{self._root}: no topic {', '.join(missing)} to archive (there are: {known})")
 
+    @property
+    def name(self) -> str:
+        """Which one it is, among all; "" for none."""
+        return f"{self.url}/{self._broker}" if self.url else ""
+
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
         """With another URL, or other topics, where they are given."""
         url, names = self.url if url is None else url, self._names if names is None else names

@@ -89,23 +89,28 @@ class PullMessageProcessor:
         return self.answer(request)
 
     def answer(self, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-        """Answer at once, from what is there; as_records: as `get_message` takes it. Raises as that, too."""
-        try:
-            got = self._store.get_message(
-                request.group,
-                request.topic,
-                request.queue_id,
-                request.offset,
-                request.max_messages,
-                request.message_filter,
-                as_records=as_records,
-            )
-            if got.status is GetStatus.NO_MESSAGE_IN_QUEUE:
-                self._store.max_offset(request.topic, request.queue_id)  # or there is no such topic
-        except UnknownQueue as error:
-            return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
-        except UnknownTopic as error:
-            return PullResponse(ResponseCode.TOPIC_NOT_EXIST, str(error), request.offset)
-        code = response_code(got.status, request.offset)
-        bounds = got.next_begin_offset, got.min_offset, got.max_offset
-        return PullResponse(code, got.status.name, *bounds, got.messages, got.records)
+        """See `answer`."""
+        return answer(self._store, request, as_records=as_records)
+
+
+def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:
+    """Answer at once, from what is there; as_records: as `get_message` takes it. Raises as that, too."""
+    try:
+        got = store.get_message(
+            request.group,
+            request.topic,
+            request.queue_id,
+            request.offset,
+            request.max_messages,
+            request.message_filter,
+            as_records=as_records,
+        )
+        if got.status is GetStatus.NO_MESSAGE_IN_QUEUE:
+            store.max_offset(request.topic, request.queue_id)  # or there is no such topic
+    except UnknownQueue as error:
+        return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
+    except UnknownTopic as error:
+        return PullResponse(ResponseCode.TOPIC_NOT_EXIST, str(error), request.offset)
+    code = response_code(got.status, request.offset)
+    bounds = got.next_begin_offset, got.min_offset, got.max_offset
+    return PullResponse(code, got.status.name, *bounds, got.messages, got.records)

@@ -203,6 +203,10 @@ class Block:
         """The records back to back, uint8, as they stand in another log from offset `to` on."""
         return self._records.moved(to)
 
+    def naming(self, physical_offsets: Ints) -> Bytes:
+        """The records back to back, uint8, each with another log offset, shape (n,)."""
+        return self._records.naming(physical_offsets)
+
     # --- columns ---------------------------------------------------------------------------------------
 
     @cached_property

@@ -162,12 +162,16 @@ class RecordView:
         return self.slices(self.properties_starts, self.properties_lengths)
 
     def moved(self, to: int) -> Bytes:
-        """The records back to back, uint8, as they stand in another log from offset `to` on: with the offset that they
-        have there, and a CRC that fits. All must be sound, their topics expected or measured."""
+        """The records back to back, uint8, as they stand in another log from offset `to` on."""
+        return self.naming(to + np.cumsum(self.sizes) - self.sizes)
+
+    def naming(self, physical_offsets: Ints) -> Bytes:
+        """The records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits. All must be
+        sound, their topics expected or measured."""
         data, bounds = flat(self.slices(self.positions, self.sizes))
         data = data.copy()
         starts, ends = bounds[:-1], bounds[1:]
-        offsets = (to + starts).astype(RECORD_HEADER["physical_offset"])
+        offsets = physical_offsets.astype(RECORD_HEADER["physical_offset"])
         places = (starts + field_offset(RECORD_HEADER, "physical_offset"))[:, None] + np.arange(offsets.itemsize)
         data[places] = offsets.view(np.uint8).reshape(places.shape)
         if (whole := self.have_property_crc).any():

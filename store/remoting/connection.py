@@ -58,6 +58,11 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.writelines((head, *pieces))
 
+    @property
+    def is_stuck_writing(self) -> bool:
+        """Whether the other end does not read."""
+        return self._is_stuck_writing
+
     def send_soon(self, command: Command) -> None:
         """`send`, from any thread."""
         with suppress(RuntimeError):  # the loop is over, and the connection with it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from store import MessageStore, RequestRefused
@@ -15,7 +15,8 @@ from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command, parse_object
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import DeleteGroup, GroupSettings, ResetOffset
-from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.older import Older
+from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.topics import message_queue, table_of_queues
 
 _TO_THE_END = -1
@@ -26,8 +27,11 @@ _NUMBERS, _SWITCHES = ("retryMaxTimes", "retryQueueNums"), ("consumeEnable", "co
 class ServedGroups:
     """What groups are, not who is in them."""
 
-    def __init__(self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets) -> None:
+    def __init__(
+        self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets, older: Older
+    ) -> None:
         self._store = store
+        self._older = older
         self._broker = broker
         self._clients = clients
         self._offsets = offsets
@@ -71,7 +75,7 @@ class ServedGroups:
         self._group(header.group_name).delete(with_offsets=header.clean_offset)
         return Response()
 
-    def _reset(self, request: Request) -> Response:
+    def _reset(self, request: Request) -> Answer:
         """Set offsets, and tell the group's consumers, who would go on where they are."""
         header = ResetOffset.of(request.command.fields)
         queues = self._store.topics().get(header.topic, 0)
@@ -81,7 +85,11 @@ class ServedGroups:
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
             )
         asked = range(queues) if header.queue_id < 0 else [header.queue_id]
-        positions = {queue: self._begin(header, queue) for queue in (Queue(header.topic, id) for id in asked)}
+        of_topic = [Queue(header.topic, id) for id in asked]
+        return self._older.answer(request, of_topic, lambda: self._set(header, of_topic))
+
+    def _set(self, header: ResetOffset, queues: Sequence[Queue]) -> Response:
+        positions = {queue: self._begin(header, queue) for queue in queues}
         self._offsets.persist()
         self._group(header.group).reset(positions)
         for queue in positions:  # first: what clients say from now on counts
@@ -99,7 +107,7 @@ class ServedGroups:
         if header.timestamp == _TO_THE_END:
             found = self._store.max_offset(*queue)
         else:
-            found = self._store.offset_by_time(*queue, header.timestamp)
+            found = self._older.offset_by_time(queue, header.timestamp)
         current = self._offsets.committed(header.group, queue)
         return found if header.is_force or current is None else min(found, current)
 

@@ -11,15 +11,17 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
-from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.older import Older
+from store.remoting.request import Answer, Handler, Request, Response, of_json
 
 
 class Offsets:
     """Translates what is asked of queues to the store, of groups to their offsets."""
 
-    def __init__(self, store: MessageStore, groups: ServedOffsets) -> None:
+    def __init__(self, store: MessageStore, groups: ServedOffsets, older: Older) -> None:
         self._store = store
         self._groups = groups
+        self._older = older
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -57,19 +59,29 @@ class Offsets:
         header = TopicQueue.of(request.command.fields)
         return Response(header=Offset(self._store.max_offset(header.topic, header.queue_id)))
 
-    def _min(self, request: Request) -> Response:
+    def _min(self, request: Request) -> Answer:
         header = TopicQueue.of(request.command.fields)
-        return Response(header=Offset(self._store.min_offset(header.topic, header.queue_id)))
+        queue = Queue(header.topic, header.queue_id)
+        return self._older.answer(request, [queue], lambda: Response(header=Offset(self._older.bounds(queue)[0])))
 
-    def _search(self, request: Request) -> Response:
+    def _search(self, request: Request) -> Answer:
         header = SearchOffset.of(request.command.fields)
         boundary = Boundary.UPPER if (header.boundary_type or "").lower() == "upper" else Boundary.LOWER
-        found = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, boundary)
-        return Response(header=Offset(found))
+        queue = Queue(header.topic, header.queue_id)
 
-    def _earliest(self, request: Request) -> Response:
+        def search() -> Response:
+            return Response(header=Offset(self._older.offset_by_time(queue, header.timestamp, boundary)))
+
+        return self._older.answer(request, [queue], search)
+
+    def _earliest(self, request: Request) -> Answer:
         """The store time of a queue's oldest message; -1 without one, as RocketMQ answers."""
         header = TopicQueue.of(request.command.fields)
-        minimum, maximum = self._store.offsets(header.topic, header.queue_id)
-        found = self._store.fingerprint(header.topic, header.queue_id, minimum) if minimum < maximum else None
-        return Response(header=Timestamp(-1 if found is None else found.store_timestamp))
+        queue = Queue(header.topic, header.queue_id)
+
+        def earliest() -> Response:
+            minimum, maximum = self._older.bounds(queue)
+            found = self._older.stored_at(queue, minimum) if minimum < maximum else None
+            return Response(header=Timestamp(-1 if found is None else found))
+
+        return self._older.answer(request, [queue], earliest)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
-from store import MessageStore, RequestRefused
+from store import ArchiveError, MessageStore, RequestRefused
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
@@ -14,15 +15,19 @@ from store.remoting.clients import Clients, Consumer, Producer
 from store.remoting.codes import Language, RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import ConsumeStats, Group, ProducerGroup, Topic
-from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.older import Older
+from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.topics import message_queue, queue_table, table_of_queues
 
 
 class Progress:
     """Puts together what the store, the groups' offsets and the connected clients say."""
 
-    def __init__(self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets) -> None:
+    def __init__(
+        self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets, older: Older
+    ) -> None:
         self._store = store
+        self._older = older
         self._broker = broker
         self._clients = clients
         self._offsets = offsets
@@ -38,20 +43,29 @@ class Progress:
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self._producers,
         }
 
-    def _stats(self, request: Request) -> Response:
+    def _stats(self, request: Request) -> Answer:
         header = ConsumeStats.of(request.command.fields)
         self._offsets.persist()
-        topics = self._topics(header.consumer_group)
-        return queue_table(
-            (message_queue(self._broker, topic, id), self._progress(header.consumer_group, Queue(topic, id)))
-            for topic, queues in topics.items()
-            for id in range(queues)
+        group = header.consumer_group
+        queues = [
+            Queue(topic, id)
+            for topic, count in self._topics(group).items()
+            for id in range(count)
             if header.topic in (None, "", topic)
-        )
+        ]
 
-    def _all_stats(self, request: Request) -> Response:
+        def stats() -> Response:
+            return queue_table((message_queue(self._broker, *queue), self._progress(group, queue)) for queue in queues)
+
+        return self._older.answer(request, queues, stats)
+
+    def _all_stats(self, request: Request) -> Answer:
         """Of every group and topic."""
         self._offsets.persist()
+        queues = [Queue(topic, id) for topic, count in self._store.topics().items() for id in range(count)]
+        return self._older.answer(request, queues, lambda: self._of_all(request))
+
+    def _of_all(self, request: Request) -> Response:
         of_groups, behind = [], 0
         for group in self._groups.names():
             tables = []
@@ -84,8 +98,9 @@ class Progress:
         """RocketMQ's OffsetWrapper; offsets below 0 are none."""
         offset = self._offsets.committed(group, queue)
         end = self._store.max_offset(*queue)
-        last = self._store.fingerprint(*queue, offset - 1) if offset is not None and 0 < offset <= end else None
-        time = 0 if last is None else last.store_timestamp
+        time = 0
+        with suppress(ArchiveError):  # which is logged elsewhere: how far a group is does not hang on it
+            time = (self._older.stored_at(queue, offset - 1) if offset and offset <= end else None) or 0
         offset = -1 if offset is None else offset
         return {"brokerOffset": end, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": time}
 

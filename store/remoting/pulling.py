@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from store import FilterError, MessageStore, RequestRefused, TagFilter, message_filter
+from store import FilterError, GetStatus, MessageStore, RequestRefused, TagFilter, message_filter
 from store.any_group import EVERYTHING
 from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
@@ -23,6 +23,7 @@ from store.remoting.connection import Connection
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import Pulled, PullMessage
 from store.remoting.loop import LoopThread, settle
+from store.remoting.older import Older
 from store.remoting.permissions import Permissions
 from store.remoting.request import Answer, Handler, Request, Response
 
@@ -63,6 +64,7 @@ class Pulling:
         thread: LoopThread,
         permissions: Permissions,
         figures: Figures,
+        older: Older,
         *,
         max_held: int,
     ) -> None:
@@ -74,6 +76,7 @@ class Pulling:
         self._thread = thread
         self._permissions = permissions
         self._figures = figures
+        self._older = older
         self._max_held = max_held
         self._topics = Topics(Path(store.path))
         self._held: dict[Connection, dict[HeldRequest, _Waits]] = {}
@@ -113,9 +116,11 @@ class Pulling:
             min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS),
         )
         told = self._told.setdefault(request.connection, {})
+        commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
         born, response = self._now(pull, told)
-        if header.sys_flag & _COMMIT and header.commit_offset > 0 and response.code in _OF_A_QUEUE:
-            self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), header.commit_offset)
+        if _is_before(response):
+            return self._from_before(request.connection, pull, born, told, commit_offset)
+        self._commit(pull, response, commit_offset)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
         if self._count >= self._max_held:
@@ -132,15 +137,19 @@ class Pulling:
 
     def _until_arrival(
         self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue
-    ) -> Future[Response]:
-        answered: Future[Response] = Future()
+    ) -> Future[Answer]:
+        answered: Future[Answer] = Future()
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
             """A request is held once: what is there now is the answer."""
             if (waits := held_by.pop(held, None)) is not None:
                 self._forget(waits)
-            settle(answered, lambda: _answer(self._now(pull, told)[1]))
+            settle(answered, there)
+
+        def there() -> Answer:
+            born, response = self._now(pull, told)
+            return self._from_before(connection, pull, born, told) if _is_before(response) else _answer(response)
 
         held = self._hold.hold(
             pull.topic,
@@ -156,17 +165,40 @@ class Pulling:
         self._count += 1
         return answered
 
+    def _from_before(
+        self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue, commit_offset: int = 0
+    ) -> Future[Response]:
+        """The answer from before what the store has."""
+        answered: Future[Response] = Future()
+
+        def answer(done: Future[PullResponse]) -> Response:
+            response = self._noted(pull, told, born, done.result())
+            self._commit(pull, response, commit_offset)
+            return _answer(response)
+
+        asked = self._older.pulled(connection, pull)
+        asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: answer(done)))
+        return answered
+
+    def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
+        """What a pull says beside of how far its group has come; 0: nothing."""
+        if offset > 0 and response.code in _OF_A_QUEUE:
+            self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)
+
     def _now(self, pull: PullRequest, told: _ByQueue) -> tuple[int | None, PullResponse]:
         """Where the topic was born, and the answer from what is there."""
         born = self._topics.born(pull.topic)  # first: what is answered is of this one, or of one that is newer
-        response = self._processor.answer(pull, as_records=True)
+        return born, self._noted(pull, told, born, self._processor.answer(pull, as_records=True))
+
+    def _noted(self, pull: PullRequest, told: _ByQueue, born: int | None, response: PullResponse) -> PullResponse:
+        """The answer, which is kept in mind; or another one, to who read another topic of that name."""
         if response.code in (*_OF_A_QUEUE, ResponseCode.PULL_OFFSET_MOVED):
             name = pull.group, Queue(pull.topic, pull.queue_id)
             before = told.get(name)
             if before is not None and before.born != born and pull.offset in before.offsets and pull.offset > 0:
                 response = self._anew(pull, response)
             told[name] = _Told(born, (pull.offset, response.next_begin_offset))
-        return born, response
+        return response
 
     def _anew(self, pull: PullRequest, response: PullResponse) -> PullResponse:
         """To who read a topic that was deleted, and goes on in another of its name: begin there, your offset means
@@ -184,6 +216,11 @@ class Pulling:
         """One is held no longer."""
         waits.figure.change(-1)
         self._count -= 1
+
+
+def _is_before(response: PullResponse) -> bool:
+    """Whether what is asked for is older than what the store has."""
+    return response.remark == GetStatus.OFFSET_TOO_SMALL.name
 
 
 @lru_cache(maxsize=1024)

@@ -51,7 +51,7 @@ class Response:
 
 
 Handler = Callable[[Request], Any]  # of a Response, or of a Future of one where it may take a while
-Answer = Response | Future[Response]
+Answer = Response | Future[Any]  # of a Response, or of another such Future
 
 _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
     ((UnknownQueue, InvalidArgument, InvalidGroup, InvalidTopic, InvalidMessageId), ResponseCode.INVALID_PARAMETER),

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from store import MessageStore
+from store import InvalidMessageId, MessageStore, RequestRefused, StoredMessage
+from store.broker.response_codes import ResponseCode
 from store.broker.retries import send_back
 from store.files.consumer_offsets import check_group_name
-from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.layout import PROPERTY_UNIQ_KEY, RETRY_TOPIC_PREFIX
 from store.format.stored_message import decode_record
 from store.local_group import LocalGroup
+from store.read.query import offset_of_id
 from store.remoting.codes import RequestCode
 from store.remoting.headers import SendBack
-from store.remoting.request import Handler, Request, Response
+from store.remoting.older import Older
+from store.remoting.request import Answer, Handler, Request, Response
 
 
 class Retries:
     """What a group needs for messages to come again."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, older: Older) -> None:
         self._store = store
+        self._older = older
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -33,9 +38,30 @@ class Retries:
             LocalGroup(self._store.path, group).create()
             self._store.create_topic(topic, 1)
 
-    def _send_back(self, request: Request) -> Response:
+    def _send_back(self, request: Request) -> Answer:
         header = SendBack.of(request.command.fields)
-        message = decode_record(self._store.record_at(header.offset), f"commit log offset {header.offset}")
+        return self._older.answer_of(request, header.offset, lambda: self._sent_back(header))
+
+    def _sent_back(self, header: SendBack) -> Response:
+        message = decode_record(self._older.record(header.offset), f"commit log offset {header.offset}")
+        _must_be_meant(message, header)
         most = header.max_reconsume_times
         send_back(self._store, header.group, [message], level=header.delay_level, max_reconsume_times=most)
         return Response()
+
+
+def _must_be_meant(message: StoredMessage, header: SendBack) -> None:
+    """Raises `RequestRefused` where a client says by its producer's id that it means another message; it sends that one
+    back as a new one then."""
+    own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
+    if own and meant and meant != own and not _is_of_place(meant, header.offset):
+        raise RequestRefused(
+            ResponseCode.QUERY_NOT_FOUND,
+            f"at commit log offset {header.offset} stands message {own}, and not {meant}, which is to be sent back",
+        )
+
+
+def _is_of_place(msg_id: str, physical_offset: int) -> bool:
+    with suppress(InvalidMessageId):
+        return offset_of_id(msg_id) == physical_offset
+    return False

@@ -198,6 +198,9 @@ class Server(Opened):
                 request.connection.pause()
 
     def _end(self, request: Request, done: Future[Response]) -> None:
+        if done.exception() is None and isinstance(later := done.result(), Future):
+            later.add_done_callback(lambda done: self._thread.call(self._end, request, done))
+            return
         under_way = self._under_way.get(request.connection)
         if under_way is None:  # the client is gone
             return

@@ -22,9 +22,11 @@ from store.remoting.locks import Locks
 from store.remoting.loop import LoopThread
 from store.remoting.neighbours import Neighbours
 from store.remoting.offsets import Offsets
+from store.remoting.older import Older
 from store.remoting.permissions import Permissions
 from store.remoting.progress import Progress
 from store.remoting.pulling import Pulling
+from store.remoting.reads import Reads
 from store.remoting.retries import Retries
 from store.remoting.routes import Routes
 from store.remoting.sending import Sending
@@ -65,14 +67,16 @@ class Serving:
         self._appending = Appending(store)
         self._thread = LoopThread("mq-server")
         self._offsets = offsets = ServedOffsets(store)
-        retries = Retries(store)
+        self._reads = reads = Reads()
+        older = Older(store, reads)
+        retries = Retries(store, older)
         self._neighbours = Neighbours(store)
         clients = Clients(retries.prepare, self._neighbours.admit, self._neighbours.changed)
         locks = Locks()
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
         self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
-        reading = clients, offsets, self._thread, Permissions(store, clients), figures
+        reading = clients, offsets, self._thread, Permissions(store, clients), figures, older
         pulling = Pulling(store, self._hold, *reading, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
         others = (
@@ -80,15 +84,16 @@ class Serving:
             clients,
             locks,
             retries,
-            Offsets(store, offsets),
-            ServedTopics(store, broker, offsets),
-            Progress(store, broker, clients, offsets),
-            ServedGroups(store, broker, clients, offsets),
+            Offsets(store, offsets, older),
+            ServedTopics(store, broker, offsets, older),
+            Progress(store, broker, clients, offsets, older),
+            ServedGroups(store, broker, clients, offsets, older),
             Status(store, broker, cluster),
         )
 
         def lost(connection: Connection) -> None:
             pulling.lost(connection)
+            reads.lost(connection)
             clients.lost(connection)
             locks.lost(connection)
 
@@ -110,6 +115,7 @@ class Serving:
             self._thread.submit(_every(_TELL_SECONDS, figures.write)),
             self._thread.submit(_every(_TELL_SECONDS, self._neighbours.tell)),
             self._thread.submit(_every(_LOOK_SECONDS, lambda: self._thread.call(pulling.look))),
+            self._thread.submit(_every(_LOOK_SECONDS, reads.look)),
             self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
         ]
 
@@ -141,6 +147,7 @@ class Serving:
 
     def _stop_waiting(self) -> None:
         self._hold.stop()
+        self._reads.stop()
         self._appending.stop()
         self._transactions.stop()
 

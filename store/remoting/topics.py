@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from store import MessageStore, RequestRefused
+from store import MessageStore, RequestRefused, StoredMessage
+from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.broker.response_codes import ResponseCode
+from store.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC
+from store.format.stored_message import decode_record
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
-from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.older import Older
+from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.routes import READ_WRITE
 
 _MOST_FOUND = 64  # maxMsgsNumBatch
@@ -20,10 +24,11 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 class ServedTopics:
     """Makes topics and deletes them, says what is in them, and finds single messages."""
 
-    def __init__(self, store: MessageStore, broker: str, offsets: ServedOffsets) -> None:
+    def __init__(self, store: MessageStore, broker: str, offsets: ServedOffsets, older: Older) -> None:
         self._store = store
         self._broker = broker
         self._offsets_of_groups = offsets
+        self._older = older
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -76,27 +81,56 @@ class ServedTopics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         return topic, queues
 
-    def _stats(self, request: Request) -> Response:
-        topic, queues = self._known(request)
-        return queue_table((message_queue(self._broker, topic, id), self._offsets(topic, id)) for id in range(queues))
+    def _stats(self, request: Request) -> Answer:
+        topic, count = self._known(request)
+        queues = [Queue(topic, queue_id) for queue_id in range(count)]
 
-    def _offsets(self, topic: str, queue_id: int) -> dict[str, int]:
-        minimum, maximum = self._store.offsets(topic, queue_id)
-        last = self._store.fingerprint(topic, queue_id, maximum - 1) if minimum < maximum else None
-        time = 0 if last is None else last.store_timestamp
-        return {"lastUpdateTimestamp": time, "maxOffset": maximum, "minOffset": minimum}
+        def stats() -> Response:
+            return queue_table((message_queue(self._broker, *queue), self._offsets(queue)) for queue in queues)
 
-    def _view(self, request: Request) -> Response:
-        return Response(body=(self._store.record_at(ViewMessage.of(request.command.fields).offset),))
+        return self._older.answer(request, queues, stats)
 
-    def _query(self, request: Request) -> Response:
+    def _offsets(self, queue: Queue) -> dict[str, int]:
+        minimum, maximum = self._older.bounds(queue)
+        last = self._older.stored_at(queue, maximum - 1) if minimum < maximum else None
+        return {"lastUpdateTimestamp": last or 0, "maxOffset": maximum, "minOffset": minimum}
+
+    def _view(self, request: Request) -> Answer:
+        header = ViewMessage.of(request.command.fields)
+
+        def view() -> Response:
+            record = self._older.record(header.offset)
+            message = decode_record(record, f"commit log offset {header.offset}", check_crc=False)
+            must_be_of(message, header.topic)
+            return Response(body=(record,))
+
+        return self._older.answer_of(request, header.offset, view)
+
+    def _query(self, request: Request) -> Answer:
         header = QueryMessage.of(request.command.fields)
         most = max(1, min(header.max_num, _MOST_FOUND))
-        found = self._store.query(header.topic, header.key, most, header.begin_timestamp, header.end_timestamp)
-        if not found:
-            raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
-        last = Found(found[-1].store_timestamp, found[-1].physical_offset)
-        return Response(header=last, body=[self._store.record_at(each.physical_offset) for each in found])
+
+        def query() -> Response:
+            found = self._store.query(header.topic, header.key, most, header.begin_timestamp, header.end_timestamp)
+            if not found:
+                raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+            last = Found(found[-1].store_timestamp, found[-1].physical_offset)
+            return Response(header=last, body=self._older.records(found))
+
+        queues = [Queue(header.topic, queue_id) for queue_id in range(self._store.topics().get(header.topic, 0))]
+        return self._older.answer(request, queues, query)
+
+
+def must_be_of(message: StoredMessage, topic: str | None) -> None:
+    """Raises `RequestRefused` for a message of another topic than a client names beside its place: as the id of a
+    message in an archive, or in a store from before it was restored, means another place."""
+    own = {message.topic, *(message.properties.get(name) for name in (PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC))}
+    if topic and not any(each and each.endswith(topic) for each in own):  # it may be without its namespace
+        raise RequestRefused(
+            ResponseCode.QUERY_NOT_FOUND,
+            f"at commit log offset {message.physical_offset} stands a message of topic {message.topic}, and not of "
+            f"{topic}: an id names another message there than here; look for it by topic, queue and offset",
+        )
 
 
 def message_queue(broker: str, topic: str, queue_id: int) -> dict[str, object]:

@@ -130,8 +130,7 @@ class Directory:
 
         Call under the store lock.
         """
-        own = self._own_settings()
-        missing = [name for name in SIZES if name not in own]
+        missing = [name for name in SIZES if name not in self._own_settings()]
         if missing:
             make_directory(self._conf.parent)
             text = self._own_text()

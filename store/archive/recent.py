@@ -1,0 +1,125 @@
+"""An archive that is asked a little at a time, and often: what was read just now is not read again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import numpy as np
+
+from store.archive.catalog import Catalog
+from store.archive.objects import Objects, joined
+from store.archive.place import Place
+from store.format.strings import Bytes
+
+_LOOK_SECONDS = 1.0
+_BLOCK_BYTES = 1 << 20  # a request
+_BLOCKS = 64  # that are kept
+
+
+class RecentPlace(Place):
+    """Looks at the metadata once a second, and when it is told to. Any thread may ask."""
+
+    def __init__(self, place: Place) -> None:
+        self._blocks = RecentObjects(place.objects) if place.objects.ahead else None
+        super().__init__(place.url, self._blocks or place.objects, place.folder, place.metadata)
+        self._lock = threading.Lock()
+        self._until = 0.0  # time.monotonic()
+        self._asked: Future[Catalog | None] | None = None
+
+    def load(self) -> Catalog | None:
+        """Whoever asks while it is on its way waits for it."""
+        with self._lock:
+            if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
+                mine = None
+            else:
+                mine = asked = self._asked = Future()
+        if mine is not None:
+            self._load(mine)
+        return asked.result()
+
+    def _load(self, asked: Future[Catalog | None]) -> None:
+        before, until = self._seen[1], time.monotonic() + _LOOK_SECONDS
+        try:
+            found = super().load()
+        except BaseException as error:
+            asked.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        if found is not before and self._blocks is not None:
+            self._blocks.forget()
+        with self._lock:
+            if self._asked is asked:
+                self._until = until
+        asked.set_result(found)
+
+    def look_again(self) -> None:
+        """What was seen of the metadata, or is on its way, is too old."""
+        with self._lock:
+            self._asked, self._until = None, 0.0
+
+
+class RecentObjects:
+    """`Objects` whose bytes are read in blocks, the last ones of which are kept. Any thread may ask."""
+
+    ahead = 0  # those are on their way as soon as the first byte is asked for
+
+    def __init__(self, objects: Objects) -> None:
+        self.url = objects.url
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, int], Future[bytes]] = {}  # those that were asked for last at the end
+
+    def forget(self) -> None:
+        """What is there may be another one now."""
+        with self._lock:
+            self._kept = {}
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        parts = []
+        for number in range(begin // _BLOCK_BYTES, -(-end // _BLOCK_BYTES)):
+            at = number * _BLOCK_BYTES
+            parts.append(self._block(path, number)[max(0, begin - at) : end - at])
+        return joined(parts)
+
+    def view(self, path: str, begin: int, end: int) -> Bytes:
+        return np.frombuffer(self.read(path, begin, end), np.uint8)
+
+    def read_all(self, path: str) -> bytes:
+        return self._objects.read_all(path)
+
+    def size(self, path: str) -> int:
+        return self._objects.size(path)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        self._objects.write(path, data)
+
+    def delete(self, path: str) -> None:
+        self._objects.delete(path)
+
+    def names(self, path: str) -> list[str]:
+        return self._objects.names(path)
+
+    def _block(self, path: str, number: int) -> bytes:
+        """Whoever asks for one that is on its way waits for it."""
+        name, asked = (path, number), Future[bytes]()
+        with self._lock:
+            kept = self._kept
+            known = kept.pop(name, None)
+            kept[name] = known or asked
+            if len(kept) > _BLOCKS:
+                del kept[next(iter(kept))]
+        if known is not None:
+            return known.result()
+        try:
+            data = self._objects.read(path, number * _BLOCK_BYTES, (number + 1) * _BLOCK_BYTES)
+        except BaseException as error:
+            with self._lock:
+                if kept.get(name) is asked:
+                    del kept[name]
+            asked.set_exception(error)
+            raise
+        asked.set_result(data)
+        return data

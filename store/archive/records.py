@@ -1,0 +1,96 @@
+"""Records of an archived queue, as a pull is answered: a few that match, checked, and under names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from store.any_log import Int64s, MessageFilter
+from store.archive.flat import FlatQueue
+from store.archive.names import names
+from store.format.arrays import numbers
+from store.format.columns import Block
+from store.format.layout import CQ_ENTRY
+from store.read.blocks import block_of
+from store.read.scan import batch_bounds
+
+_BY_TAG = {"tags"}
+_STRETCH_BYTES = 1 << 20  # of the log, looked at together
+_MOST_BYTES = 16 << 20  # that are looked at for one pull
+
+
+class Records(NamedTuple):
+    """records: pieces, each of whole records. next_begin: the queue offset behind what was looked at."""
+
+    records: list[memoryview]
+    next_begin: int
+
+
+class _Entries(NamedTuple):
+    """queue_offsets, physical_offsets, sizes, tags_codes: int64, shape (n,)."""
+
+    queue_offsets: Int64s
+    physical_offsets: Int64s
+    sizes: Int64s
+    tags_codes: Int64s
+
+    def at(self, rows: Int64s | slice) -> _Entries:
+        return _Entries(*(each[rows] for each in self))
+
+
+def records_of(
+    it: FlatQueue, topic_number: int, start: int, end: int, message_filter: MessageFilter, most: int, max_bytes: int
+) -> Records:
+    """Of messages [start, end), one at least, those that match: at most `most`, and `max_bytes`, the first always.
+
+    By tags as a broker: the hash decides here, and the client compares the tags themselves. topic_number: see `names`.
+    Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`.
+    """
+    found = it.entries.entries(start, end)
+    columns = [found[name].astype(np.int64) for name in CQ_ENTRY.names or ()]
+    entries = _Entries(np.arange(start, end), *columns)
+    rows = np.flatnonzero(message_filter.match_codes(entries.tags_codes))
+    if not _BY_TAG.issuperset(message_filter.columns):
+        rows, end = _matching(it, entries, rows, message_filter, most, end)
+    chosen = rows[:most]
+    fitting = int(np.searchsorted(np.cumsum(entries.sizes[chosen]), max_bytes, side="right"))
+    chosen = chosen[: max(1, fitting)]
+    if len(chosen) < len(rows):
+        end = int(entries.queue_offsets[rows[len(chosen)]])
+    offsets = names(topic_number, it.queue.queue_id, entries.queue_offsets[chosen])
+    pieces = []
+    for first, last, block in _blocks(it, entries.at(chosen)):
+        pieces.append(block.naming(offsets[first:last]).data)
+    return Records(pieces, end)
+
+
+def _blocks(it: FlatQueue, entries: _Entries) -> Iterator[tuple[int, int, Block]]:
+    """Rows [first, last) and their records, checked, some at a time."""
+    count = len(entries.sizes)
+    where = entries.physical_offsets, entries.sizes, it.log.size, count, _STRETCH_BYTES
+    for first, last in batch_bounds(*where, max_stretch=_STRETCH_BYTES):
+        some = entries.at(slice(first, last))
+        block = block_of(it.log, it.entries, some.queue_offsets, some.physical_offsets, some.sizes)
+        block.check_crc()
+        block.check_tags_codes(some.tags_codes)
+        yield first, last, block
+
+
+def _matching(
+    it: FlatQueue, entries: _Entries, rows: Int64s, message_filter: MessageFilter, most: int, end: int
+) -> tuple[Int64s, int]:
+    """Those of `rows` whose properties match, one more than `most` at least if there are so many; and the queue offset
+    behind what was looked at, `end` where that is all."""
+    matching, taken = [np.empty(0, np.int64)], 0
+    some = entries.at(rows)
+    for first, last, block in _blocks(it, some):
+        columns = [block.column(name) for name in message_filter.columns]
+        batch = pa.RecordBatch.from_arrays(columns, names=list(message_filter.columns))
+        matching.append(rows[first:last][np.flatnonzero(numbers(message_filter.match_batch(batch)))])
+        taken += int(some.sizes[first:last].sum())
+        if last < len(rows) and (sum(map(len, matching)) > most or taken >= _MOST_BYTES):
+            return np.concatenate(matching), int(some.queue_offsets[last])
+    return np.concatenate(matching), end

@@ -1,0 +1,26 @@
+"""What clients of a server call an archived message."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.archive.names import NAMELESS, Named, is_name, named, names
+
+
+@given(st.integers(0, 4094), st.integers(0, 1023), st.lists(st.integers(0, (1 << 40) - 1), min_size=1))
+def test_it_is_found_again(topic: int, queue: int, offsets: list[int]) -> None:
+    given = names(topic, queue, np.array(offsets, np.int64)).tolist()
+    assert [named(each) for each in given] == [Named(topic, queue, offset) for offset in offsets]
+    assert all(map(is_name, given))
+
+
+def test_what_cannot_be_named_is_never_taken_for_another() -> None:
+    for topic, queue, offset in ((4095, 0, 0), (1 << 30, 5, 5), (0, 1024, 0), (0, 0, 1 << 40), (4094, 1023, 1 << 62)):
+        assert names(topic, queue, np.array([3, offset], np.int64)).tolist()[1] == NAMELESS
+    assert named(NAMELESS) is None
+    assert is_name(NAMELESS)
+    for of_a_log in (0, 1 << 40, (1 << 62) - 1):
+        assert not is_name(of_a_log)
+        assert named(of_a_log) is None

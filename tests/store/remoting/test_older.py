@@ -1,0 +1,307 @@
+"""Clients of a served store see the log that readers of its directory see: with what is only in its archive."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import Message, MessageStore, StoredMessage
+from store.any_log import Boundary, Bounds, BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.archive.names import is_name
+from store.broker.response_codes import ResponseCode
+from store.cluster.address import ClusterAddress
+from store.format.stored_message import decode_record, offset_msg_id
+from store.message_store import StoreConfig
+from store.read.filters import EVERYTHING
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.header import Header
+from store.remoting.headers import (
+    CommitOffset,
+    ConsumeStats,
+    Offset,
+    Pulled,
+    PullMessage,
+    QueryMessage,
+    ResetOffset,
+    SearchOffset,
+    SendBack,
+    Timestamp,
+    Topic,
+    TopicQueue,
+    ViewMessage,
+)
+from store.through import ThroughAddress
+from tests.gated import Gated, new_url
+from tests.store.remoting.broker import SUBSCRIPTION, Broker
+from tests.store.remoting.test_clients import heartbeat
+from tests.waiting import until
+
+ORDERS = Queue("orders", 0)
+COUNT = 300
+MOST = (1 << 31) - 1
+
+
+def put(store: MessageStore, first: int, count: int, topic: str = "orders") -> None:
+    for number in range(first, first + count):
+        size, tags = 100 + number * 37 % 900, "AB"[number % 2]
+        body = b"%d".ljust(size, b".") % number
+        properties = {"n": str(number)} | ({"UNIQ_KEY": f"id-{number}"} if number % 3 else {})
+        store.put(Message(topic, body, tags=tags, keys=(f"k{number}",), queue_id=0, properties=properties))
+
+
+@pytest.fixture(params=["directory", "remote"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return new_url() if request.param == "remote" else str(tmp_path / "archive")
+
+
+@pytest.fixture
+def store(tmp_path: Path, url: str) -> Iterator[MessageStore]:
+    """The first messages only in the archive, the last ones only in the store."""
+    config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
+    with MessageStore.open(tmp_path / "mq", config=config) as it:
+        for topic in ("orders", "others"):
+            it.create_topic(topic, 2)
+        put(it, 0, 200)
+        put(it, 0, 3, "others")
+        it.archive(url)
+        put(it, 200, 100)
+        put(it, 3, 3, "others")
+        assert it.clean(forced=True).log
+        assert 100 < it.min_offset(*ORDERS) < 200
+        yield it
+
+
+def pull(broker: Broker, offset: int, count: int = 32, expression: str = "*", kind: str = "TAG") -> PullMessage:
+    return PullMessage("group", "orders", 0, offset, count, SUBSCRIPTION, 0, 0, 0, expression, kind)
+
+
+def records(data: bytes) -> list[StoredMessage]:
+    found, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        found.append(decode_record(data[at : at + size], at))
+        at += size
+    return found
+
+
+def pulled(
+    broker: Broker, offset: int, count: int = 32, expression: str = "*", kind: str = "TAG"
+) -> tuple[list[StoredMessage], int]:
+    """What comes from there on, and where to go on."""
+    answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, offset, count, expression, kind))
+    assert answer.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY), answer.remark
+    return records(bytes(answer.body)), Pulled.of(answer.fields).next_begin_offset
+
+
+def archived(broker: Broker, offset: int) -> StoredMessage:
+    return pulled(broker, offset, 1)[0][0]
+
+
+def all_of(broker: Broker, **how: str) -> list[StoredMessage]:
+    found, offset = [], 0
+    while offset < COUNT:
+        some, offset = pulled(broker, offset, **how)
+        found += some
+    return found
+
+
+def number(message: StoredMessage) -> int:
+    return int(message.properties["n"])
+
+
+def test_a_cluster_reads_all(broker: Broker, store: MessageStore) -> None:
+    spec = ReadSpec(("queueOffset", "body", "storeTimestamp", "msgId"), EVERYTHING)
+    with ThroughAddress(str(store.path)).open() as local, ClusterAddress((broker.address,)).open() as remote:
+        queue = Queue("orders", BrokerQueueId("broker-a", 0))
+        assert remote.bounds([queue]) == {queue: Bounds(0, COUNT)}
+        ours, theirs = (
+            pa.Table.from_batches(log.scan(QueueRange(*each, 0, COUNT), spec))
+            for log, each in ((local, ORDERS), (remote, queue))
+        )
+        own = spec.columns[:3]
+        assert ours.select(own).combine_chunks() == theirs.select(own).combine_chunks()
+        ids = theirs["msgId"].to_pylist()
+        assert len(set(ids)) == COUNT
+        assert [each for each in ids if each.startswith("id-")] == [f"id-{n}" for n in range(COUNT) if n % 3]
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ({"expression": "B || C"}, lambda n: n % 2 == 1),
+        ({"expression": "n BETWEEN 90 AND 210 AND TAGS = 'A'", "kind": "SQL92"}, lambda n: n in range(90, 211, 2)),
+        ({"expression": "n = 5", "kind": "SQL92"}, lambda n: n == 5),
+    ],
+)  # fmt: skip
+def test_filters(broker: Broker, how: dict[str, str], wanted: object) -> None:
+    assert [number(each) for each in all_of(broker, **how)] == list(filter(wanted, range(COUNT)))
+
+
+def test_a_pull_is_no_larger_than_one_of_the_store(broker: Broker, store: MessageStore) -> None:
+    first = store.min_offset(*ORDERS)
+    found, begin = pulled(broker, 0, MOST)
+    assert [number(each) for each in found] == list(range(first))
+    assert begin == first
+    store.config = replace(store.config, maxTransferBytesOnMessageInMemory=2000)
+    for offset in (0, 50):
+        found, begin = pulled(broker, offset, MOST)
+        assert 1 < len(found) < 10
+        assert begin == offset + len(found)
+    store.config = replace(store.config, maxTransferBytesOnMessageInMemory=1)
+    assert [number(each) for each in pulled(broker, 7, MOST)[0]] == [7]
+
+
+def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageStore) -> None:
+    answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, -1))
+    assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
+    first = store.min_offset(*ORDERS)
+    (store.path / "config" / "store.conf").unlink()
+    answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, 0))
+    assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, first)
+
+
+def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, store: MessageStore) -> None:
+    """However short the time between, in which what was seen of the archive counts."""
+    for _ in range(3):
+        end = store.max_offset(*ORDERS)
+        assert number(archived(broker, 0)) == 0
+        put(store, end, 200)
+        store.archive()
+        assert store.clean(forced=True).log
+        assert store.min_offset(*ORDERS) > end
+        assert number(archived(broker, end)) == end
+
+
+def ask(broker: Broker, code: int, header: Header) -> dict[str, str]:
+    answer = broker.ask(code, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return dict(answer.fields)
+
+
+def test_where_a_queue_begins_and_what_a_time_means(broker: Broker, store: MessageStore) -> None:
+    times = [each.store_timestamp for each in all_of(broker)]
+    with ThroughAddress(str(store.path)).open() as log:
+        for at in (0, times[0], times[70], times[-1], times[-1] + 1):
+            for boundary in Boundary:
+                header = SearchOffset(*ORDERS, at, boundary.value.upper())
+                found = Offset.of(ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)).offset
+                assert {ORDERS: found} == log.offsets_by_time([ORDERS], at, boundary)
+    assert Offset.of(ask(broker, RequestCode.GET_MIN_OFFSET, TopicQueue(*ORDERS))).offset == 0
+    earliest = Timestamp.of(ask(broker, RequestCode.GET_EARLIEST_MSG_STORETIME, TopicQueue(*ORDERS)))
+    assert earliest.timestamp == times[0]
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *ORDERS, 40))
+    body = bytes(broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("group")).body)
+    assert b'"lastTimestamp": %d' % times[39] in body
+    assert b'"minOffset": 0' in bytes(broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders")).body)
+    reset = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset("group", "orders", times[20], True))
+    assert reset.code == ResponseCode.SUCCESS, reset.remark
+    assert store.consumer_offset("group", *ORDERS) == times.index(times[20])
+
+
+def test_single_messages(broker: Broker, store: MessageStore) -> None:
+    for n in (5, 6, COUNT - 1):
+        header = QueryMessage("orders", f"k{n}", 32, 0, 1 << 60)
+        (found,) = records(bytes(broker.ask(RequestCode.QUERY_MESSAGE, header).body))
+        assert (number(found), found.queue_offset) == (n, n)
+        view = broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(found.physical_offset, "orders"))
+        assert records(bytes(view.body)) == [found]
+        assert is_name(found.physical_offset) == (n < COUNT - 1)
+    wrong = broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(found.physical_offset, "others"))
+    assert (wrong.code, "of topic orders, and not of others" in str(wrong.remark)) == (
+        ResponseCode.QUERY_NOT_FOUND,
+        True,
+    )
+    for nothing in (archived(broker, 0).physical_offset + (1 << 39), (1 << 63) - 1, 1 << 62 | 999 << 50):
+        assert broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(nothing)).code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_sent_back(broker: Broker, store: MessageStore) -> None:
+    """The very message, whatever stands in the log where the archive has it."""
+    for n in (0, 1, 50):
+        message = archived(broker, n)
+        back = SendBack(message.physical_offset, "group", -1, message.msg_id, "orders")
+        answer = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+    dead = store.get_message("g", "%DLQ%group", 0, 0).messages
+    assert [number(each) for each in dead] == [0, 1, 50]
+    assert [each.reconsume_times for each in dead] == [1, 1, 1]
+    assert dead[0].properties["ORIGIN_MESSAGE_ID"] == archived(broker, 0).msg_id
+    assert dead[1].msg_id == "id-1"
+    assert {each.properties["RETRY_TOPIC"] for each in dead} == {"orders"}
+    other = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, replace(back, origin_msg_id="id-49"))
+    assert (other.code, "id-50, and not id-49" in str(other.remark)) == (ResponseCode.QUERY_NOT_FOUND, True)
+    own = store.get_message("g", *ORDERS, COUNT - 2).messages[0]
+    here = SendBack(own.physical_offset, "group", -1, offset_msg_id(b"\1\2\3\4", 1, own.physical_offset), "orders")
+    for header, code in (
+        (here, ResponseCode.SUCCESS),
+        (replace(here, origin_msg_id="id-9"), ResponseCode.QUERY_NOT_FOUND),
+    ):
+        assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == code
+
+
+@pytest.mark.parametrize("url", ["remote"], indirect=True)
+def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: MessageStore) -> None:
+    assert len(all_of(broker)) == COUNT
+    Gated.gate.clear()
+    with Client(timeout=60) as flooding:
+        flood, other = [], Broker(broker.serving, flooding)
+
+        def is_stuck() -> bool:  # what was read last is kept for a while
+            flood.append(other.pull(len(flood) % 100))
+            flood.append(other.begin(RequestCode.GET_MIN_OFFSET, TopicQueue(*ORDERS)))
+            return Gated.waiting > 0
+
+        until(is_stuck)
+        for _ in range(50):
+            is_stuck()
+        assert broker.send(b"new").code == ResponseCode.SUCCESS
+        assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.SUCCESS
+        assert number(pulled(broker, COUNT - 1)[0][0]) == COUNT - 1
+        others = broker.ask(RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 1))
+        assert others.code == ResponseCode.SUCCESS
+        mine = broker.pull(3)
+        Gated.gate.set()
+        assert [number(each) for each in records(bytes(mine.result().body))][:2] == [3, 4]
+        assert all(each.result().code == ResponseCode.SUCCESS for each in flood)
+
+
+@pytest.mark.parametrize("url", ["remote"], indirect=True)
+def test_neighbours_are_read_together(broker: Broker) -> None:
+    before = Gated.reads
+    assert len(all_of(broker)) == COUNT
+    assert Gated.reads - before < 10
+
+
+def test_an_archive_that_fails(broker: Broker, store: MessageStore, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    if url.startswith("gated"):
+        Gated.error = PermissionError(13, "denied")
+        why = "no permission"
+    else:
+        shutil.move(url, f"{url}.away")
+        why = "its metadata is gone"
+    with caplog.at_level(logging.WARNING, "store.remoting"):
+        for code, header in (
+            (RequestCode.PULL_MESSAGE, pull(broker, 0)),
+            (RequestCode.GET_MIN_OFFSET, TopicQueue(*ORDERS)),
+            (RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(1 << 62)),
+        ):
+            answer = broker.ask(code, header)
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert why in str(answer.remark)
+            assert "secret" not in str(answer.remark)
+        assert number(pulled(broker, COUNT - 1)[0][0]) == COUNT - 1
+        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *ORDERS, 40))
+        assert broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("group")).code == ResponseCode.SUCCESS
+    assert [why in each.message and "secret" not in each.message for each in caplog.records] == [True]
+    if url.startswith("gated"):
+        Gated.error = None
+    else:
+        shutil.move(f"{url}.away", url)
+    assert number(archived(broker, 0)) == 0
