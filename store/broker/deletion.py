@@ -1,4 +1,4 @@
-"""Deleting a topic, as RocketMQ's deleteTopic: its queues, its groups' offsets and its settings go, the log stays.
+"""Deleting a topic, as RocketMQ's deleteTopic: its queues and its settings go, its groups begin anew, the log stays.
 
 The records stay until retention takes their segments; nobody finds them any more, and a topic of the same name begins
 at offset 0 (see `lives`). How others that have the store open learn of it, and what happens when somebody dies on the

@@ -66,6 +66,7 @@ class Rebalancer:
         self._consume_timeout = consume_timeout
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
+        self._were_gone: set[str] = set()  # topics: what they have now came while this was a member
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 
@@ -82,10 +83,8 @@ class Rebalancer:
         now = time.monotonic()
         if now >= self._renewed + _RENEW_SECONDS:
             self._renew(now)
+        self._begin_anew(self._queues.forget(self._member.resets), now)
         self._correct()
-        for queue, position in self._queues.forget(self._member.resets).items():
-            if queue in self._mine:
-                self._leave(queue, now, position)
         wanted = set(allocate(self._known(), self._member.members(), self._member.id))
         for name in [name for name, queue in self._mine.items() if name not in wanted or queue.is_stopped]:
             self._leave(name, now)
@@ -102,6 +101,7 @@ class Rebalancer:
 
     def _known(self) -> list[Queue]:
         topics = self._log.topics()
+        self._were_gone |= self._pullers.keys() - topics.keys()
         return [queue for topic in self._pullers for queue in topics.get(topic, ())]
 
     def _renew(self, now: float) -> None:
@@ -115,6 +115,15 @@ class Rebalancer:
             self._leaving.pop(queue, None)
         self._renewed = now
         self._queues.lease(now + _LEASE_SECONDS)
+
+    def _begin_anew(self, resets: Positions, now: float) -> None:
+        """Of a queue that leaves already, to be begun anew, the last reset counts."""
+        for name, position in resets.items():
+            leaving = self._leaving.get(name)
+            if name in self._mine:
+                self._leave(name, now, position)
+            elif leaving is not None and leaving.again_at is not None:
+                self._leaving[name] = leaving._replace(again_at=position)
 
     def _correct(self) -> None:
         """Begin those anew that the puller stopped, if they are there: where the log says; or else with what was stored
@@ -158,8 +167,9 @@ class Rebalancer:
         if not got:
             return
         for topic in {queue.topic for queue in got}:
+            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if topic in self._were_gone else self._where
             # Of all its queues: one that has no offset when others have some is taken for a new one.
-            self._member.begin(first_offsets(self._log, topic, self._member.committed, self._where, self._timestamp))
+            self._member.begin(first_offsets(self._log, topic, self._member.committed, where, self._timestamp))
         bounds = self._log.bounds(got)
         for queue, position in self._member.committed(got).items():
             if queue in bounds:
@@ -171,7 +181,7 @@ class Rebalancer:
 
     def _add(self, queue: Queue, position: int) -> None:
         self._mine[queue] = added = self._make(queue, position)
-        added.stored_at = time.time() * 1000
+        added.stored_at = time.time() * 1000 if position else 0.0  # whatever the clock does, nothing is before 0
         self._queues.add(added, self._pullers[queue.topic].pull)
 
     def _name_what_hangs(self, now: float) -> None:

@@ -55,6 +55,7 @@ class ServedTopics:
 
     def _delete(self, request: Request) -> Response:
         topic, _ = self._known(request)
+        self._offsets_of_groups.persist()  # for the groups that read it are to be known
         delete_topic(self._store.path, topic)
         self._offsets_of_groups.forget(topic)
         return Response()

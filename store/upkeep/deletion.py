@@ -1,4 +1,4 @@
-"""Deleting a topic: its queues, its groups' offsets and its settings go, the log stays.
+"""Deleting a topic: its queues and its settings go, its groups begin anew, the log stays.
 
 Others may have the store open, to write and to read. What they remember of the topic they forget when the published
 end's number of deletions changes, before they use it again: whoever appends, under the append lock; so nothing is put
@@ -100,15 +100,16 @@ def _is_before(folder: Path, at: int) -> bool:
 
 def _finish(root: Path) -> None:
     """Of the topics that the folder names, those that the table has no longer. Call it in the turn among groups."""
-    deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
-    gone = Topics(root).gone()
+    deleted, queues, topics = root / DELETED_DIR, root / CONSUME_QUEUE_DIR, Topics(root)
+    gone, remembered = topics.gone(), topics.queue_counts().keys() | topics.deletions().keys()
     for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
+        # Before its queues: a broker that comes when this one died begins a topic of the name in those that are there.
+        for offsets in _offsets(root):
+            offsets.begin_anew(topic, remembered)
+        forget_reached(root, topic)
         with suppress(FileNotFoundError):  # nothing was ever put, or it is done
             (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
             sync_directory(queues)
-        for offsets in _offsets(root):
-            offsets.forget(topic)  # of all groups: in a topic of the same name they mean other messages
-        forget_reached(root, topic)
     shutil.rmtree(deleted)
     sync_directory(root)
 

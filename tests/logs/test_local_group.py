@@ -195,12 +195,27 @@ def made_anew(making: LocalMaking, topic: str) -> None:
 def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(making: LocalMaking) -> None:
     with making.in_process(EVERYTHING) as other:
         other.call("lock", [Q0])
+        other.call("begin", {Q0: 3})
         other.call("commit", {Q0: 9})
         other.signal(signal.SIGKILL)
         made_anew(making, "t")
     with making.group.join(EVERYTHING) as one:
         one.lock([Q0])
-        assert one.committed([Q0]) == {}
+        assert one.committed([Q0]) == {Q0: 0}
+
+
+def test_who_is_killed_with_the_first_message_of_a_topic_made_anew_in_hand_leaves_it_to_others(
+    making: LocalMaking,
+) -> None:
+    with making.in_process(EVERYTHING) as other:
+        other.call("lock", [Q0])
+        other.call("begin", {Q0: 3})
+        made_anew(making, "t")
+        assert other.call("resets")[Q0] == 0
+        other.signal(signal.SIGKILL)
+    with making.group.join(EVERYTHING) as one:
+        one.lock([Q0])
+        assert one.committed([Q0]) == {Q0: 0}
 
 
 def test_a_member_begins_anew_in_a_topic_that_is_made_anew(making: LocalMaking) -> None:
@@ -218,7 +233,7 @@ def test_offsets_of_a_broadcasting_member_go_with_a_topic(making: LocalMaking) -
     for done in (9, None):
         with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:
             one.lock([Q0])
-            assert one.committed([Q0]) == {}
+            assert one.committed([Q0]) == ({} if done else {Q0: 0})
             if done is not None:
                 one.commit({Q0: done})
         made_anew(making, "t")

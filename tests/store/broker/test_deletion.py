@@ -60,7 +60,7 @@ def test_what_goes_and_what_stays(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in (path / CONSUME_QUEUE_DIR).iterdir()) == ["other"]
     assert not (path / DELETED_DIR).exists()
     assert list(json.loads((path / TOPICS_FILE).read_text())["topicConfigTable"]) == ["other"]
-    assert ConsumerOffsets(path).all_offsets() == {"other@g": {0: 1}}
+    assert ConsumerOffsets(path).all_offsets() == {"t@g": {0: 0}, "other@g": {0: 1}}
     assert {file: file.read_bytes() for file in (path / "commitlog").iterdir()} == log
     assert verify(path).findings == []
     with MessageStore.open(path) as store:
@@ -188,7 +188,7 @@ def test_created_again_it_begins_anew_also_for_a_reader_that_saw_the_old_one(
             put(store, "new", after)
             assert bodies(store) == new(after)
             assert len(store.query("t", "k", 64)) == after
-            assert store.consumer_offset("g", "t", 0) is None
+            assert store.consumer_offset("g", "t", 0) == 0
             assert reader.offsets("t", 0) == (0, after)
             assert bodies(reader) == new(after)
             put(store, "more", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,8 +20,10 @@ from store import CorruptStore, Message, MessageStore, StoreBusy, StoreConfig, U
 from store.any_group import Subscription
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
+from store.files.admin_files import read_json, write_json
+from store.files.reached import Reached
 from store.files.topics import Topics
-from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE
+from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
 from store.local_group import LocalGroup
 from store.log.queue_ends import QueueEnds
 from store.publish.locks import among_groups
@@ -29,6 +32,7 @@ from store.upkeep.deletion import Deletion
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.broker.dying_deleters import QUEUES, TOPIC
+from tests.takeover import broker
 
 ENTRIES = 5  # of a queue's file
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20)
@@ -88,7 +92,7 @@ def test_writers_forget_it_and_begin_anew(
     for store in stores:
         assert store.offsets("t", 0) == (0, after)
         assert bodies(store) == new(after)
-        assert store.consumer_offset("g", "t", 0) is None
+        assert store.consumer_offset("g", "t", 0) == 0
         assert len(store.query("t", "k")) == after
     put(stores[0], "more", 1)
     put(stores[1], "more", 1)
@@ -202,13 +206,49 @@ def test_killed_at_any_place_while_others_put(
         with MessageStore.open(path) as store:
             found = dict[tuple[int, int], bytes]()
             if TOPIC in store.topics():
-                assert store.consumer_offset("g", TOPIC, 0) is None
+                assert store.consumer_offset("g", TOPIC, 0) == 0
                 for queue in range(QUEUES):
                     scanned = store.scan(TOPIC, queue, *store.offsets(TOPIC, queue), ["queueOffset", "body"])
                     rows = [row for batch in scanned for row in batch.to_pylist()]
                     assert [row["queueOffset"] for row in rows] == list(range(len(rows)))
                     found |= {(queue, row["queueOffset"]): row["body"] for row in rows}
             assert found == left
+
+
+def test_a_broker_that_comes_when_a_deletion_was_killed_leaves_no_group_behind_what_it_puts(
+    path: Path, tmp_path: Path, programs: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """It knows nothing of ours: it lists a topic of that name again, whatever the dead one had not done yet."""
+    deleter = programs(path, "delete", stdout=subprocess.PIPE)
+    assert deleter.stdin is not None
+    assert deleter.stdout is not None
+    looked = 0
+    for number in itertools.count():
+        with MessageStore.open(path, config=CONFIG) as store:
+            store.create_topic("other", 1)
+            store.create_topic(TOPIC, QUEUES)
+            store.put_many([Message(TOPIC, b"old", queue_id=n % QUEUES) for n in range(14)])
+            store.commit_offsets("g", TOPIC, {0: 7, 1: 7})
+        (path / "producers" / "p").mkdir(parents=True, exist_ok=True)
+        Reached({TOPIC: 14}, 0, was_open=False).write(path / "producers" / "p")
+        deleter.stdin.write(f"{number}\n")
+        deleter.stdin.flush()
+        if deleter.stdout.readline() == "0\n":
+            break
+        content = read_json(path / TOPICS_FILE)
+        if TOPIC in content["topicConfigTable"] or not (path / DELETED_DIR).exists():
+            continue
+        taken = shutil.copytree(path, tmp_path / str(number))
+        del content["deletedTopics"]
+        write_json(taken / TOPICS_FILE, content)
+        with broker(taken) as theirs:
+            theirs.create_topic(TOPIC, QUEUES)
+            first, *_ = theirs.put_many([Message(TOPIC, b"new", queue_id=n) for n in range(QUEUES)])
+        with MessageStore.open(taken) as store:
+            assert (store.consumer_offset("g", TOPIC, 0) or 0) <= first.queue_offset
+        assert first.queue_offset or TOPIC not in Reached.read(taken / "producers" / "p").sequences
+        looked += 1
+    assert looked > 10
 
 
 def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path) -> None:
@@ -231,7 +271,7 @@ def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path
     assert verify(path).findings == []
     with MessageStore.open(path) as store:
         assert store.create_topic("t", 1) == 1
-        assert store.consumer_offset("g", "t", 0) is None
+        assert store.consumer_offset("g", "t", 0) == 0
         put(store, "new", 1)
         assert bodies(store) == new(1)
     assert not (path / DELETED_DIR).exists()
@@ -257,7 +297,7 @@ def test_a_dead_one_is_finished_by_who_has_the_store_open(
             other.put(Message("other", b"first"))
             assert not (path / DELETED_DIR).exists()
         other.create_topic("t", 1)
-        assert other.consumer_offset("g", "t", 0) is None
+        assert other.consumer_offset("g", "t", 0) == 0
         assert store.offsets("t", 0) == (0, 0)
         assert bodies(other) == []
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from store import (
-    Consumer,
-    Message,
-    MessageStore,
-    ReceivedMessage,
-)
+from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, delete_topic
+from store.client import rebalancer
+from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.waiting import until
@@ -83,3 +80,56 @@ def test_a_reset_while_the_group_consumes(store: MessageStore, orderly: bool) ->
         until(lambda: len(seen.numbers) == 43)
     assert sorted(seen.numbers[40:]) == [29, 33, 37]
     assert committed(store) == dict.fromkeys(TOPIC, 10)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_way(
+    store: MessageStore, is_deleted: bool
+) -> None:
+    """An orderly queue begins anew only when nothing of it is in hand; a deletion of its topic is a reset, too."""
+    put(store, range(40))
+    began, hold = threading.Event(), threading.Event()
+
+    def slow(message: ReceivedMessage) -> None:
+        if message.queue_id == 1:
+            began.set()
+            hold.wait(60)
+
+    group = LocalGroup(store.path, "g")
+    with Consumer(store.path, "g", "t", seen := Seen(slow), orderly=True, config=config()) as consumer:
+        assert began.wait(60)
+        group.reset({TOPIC[1]: 7})
+        until(lambda: TOPIC[1] not in consumer.assigned)
+        if is_deleted:
+            delete_topic(store.path, "t")
+            store.create_topic("t", QUEUES)
+            put(store, range(100, 140))
+        else:
+            group.reset({TOPIC[1]: 3})
+        until(lambda: consumer._member._seat.entry.resets == 2)  # type: ignore[attr-defined]
+        hold.set()
+        expected = [n for n in (range(100, 140) if is_deleted else range(13, 40)) if n % QUEUES == 1]
+        until(lambda: len(seen.of_queue(1)) > len(expected))
+        assert seen.of_queue(1) == [1, *expected]
+        until(lambda: consumer.assigned == TOPIC)
+    assert committed(store)[TOPIC[1]] == 10
+
+
+@pytest.mark.parametrize("offsets_go", [False, True])
+def test_a_topic_that_is_made_anew_is_read_from_its_first_message_wherever_a_new_group_begins(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, offsets_go: bool
+) -> None:
+    """What it has came while the group was there. Also where the offsets go with a topic, as with RocketMQ's broker."""
+    monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
+    put(store, range(8))
+    with Consumer(store.path, "g", "t", seen := Seen(), config=ConsumerConfig()) as consumer:
+        until(lambda: consumer.assigned == TOPIC)
+        delete_topic(store.path, "t")
+        until(lambda: consumer.assigned == [])
+        if offsets_go:
+            ConsumerOffsets(Path(store.path)).delete("g", with_offsets=True)
+        store.create_topic("t", QUEUES + 1)
+        put(store, range(100, 108))
+        store.put(Message("t", b"108", queue_id=QUEUES))
+        until(lambda: len(seen.numbers) == 9)
+    assert sorted(seen.numbers) == [*range(100, 109)]
