@@ -3,13 +3,16 @@
 Each batch is appended together with a record of it, a message to `COMMITS_TOPIC` with the query as its key: both are
 there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
 
-    commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7}
+    commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b..."}
 
 The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
 batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
 never appended; an earlier one was, and is refused; for the file's own, if it is not written for all that the file
 knows, a record counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile:
 a driver that was killed may leave a commit behind which goes on.
+
+A number says little of a batch that was planned anew, or that two writes of one `foreachBatch` share. What is skipped
+therefore has as many rows for each topic as what was written, and is of another run of the query.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,16 +37,35 @@ from store.format.topic_names import COMMITS_TOPIC
 from store.read.filters import EVERYTHING
 
 _RECORDS = Queue(COMMITS_TOPIC, 0)
-_MAX_BYTES = 4096
+_SHOWN = 3
+_MAX_BYTES = 64 << 20  # a batch may go to any number of topics
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that is to be written. rows: to each topic. run: the id of the query's run, "" where Spark tells none."""
+
+    number: int
+    rows: Mapping[str, int]
+    run: str = ""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the file of a query says. since: queue offset."""
+    """What the file of a query says. since: queue offset. rows, run: of the batch; an earlier version noted none."""
 
     batch: int
     written: bool
     since: int
+    rows: Mapping[str, int] | None = None
+    run: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`."""
+        counts = [] if self.rows is None else [*self.rows.values()]
+        kinds = (int, self.batch), (bool, self.written), (int, self.since), (str, self.run), *((int, n) for n in counts)
+        if any(type(value) is not kind for kind, value in kinds):
+            raise ValueError("values of other kinds")
 
 
 class Commits:
@@ -72,27 +94,42 @@ class Commits:
         finally:
             os.close(fd)
 
-    def has(self, batch: int) -> bool:
+    def has(self, batch: Batch) -> bool:
         """Whether a batch was written. Raises `CommitError` where nothing can tell any more, and for an old batch.
 
         Spark runs its last batch again, never one before: where that comes, the checkpoint is an old one, its batches
         are planned anew, and those of the same numbers that were written may have had other rows.
         """
         mark = self._read()
-        if mark is not None and mark.batch > batch:
+        if mark is not None and mark.batch > batch.number:
             raise CommitError(
-                f"{self._path}: batch {mark.batch} of this query was written, and now comes batch {batch}: the "
+                f"{self._path}: batch {mark.batch} of this query was written, and now comes batch {batch.number}: the "
                 "checkpoint is older than what was written (put back from a copy, or its newest files deleted). "
                 "Nothing was appended. Put the newest checkpoint back; or start with a new one and startingOffsets "
                 "that go on behind what was written"
             )
-        if mark is not None and mark.batch < batch:
+        if mark is not None and mark.batch < batch.number:
             return False
+        if not self._was_written(mark, batch.number):
+            return False
+        if mark is not None:
+            self._must_be_same(mark, batch)
+        return True
+
+    def _was_written(self, mark: Mark | None, batch: int) -> bool:
+        """mark: of this batch, None without one. Raises `CommitError`."""
+        first, end = self._bounds()
+        if mark is not None and mark.written and mark.since <= end:
+            return True
+        if self._is_recorded(batch, 0 if mark is None or mark.written else mark.since):
+            return True
         if mark is not None and mark.written:
-            return True
-        if self._is_recorded(batch, 0 if mark is None else mark.since):
-            return True
-        if mark is not None and self._bounds()[0] > mark.since:
+            raise CommitError(
+                f"{self._path}: batch {batch} was written, and the log has nothing of it: it is older than this file "
+                f"(put back from a backup), or the topic {COMMITS_TOPIC} was deleted. Nothing was appended. If the "
+                'batch\'s rows are not there, delete the file, and it is written; otherwise make "since" 0 there'
+            )
+        if mark is not None and first > mark.since:
             raise CommitError(
                 f"{self._path}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
                 'tells whether it was written. If you find its rows in what was read since, write "written": true '
@@ -100,23 +137,41 @@ class Commits:
             )
         return False
 
-    def begin(self, batch: int) -> None:
+    def _must_be_same(self, mark: Mark, batch: Batch) -> None:
+        """Raises `CommitError` for a batch that is not the one which was written, as far as can be told."""
+        if batch.run and mark.run == batch.run:
+            raise CommitError(
+                f"{self._path}: batch {batch.number} was written before in this run of the query: two writes in one "
+                "foreachBatch have the same producerGroup, and this one is not written. Give each a name of its own; "
+                "after a restart the query goes on, and what was written once is skipped"
+            )
+        if mark.rows is not None and mark.rows != batch.rows:
+            raise CommitError(
+                f"{self._path}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and now "
+                f"comes with {_counted(batch.rows)}. Nothing was appended. Either the checkpoint is older than what "
+                "was written (put back from a copy, or its newest files deleted), and the batch was planned anew: put "
+                "the newest one back, or start with a new one and startingOffsets that go on behind what was written. "
+                "Or the query gives other rows each time that it runs a batch: to have this one skipped take "
+                '"rows" out of this file'
+            )
+
+    def begin(self, batch: Batch) -> None:
         """Note that a batch, which there is not yet, is about to be written. On the device when this returns.
 
         Raises `CommitError`.
         """
         if COMMITS_TOPIC not in self._log.topics():
             self._log.create_topic(COMMITS_TOPIC, 1)
-        self._write(Mark(batch, False, self._bounds()[1]))
+        self._note(batch, written=False)
 
-    def record(self, batch: int, rows: int) -> pa.RecordBatch:
+    def record(self, batch: Batch) -> pa.RecordBatch:
         """What is to be appended to COMMITS_TOPIC, together with the rows of a batch."""
-        body = json.dumps({"query": self._query, "batch": batch, "rows": rows})
+        body = json.dumps({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())})
         return pa.RecordBatch.from_arrays([texts([body]), texts([self._query])], ["body", "keys"])
 
-    def end(self, batch: int) -> None:
+    def end(self, batch: Batch) -> None:
         """Note that a batch was written, and flushed. Raises `CommitError`."""
-        self._write(Mark(batch, True, self._bounds()[1]))
+        self._note(batch, written=True)
 
     def _is_recorded(self, batch: int, since: int) -> bool:
         first, end = self._bounds()
@@ -135,19 +190,17 @@ class Commits:
 
     def _read(self) -> Mark | None:
         try:
-            mark = Mark(**json.loads(read_file(self._path, _MAX_BYTES)))
-            if type(mark.batch) is not int or type(mark.written) is not bool or type(mark.since) is not int:
-                raise ValueError("values of other kinds")
-            return mark
+            return Mark(**json.loads(read_file(self._path, _MAX_BYTES)))
         except FileNotFoundError:
             return None
-        except (OSError, CorruptStore, ValueError, TypeError, RecursionError) as error:
+        except (OSError, CorruptStore, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CommitError(
                 f"{self._path}: not a note of which batch was written last ({error}); restore it from a copy, or "
                 "delete it: then the records that the store still has tell"
             ) from error
 
-    def _write(self, mark: Mark) -> None:
+    def _note(self, batch: Batch, *, written: bool) -> None:
+        mark = Mark(batch.number, written, self._bounds()[1], dict(batch.rows), batch.run)
         try:
             write_file(self._path, json.dumps(asdict(mark)).encode())
         except OSError as error:
@@ -158,3 +211,8 @@ class Commits:
             f"{self._folder}: cannot note which batch is written ({error}); give the driver the right to write there, "
             "or set delivery to at-least-once"
         )
+
+
+def _counted(rows: Mapping[str, int]) -> str:
+    shown = [f"{count:,} rows for {topic}" for topic, count in sorted(rows.items())]
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} topics more" if len(shown) > _SHOWN else "")

@@ -10,6 +10,8 @@ A delivery is made in the driver; tasks and, for a batch write, the commit have 
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_mq.errors import OptionError, StagingError, SubscriptionError
 from pyspark_mq.options.sink import WriteOptions
-from pyspark_mq.sink.commits import Commits
+from pyspark_mq.sink.commits import Batch, Commits
 from pyspark_mq.sink.schema import tables_by_topic
 from pyspark_mq.sink.staging import BATCH, Staging
 from store.any_log import Log, LogAddress, LogWriter
@@ -29,19 +31,25 @@ from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
 
 _log = logging.getLogger("pyspark_mq")
 
-# What Spark tells the tasks of a streaming query: its id, which is the checkpoint's, and the number of the batch.
+# What Spark tells the tasks of a streaming query: its id, which is the checkpoint's, the number of the batch, and the
+# id of its run, unless somebody names its jobs otherwise.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
+_RUN_ID = "spark.jobGroup.id"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Sent(WriterCommitMessage):
-    """What one task did. file: where its rows are staged, "" where they are not. query, batch: see `OncePerBatch`."""
+    """What one task did. rows: how many to each topic. file: where they are staged, "" where they are not. query,
+    batch, run: see `OncePerBatch`.
+    """
 
-    rows: int
+    rows: Mapping[str, int]
     file: str = ""
     query: str = ""
     batch: int = -1
+    run: str = ""
 
 
 class Delivery(Protocol):
@@ -68,14 +76,14 @@ class AtLeastOnce:
         pass
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
-        rows = 0
+        rows: Counter[str] = Counter()
         with self._options.address.open_writer() as log:
             for batch in batches:
                 append = log.begin()
                 for topic, table in tables_by_topic(batch, self._options.topic):
                     append.add(topic, table)
+                    rows[topic] += table.num_rows
                 append.publish()
-                rows += batch.num_rows
             log.flush()  # Spark does not run a batch again whose tasks are done
         return Sent(rows)
 
@@ -111,7 +119,7 @@ class AllOrNothing:
     def abort(self) -> None:
         self._staging.forget(BATCH, self._run)
 
-    def _stage(self, owner: str, batches: Iterable[pa.RecordBatch]) -> tuple[str, int]:
+    def _stage(self, owner: str, batches: Iterable[pa.RecordBatch]) -> tuple[str, Counter[str]]:
         context = _context()
         tables = (table for batch in batches for table in tables_by_topic(batch, self._options.topic))
         checked = tables if self._options.topic is not None else _of_known_topics(self._options.address, tables)
@@ -122,7 +130,7 @@ class AllOrNothing:
         device when this returns.
         """
         tables = self._staging.tables(each.file for each in sent if each.file)
-        staged, rows = sum(table.num_rows for table in tables.values()), sum(each.rows for each in sent)
+        staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
         if staged != rows:  # a file that ends between two batches looks whole
             raise StagingError(
                 f"{self._options.staging_path}: tasks kept {rows:,} rows there, and {staged:,} are left; nothing was "
@@ -147,12 +155,12 @@ class OncePerBatch(AllOrNothing):
         self._staging.prepare()
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
-        query, batch = _streaming_batch()
+        query, batch, run = _streaming_batch()
         if self._options.producer_group is not None:
             query = f"{query}-{self._options.producer_group}"
         self._staging.begin(query, self._run)
         file, rows = self._stage(query, batches)
-        return Sent(rows, file, query, batch)
+        return Sent(rows, file, query, batch, run)
 
     def commit(self, sent: Sequence[Sent]) -> None:
         if any(each.rows for each in sent):
@@ -161,13 +169,13 @@ class OncePerBatch(AllOrNothing):
         self._staging.forget(sent[0].query, self._run)
 
     def _commit(self, commits: Commits, log: LogWriter, sent: Sequence[Sent]) -> None:
-        batch = sent[0].batch
+        batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run)
         with commits.turn():
             if commits.has(batch):
-                _log.warning("Batch %d of query %s was written before: it is skipped", batch, sent[0].query)
+                _log.warning("Batch %d of query %s was written before: it is skipped", batch.number, sent[0].query)
                 return
             commits.begin(batch)
-            self._append(log, sent, {COMMITS_TOPIC: commits.record(batch, sum(each.rows for each in sent))})
+            self._append(log, sent, {COMMITS_TOPIC: commits.record(batch)})
             commits.end(batch)
 
 
@@ -177,15 +185,22 @@ def _context() -> TaskContext:
     return context
 
 
-def _streaming_batch() -> tuple[str, int]:
-    """The id of the streaming query that this task runs for, and the number of its batch. Raises `OptionError`."""
-    query, batch = _context().getLocalProperty(_QUERY_ID), _context().getLocalProperty(_BATCH_ID)
+def _rows_of(sent: Iterable[Sent]) -> Counter[str]:
+    """How many rows all tasks have for each topic."""
+    return sum((Counter(each.rows) for each in sent), Counter())
+
+
+def _streaming_batch() -> tuple[str, int, str]:
+    """The id of the streaming query that this task runs for, the number of its batch, and the id of its run, "" where
+    that is not told. Raises `OptionError`.
+    """
+    query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:
         raise OptionError(
             "producerGroup is for a write in foreachBatch, and Spark says of no streaming query that this one is part "
             "of; leave it out"
         )
-    return query, int(batch)
+    return query, int(batch), run if run and _UUID.fullmatch(run) else ""
 
 
 def _of_known_topics(

@@ -13,6 +13,7 @@ Where a run is over its folder is gone, and a task that Spark has given up, but 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -44,12 +45,15 @@ class Staging:
         with self._writable():
             self._folders.make(_folder(owner, run))
 
-    def write(self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]) -> tuple[str, int]:
-        """Keep what one attempt at a task sends to topics: the file, and how many rows it has. Without any, "" and 0.
+    def write(
+        self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
+    ) -> tuple[str, Counter[str]]:
+        """Keep what one attempt at a task sends to topics: the file, "" without any rows, and how many for each topic.
 
         Raises `StagingError`, also where the run has not begun, or is over.
         """
-        folder, name, rows, writer = _folder(owner, run), f"{task}.arrow", 0, None
+        folder, name, writer = _folder(owner, run), f"{task}.arrow", None
+        rows: Counter[str] = Counter()
         with self._writable(), ExitStack() as opened:
             for topic, batch in tables:
                 if writer is None:
@@ -57,7 +61,7 @@ class Staging:
                     file = opened.enter_context(pa.OSFile(str(path), "wb"))
                     writer = opened.enter_context(pa.ipc.new_stream(file, batch.schema))
                 writer.write_batch(batch, custom_metadata={_TOPIC: topic.encode()})
-                rows += batch.num_rows
+                rows[topic] += batch.num_rows
         return ("" if writer is None else self._folders.place(folder, name)), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:

@@ -226,9 +226,13 @@ def copying(frame: DataFrame, store: MessageStore, checkpoint: Path, **options: 
 
 def forget_last_commit(checkpoint: Path) -> None:
     """As if the driver had died before Spark noted that the last batch is done."""
-    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    forget_last(checkpoint / "commits")
+
+
+def forget_last(folder: Path) -> None:
+    last = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     for name in (str(last), f".{last}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
 
 
 def put(spark: SparkSession, store: MessageStore, first: int, end: int) -> None:
@@ -263,6 +267,22 @@ def test_a_batch_that_spark_runs_again(
         forget_last_commit(tmp_path / "checkpoint")
     assert sorted(bodies(store, "copies")) == sorted(numbers(100) * times)
     assert staged(store) == []
+
+
+def test_a_checkpoint_without_its_newest_files(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
+    put(spark, store, 0, 20)
+    frame, checkpoint = source(spark, store).select("body"), tmp_path / "checkpoint"
+    with copying(frame, store, checkpoint):
+        pass
+    forget_last(checkpoint / "commits")
+    forget_last(checkpoint / "offsets")
+    put(spark, store, 20, 50)
+    with (
+        pytest.raises(PySparkException, match="with 20 rows for copies, and now comes with 50 rows for copies"),
+        copying(frame, store, checkpoint),
+    ):
+        pass
+    assert sorted(bodies(store, "copies")) == numbers(20)
 
 
 def test_another_checkpoint_is_another_query(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
@@ -308,6 +328,22 @@ def test_in_foreach_batch(
     assert (again > 0) is (times == 2)
     assert sorted(set(bodies(store, "copies"))) == numbers(100)
     assert staged(store) == []
+
+
+def test_two_writes_of_one_batch_with_one_producer_group(
+    spark: SparkSession, store: MessageStore, tmp_path: Path
+) -> None:
+    put(spark, store, 0, 10)
+
+    def work(frame: DataFrame, batch_id: int) -> None:
+        for topic in ("copies", "one"):
+            save(frame, store, topic=topic, producerGroup="copier")
+
+    writer = source(spark, store).select("body").writeStream.foreachBatch(work)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    with pytest.raises(PySparkException, match="two writes in one foreachBatch have the same producerGroup"):
+        query.awaitTermination(120)
+    assert sorted(bodies(store, "copies")) == numbers(10)
 
 
 def test_a_producer_group_outside_of_foreach_batch(spark: SparkSession, store: MessageStore) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.sink.commits import Commits
+from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
 from store.format.topic_names import COMMITS_TOPIC
 from store.local import LocalWriter
@@ -24,15 +24,19 @@ def commits_of(store: MessageStore) -> Commits:
     return Commits(LocalWriter(store), store.path / "commits", "query")
 
 
-def write(store: MessageStore, batch: int) -> None:
+def batch_of(number: int) -> Batch:
+    return Batch(number, {"t": 1})
+
+
+def write(store: MessageStore, number: int) -> None:
     """As the sink does."""
-    commits = commits_of(store)
+    commits, batch = commits_of(store), batch_of(number)
     with commits.turn():
         assert not commits.has(batch)
         commits.begin(batch)
         append = store.begin()
-        append.add_messages([Message("t", b"%d" % batch, queue_id=0)])
-        append.add(COMMITS_TOPIC, commits.record(batch, 1))
+        append.add_messages([Message("t", b"%d" % number, queue_id=0)])
+        append.add(COMMITS_TOPIC, commits.record(batch))
         append.publish(flush=True)
         commits.end(batch)
 
@@ -62,8 +66,8 @@ def test_a_broker_keeps_it(rocketmq: RocketMQ, tmp_path: Path) -> None:
     }
     with MessageStore.open(path) as store:
         seen.assert_same(seen.by_scan(store, theirs), theirs)
-        assert commits_of(store).has(BATCHES - 1)
+        assert commits_of(store).has(batch_of(BATCHES - 1))
         (Path(store.path) / "commits" / "query" / "mark.json").unlink()
-        assert all(commits_of(store).has(batch) for batch in range(BATCHES)), "the records tell"
+        assert all(commits_of(store).has(batch_of(number)) for number in range(BATCHES)), "the records tell"
         write(store, BATCHES)
         assert store.max_offset(COMMITS_TOPIC, 0) == BATCHES + 1

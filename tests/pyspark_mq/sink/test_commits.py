@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq.errors import CommitError
-from pyspark_mq.sink.commits import Commits
+from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
 from store.format.topic_names import COMMITS_TOPIC
 from store.local import LocalWriter
@@ -32,25 +32,25 @@ def commits_of(store: MessageStore, query: str = QUERY) -> Commits:
     return Commits(LocalWriter(store), Path(store.path, "commits"), query)
 
 
-def write(store: MessageStore, batch: int, *, until: str = "end", query: str = QUERY) -> None:
+def write(store: MessageStore, number: int, *, until: str = "end", query: str = QUERY) -> None:
     """Write a batch as a delivery does, or up to a step after which its process dies."""
-    commits = commits_of(store, query)
+    commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run")
     with commits.turn():
         commits.begin(batch)
         if until == "begin":
             return
         append = store.begin()
         append.add("orders", pa.table({"body": ["row"]}))
-        append.add(COMMITS_TOPIC, commits.record(batch, 1))
+        append.add(COMMITS_TOPIC, commits.record(batch))
         append.publish()
         if until == "append":
             return
         commits.end(batch)
 
 
-def has(store: MessageStore, batch: int, query: str = QUERY) -> bool:
+def has(store: MessageStore, number: int, query: str = QUERY, *, rows: int = 1, run: str = "next run") -> bool:
     with commits_of(store, query).turn():
-        return commits_of(store, query).has(batch)
+        return commits_of(store, query).has(Batch(number, {"orders": rows}, run))
 
 
 def delete_old(store: MessageStore) -> None:
@@ -138,6 +138,51 @@ def test_an_end_that_a_crash_of_the_machine_took_back(store: MessageStore, tmp_p
         assert has(before, 0)
 
 
+@pytest.mark.parametrize("until", ["append", "end"])
+def test_a_batch_that_was_planned_anew_is_refused(store: MessageStore, until: str) -> None:
+    """Its checkpoint lacks its newest files, of one batch."""
+    write(store, 7, until=until)
+    with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with 31 rows for orders"):
+        has(store, 7, rows=31)
+    assert has(store, 7)
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    mark.write_text(json.dumps({name: value for name, value in json.loads(mark.read_text()).items() if name != "rows"}))
+    assert has(store, 7, rows=31)
+
+
+def test_two_writes_of_one_batch_with_one_name_are_refused(store: MessageStore) -> None:
+    write(store, 7)
+    with pytest.raises(CommitError, match=r"batch 7 was written before in this run .* have the same producerGroup"):
+        has(store, 7, run="first run")
+    assert not has(store, 8, run="first run")
+
+
+def test_a_file_of_an_earlier_version(store: MessageStore) -> None:
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    mark.parent.mkdir(parents=True)
+    mark.write_text('{"batch": 7, "written": true, "since": 0}')
+    assert has(store, 7)
+    assert not has(store, 8)
+
+
+def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
+    """Put back from a backup, in which the file is newer."""
+    write(store, 6, query="other")
+    write(store, 7)
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    with MessageStore.open(Path(store.path).parent / "older") as older:
+        older.create_topic("orders", 1)
+        copied = Path(older.path, "commits", QUERY, "mark.json")
+        copied.parent.mkdir(parents=True)
+        shutil.copy(mark, copied)
+        with pytest.raises(CommitError, match=r"batch 7 was written, and the log has nothing of it: it is older than"):
+            has(older, 7)
+        assert not has(older, 8)
+        write(older, 7, until="append")  # and one that is here, though fewer of others
+        shutil.copy(mark, copied)
+        assert has(older, 7)
+
+
 def test_without_its_file_the_records_tell(store: MessageStore) -> None:
     for batch in range(5):
         write(store, batch)
@@ -148,7 +193,13 @@ def test_without_its_file_the_records_tell(store: MessageStore) -> None:
     assert not has(store, 10)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000])
+DAMAGED = [
+    *(b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000),
+    *(b'{"batch": 0, "written": true, "since": 0, "rows": %s}' % rows for rows in (b"3", b"[3]", b'{"orders": "3"}')),
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_file_that_is_damaged_is_named(store: MessageStore, content: bytes) -> None:
     write(store, 0)
     mark = Path(store.path, "commits", QUERY, "mark.json")

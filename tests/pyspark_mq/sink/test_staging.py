@@ -43,13 +43,13 @@ def test_rows_of_tasks_by_topic_in_the_order_of_the_files(place: str) -> None:
     staging = begun(place)
     first, rows = staging.write("q", "run", "0-0", [("a", batch("1", "2")), ("b", batch("3")), ("a", batch("4"))])
     second, _ = staging.write("q", "run", "1-1", [("b", batch("5").slice(0, 1)), ("a", batch("6", "7").slice(1))])
-    assert rows == 4
+    assert rows == {"a": 3, "b": 1}
     assert bodies(staging.tables([first, second])) == {"a": ["1", "2", "4", "7"], "b": ["3", "5"]}
     assert bodies(staging.tables([second, first])) == {"b": ["5", "3"], "a": ["7", "1", "2", "4"]}
 
 
 def test_a_task_without_rows_makes_no_file(place: str) -> None:
-    assert begun(place).write("q", "run", "0-0", []) == ("", 0)
+    assert begun(place).write("q", "run", "0-0", []) == ("", {})
     assert shared_folders(place).files("q.run").keys() == {ITSELF}
 
 
