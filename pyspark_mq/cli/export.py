@@ -142,7 +142,7 @@ def export(
     if columns is not None and kind == "jsonl":
         raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
     target = Path(f"{topic}.{kind}" if output is None else output)
-    if target.exists() and not force and output != STANDARD_OUTPUT:
+    if target.is_file() and not force and output != STANDARD_OUTPUT:
         raise click.ClickException(f"{target}: is there already; name another file, or --force to replace it")
     wanted = filter_of(tags, sql)
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
@@ -170,10 +170,14 @@ def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
 
 @contextmanager
 def file(output: str | None, target: Path) -> Iterator[BinaryIO]:
-    """Where to write: standard output, or a file that takes its name when it is whole."""
+    """Where to write: standard output, a pipe or a device as it is, or a file that takes its name when it is whole."""
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.flush()
+        return
+    if target.exists() and not target.is_file():
+        with target.open("wb") as out:
+            yield out
         return
     begun = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

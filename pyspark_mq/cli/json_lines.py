@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark_mq.cli.following import Row
 from store.format.columns import TIMESTAMP
 from store.format.layout import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
+from store.integers import LONG_MAX
 
 _SHOWN = (
     "queueId",
@@ -109,10 +110,12 @@ def message(line: bytes) -> Row:
     for name in ("tags", "keys", _SHARDING_KEY):
         _need(name, row.get(name, ""), str, "a text")
     for name in ("queueId", "flag"):
-        _need(name, row.get(name, 0), int, "a whole number")
+        if abs(_need(name, row.get(name, 0), int, "a whole number")) > LONG_MAX:
+            raise ValueError(f"{name!r} is {json.dumps(row[name])[:40]}, not a whole number of 64 bits")
     properties = _need("properties", row.get("properties", {}), dict, "an object of texts")
     for name, value in properties.items():
         _need(name, value, str, "a text", "properties: ")
+        must_be_text("properties", name)
     if "bornTimestamp" in row:
         row["bornTimestamp"] = _time(row["bornTimestamp"])
     return row
@@ -144,4 +147,14 @@ def _time(value: object) -> datetime:
 def _need(name: str, value: Any, kind: type, wanted: str, where: str = "") -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{where}{name!r} is {json.dumps(value)[:40]}, not {wanted}")
+    if isinstance(value, str):
+        must_be_text(f"{where}{name}", value)
     return value
+
+
+def must_be_text(name: str, value: str) -> None:
+    """Raises `ValueError` for what UTF-8 cannot say: half a surrogate pair, as "\\ud800" is in JSON."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} has {ascii(value)[:40]}, which is no text: UTF-8 has no such character") from error

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import STORE, TOPIC
 from pyspark_mq.cli.commands import interruptible, uninterrupted
 from pyspark_mq.cli.following import Row
-from pyspark_mq.cli.json_lines import json_object, message, message_table
+from pyspark_mq.cli.json_lines import json_object, message, message_table, must_be_text
 from store import MessageStore, StoreError
 from store.format.layout import KEY_SEPARATOR
 from store.integers import INT_MAX
@@ -49,7 +49,17 @@ def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[s
     for value in values:
         if "=" not in value:
             raise click.BadParameter(f"{value!r} is not like region=eu")
+        text_of(_ctx, _option, value)
     return {name: value for name, _, value in (each.partition("=") for each in values)}
+
+
+def text_of(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """What UTF-8 can say; the bytes of an argument may be any."""
+    try:
+        must_be_text(str(option.name), value or "")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
 
 
 @click.command()
@@ -57,8 +67,8 @@ def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[s
 @TOPIC
 @click.argument("bodies", nargs=-1, metavar="[BODY]...")
 @click.option("--file", type=click.File("rb"), help="Send each line of this file.")
-@click.option("--tags", help="The tag of every message.")
-@click.option("--keys", help="The keys of every message, separated by spaces.")
+@click.option("--tags", callback=text_of, help="The tag of every message.")
+@click.option("--keys", callback=text_of, help="The keys of every message, separated by spaces.")
 @click.option("--queue", type=click.IntRange(0, INT_MAX), help="The queue of every message (default: all in turn).")
 @click.option(
     "--property",
@@ -162,6 +172,7 @@ def _text(field: str, value: object, *, blank: bool = False) -> str:
         raise ValueError(f"field {field!r} is {json.dumps(value)[:40]}; a tag or a key is a text or a number")
     if not blank and KEY_SEPARATOR in str(value):
         raise ValueError(f"field {field!r} is {value!r}: no blanks in a key, they separate keys")
+    must_be_text(f"field {field!r}", str(value))
     return str(value)
 
 

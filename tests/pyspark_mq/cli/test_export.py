@@ -1,5 +1,6 @@
 """`pyspark-mq export`."""
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -65,6 +66,19 @@ def test_arrow_through_a_pipe(filled_path: Path) -> None:
     )
     assert pa.ipc.open_stream(done.stdout).read_all().num_rows == 9
     assert done.stderr == b""
+
+
+def test_a_pipe_by_its_name_stays_one(filled_path: Path, tmp_path: Path) -> None:
+    """Or a device: whoever may replace files in /dev would not have it any more."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        succeed("export", filled_path, "orders", "--to", "jsonl", "-o", pipe, "--force")
+        assert os.read(reading, 1 << 16).count(b"\n") == 9
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

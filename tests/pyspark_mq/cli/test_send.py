@@ -126,6 +126,23 @@ GOOD = '{"body": "x"}'
         (["--json"], '{"body": "a", "properties": {"n": 7}}', "properties: 'n' is 7, not a text"),
         (["--json"], '{"body": "a", "bornTimestamp": "now"}', "Invalid isoformat string: 'now'"),
         (["--json"], '{"body": "a", "queueId": true}', "'queueId' is true, not a whole number"),
+        (
+            ["--json"],
+            '{"body": "a", "tags": "\\ud800"}',
+            "line 2: tags has '\\ud800', which is no text: UTF-8 has no such",
+        ),
+        (["--json"], '{"body": "\\ud800"}', "line 2: body has '\\ud800', which is no text"),
+        (
+            ["--json"],
+            '{"body": "a", "properties": {"\\ud800": "b"}}',
+            "line 2: properties has '\\ud800', which is no text",
+        ),
+        (
+            ["--json"],
+            '{"body": "a", "flag": 123456789012345678901}',
+            "line 2: 'flag' is 123456789012345678901, not a whole",
+        ),
+        (["--tag-field", "id"], '{"id": "\\udfff"}', "line 2: field 'id' has '\\udfff', which is no text"),
         (["--key-field", "id"], '{"id": "a b"}', "line 2: field 'id' is 'a b': no blanks in a key"),
         (["--tag-field", "id"], '{"id": {}}', "line 2: field 'id' is {}; a tag or a key is a text or a number"),
     ],
@@ -147,6 +164,8 @@ def test_a_wrong_line_is_named_and_nothing_of_its_batch_is_sent(
         ["x", "--spread"],
         ["x", "--json", "--spread", "--queue", "1"],
         ["x", "--property", "region"],
+        ["x", "--property", "region=\udcff"],
+        ["x", "--tags", "\udcff"],
     ],
 )
 def test_wrong_usage(path: Path, arguments: list[str]) -> None:
