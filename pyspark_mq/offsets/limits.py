@@ -110,7 +110,12 @@ class GroupOffsets:
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        return _inside(log.committed(self.group, bounds), bounds)
+        """A group that is outside of its queue stays there: what it has not read is lost, or the queue is another."""
+        positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
+        for queue, there in log.bounds(positions).items():  # a group that reads meanwhile may be past `bounds` by now
+            if positions[queue] <= there.max_offset:
+                positions[queue] = min(positions[queue], bounds[queue].max_offset)
+        return positions
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:

@@ -10,11 +10,10 @@ from pathlib import Path
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.addresses import address_of, directory_for
 from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
-from pyspark_mq.options.source import shared_path
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
+from pyspark_mq.options.values import group, one_of, shared_path
 from store.any_log import LogAddress
-from store.errors import InvalidGroup, InvalidTopic
-from store.files.consumer_offsets import check_group_name
+from store.errors import InvalidTopic
 from store.format.topic_names import check_topic_name
 
 _NAMES = names_of(WRITE_OPTIONS)
@@ -51,9 +50,7 @@ class WriteOptions:
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
-        staging = given.get("stagingPath")
-        producer_group = given.get("producerGroup")
-        guarantee = _guarantee(given.get("delivery", Guarantee.EXACTLY_ONCE.value))
+        guarantee = Guarantee(given.value("delivery", one_of(*(each.value for each in Guarantee))))
         if guarantee is Guarantee.EXACTLY_ONCE and "nameServer" in given:
             raise OptionError(ONCE_ON_A_CLUSTER)
         if guarantee is Guarantee.AT_LEAST_ONCE:
@@ -62,10 +59,10 @@ class WriteOptions:
                     raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
         return cls(
             address=address_of(given),
-            topic=_topic(given["topic"]) if "topic" in given else None,
+            topic=given.if_given("topic", _topic),
             guarantee=guarantee,
-            given_staging_path=None if staging is None else shared_path("stagingPath", staging),
-            producer_group=None if producer_group is None else _producer_group(producer_group),
+            given_staging_path=given.if_given("stagingPath", shared_path),
+            producer_group=given.if_given("producerGroup", group),
         )
 
     @property
@@ -113,24 +110,9 @@ def _refuse_options_of_queries(name: str) -> None:
         raise OptionError(f"{reading[name.lower()]} is for reading; {hint}. A write has the options {known}")
 
 
-def _guarantee(text: str) -> Guarantee:
-    for guarantee in Guarantee:
-        if text.strip().lower() == guarantee.value:
-            return guarantee
-    raise OptionError(f"delivery takes {' or '.join(each.value for each in Guarantee)}, got {text!r:.40}")
-
-
-def _topic(text: str) -> str:
+def _topic(name: str, text: str) -> str:
     try:
         check_topic_name(text)
     except InvalidTopic as error:
-        raise OptionError(f"The option topic: {error}; several topics go into a column topic") from error
-    return text
-
-
-def _producer_group(text: str) -> str:
-    try:
-        check_group_name(text)
-    except InvalidGroup as error:
-        raise OptionError(f"producerGroup: {error}") from error
+        raise OptionError(f"The option {name}: {error}; several topics go into a column topic") from error
     return text

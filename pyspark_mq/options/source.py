@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar, cast, get_args
+from typing import cast, get_args
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.durations import milliseconds_of
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
 from pyspark_mq.options.addresses import address_of, directory_for
 from pyspark_mq.options.cluster import CLUSTER_NAMES
 from pyspark_mq.options.subscription import Subscription
-from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
-from pyspark_mq.shared_folders import why_not_shared
-from store import FilterError, InvalidGroup, message_filter
+from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
+from pyspark_mq.options.values import boolean, byte_size, duration, group, milliseconds, one_of, positive, shared_path
+from store import FilterError, message_filter
 from store.any_group import Subscription as Expression
 from store.any_log import LogAddress, MessageFilter, Oversized
-from store.files.consumer_offsets import check_group_name
 
-T = TypeVar("T")
-
-_DEFAULTS = {option.name: option.default for option in READ_OPTIONS if option.default is not None}
 LEDGER_DIR = "ledger"
-_WHOLE = re.compile(r"[0-9]{1,18}")
-_BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
-_LEAST_BATCH_SECONDS = 1.0
-_MOST_SECONDS = 24 * 24 * 3600  # the kernel counts milliseconds of a wait in 31 bits
-_MOST_BYTES = (1 << 63) - 1
-_BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class WhenLocked(Enum):
@@ -88,39 +75,32 @@ class SourceOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
         _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
-
-        def value(name: str, parse: Callable[[str, str], T]) -> T:
-            return parse(name, given.get(name, _DEFAULTS[name]))
-
-        def if_given(name: str, parse: Callable[[str, str], T]) -> T | None:
-            return parse(name, given[name]) if name in given else None
-
         return cls(
             address=address_of(given),
             subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),
             start=start_of(given),
             end=end_of(given),
-            consumer_group=if_given("consumerGroup", _group),
+            consumer_group=given.if_given("consumerGroup", group),
             orderly=_orderly(given),
-            expression=Expression(given.get("subExpression", "*"), given.get("expressionType", "TAG").upper()),
-            message_filter=_message_filter(given.get("subExpression"), given.get("expressionType")),
-            max_offsets_per_trigger=if_given("maxOffsetsPerTrigger", _positive),
-            max_bytes_per_trigger=if_given("maxBytesPerTrigger", _bytes),
-            min_offsets_per_trigger=if_given("minOffsetsPerTrigger", _positive),
-            max_trigger_delay_seconds=value("maxTriggerDelay", _duration),
-            min_partitions=if_given("minPartitions", _positive),
-            max_records_per_partition=if_given("maxRecordsPerPartition", _positive),
-            push_down_predicate=value("pushDownPredicate", _boolean),
-            fail_on_data_loss=value("failOnDataLoss", _boolean),
-            include_properties=value("includeProperties", _boolean),
-            check_crc=value("checkCRC", _boolean),
-            max_decompressed_message_size=if_given("maxDecompressedMessageSize", _bytes),
-            oversized=value("oversized", _oversized),
-            hold_timeout_seconds=value("holdTimeoutMs", _milliseconds) / 1000,
-            real_time=value("realTime", _boolean),
-            batch_duration_seconds=value("batchDuration", _duration),
-            real_time_partitions=if_given("realTimePartitions", _positive),
-            ledger_path=if_given("ledgerPath", shared_path),
+            expression=Expression(given.get("subExpression", "*"), given.text("expressionType").upper()),
+            message_filter=_message_filter(given),
+            max_offsets_per_trigger=given.if_given("maxOffsetsPerTrigger", positive),
+            max_bytes_per_trigger=given.if_given("maxBytesPerTrigger", byte_size),
+            min_offsets_per_trigger=given.if_given("minOffsetsPerTrigger", positive),
+            max_trigger_delay_seconds=given.value("maxTriggerDelay", duration),
+            min_partitions=given.if_given("minPartitions", positive),
+            max_records_per_partition=given.if_given("maxRecordsPerPartition", positive),
+            push_down_predicate=given.value("pushDownPredicate", boolean),
+            fail_on_data_loss=given.value("failOnDataLoss", boolean),
+            include_properties=given.value("includeProperties", boolean),
+            check_crc=given.value("checkCRC", boolean),
+            max_decompressed_message_size=given.if_given("maxDecompressedMessageSize", byte_size),
+            oversized=cast(Oversized, given.value("oversized", one_of(*get_args(Oversized)))),
+            hold_timeout_seconds=given.value("holdTimeoutMs", milliseconds) / 1000,
+            real_time=given.value("realTime", boolean),
+            batch_duration_seconds=given.value("batchDuration", duration),
+            real_time_partitions=given.if_given("realTimePartitions", positive),
+            ledger_path=given.if_given("ledgerPath", shared_path),
         )
 
     def stream_start(self) -> Limit:
@@ -197,18 +177,19 @@ def _refuse_options_of_writes(options: Mapping[str, str]) -> None:
             raise OptionError(f"{writing[name.lower()]} is for writing; name the topics to read with subscribe")
 
 
-def _message_filter(expression: str | None, expression_type: str | None) -> MessageFilter:
-    if expression is None and expression_type is not None:
-        raise OptionError(f"expressionType={expression_type} needs subExpression, the condition or the tags")
+def _message_filter(given: Given) -> MessageFilter:
+    expression, kind = given.get("subExpression"), given.text("expressionType")
+    if expression is None and "expressionType" in given:
+        raise OptionError(f"expressionType={kind} needs subExpression, the condition or the tags")
     try:
-        return message_filter(expression, expression_type or _DEFAULTS["expressionType"])
+        return message_filter(expression, kind)
     except FilterError as error:
         raise OptionError(f"subExpression: {str(error).removeprefix('subExpression ')}") from error
 
 
-def _orderly(given: Mapping[str, str]) -> WhenLocked | None:
-    mode = _choice("consumeMode", given.get("consumeMode", _DEFAULTS["consumeMode"]), ("concurrently", "orderly"))
-    when_locked = _choice("whenLocked", given.get("whenLocked", _DEFAULTS["whenLocked"]), [w.value for w in WhenLocked])
+def _orderly(given: Given) -> WhenLocked | None:
+    mode = given.value("consumeMode", one_of("concurrently", "orderly"))
+    when_locked = given.value("whenLocked", one_of(*(each.value for each in WhenLocked)))
     if mode != "orderly":
         if "whenLocked" in given:
             raise OptionError("whenLocked goes with consumeMode=orderly: no other stream locks queues")
@@ -221,78 +202,6 @@ def _orderly(given: Mapping[str, str]) -> WhenLocked | None:
                 f"{name} splits queues over partitions, which consumeMode=orderly never does; leave it out"
             )
     return WhenLocked(when_locked)
-
-
-def _choice(name: str, text: str, choices: Iterable[str]) -> str:
-    """One of `choices`, which may be given in other case."""
-    for choice in choices:
-        if text.strip().lower() == choice.lower():
-            return choice
-    raise OptionError(f"{name} takes {' or '.join(choices)}, got {text!r}")
-
-
-def _group(name: str, text: str) -> str:
-    try:
-        check_group_name(text)
-    except InvalidGroup as error:
-        raise OptionError(f"{name}: {error}") from error
-    return text
-
-
-def _milliseconds(name: str, text: str) -> int:
-    if not (_WHOLE.fullmatch(text.strip()) and int(text) <= 1000 * _MOST_SECONDS):
-        raise OptionError(f"{name} takes a whole number, 0 or more, of at most 24 days, got {_short(text)}")
-    return int(text)
-
-
-def _positive(name: str, text: str) -> int:
-    if not (_WHOLE.fullmatch(text.strip()) and int(text) > 0):
-        raise OptionError(f"{name} takes a whole number above 0, got {_short(text)}")
-    return int(text)
-
-
-def _bytes(name: str, text: str) -> int:
-    match = _BYTE_SIZE.fullmatch(text.strip())
-    size = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
-    if not 0 < size <= _MOST_BYTES:
-        raise OptionError(f"{name} takes bytes above 0, such as 1048576, 512k or 64m, got {_short(text)}")
-    return size
-
-
-def _duration(name: str, text: str) -> float:
-    seconds = (milliseconds_of(text) or 0.0) / 1000
-    if not _LEAST_BATCH_SECONDS <= seconds <= _MOST_SECONDS:
-        raise OptionError(
-            f"{name} takes a time from 1 second to 24 days, such as '30 seconds' or '5m', got {_short(text)}"
-        )
-    return seconds
-
-
-def shared_path(name: str, text: str) -> str:
-    """What the driver and all executors see: a directory, absolute, or a URL. Raises `OptionError`."""
-    local = text.removeprefix("file://").removeprefix("file:")
-    if not local:
-        raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, got {text!r}")
-    if "://" not in local:
-        return os.path.abspath(local)
-    if (why := why_not_shared(text)) is not None:
-        raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, but {why}")
-    return text
-
-
-def _boolean(name: str, text: str) -> bool:
-    values = {"true": True, "false": False}
-    if text.strip().lower() not in values:
-        raise OptionError(f"{name} takes true or false, got {text!r}")
-    return values[text.strip().lower()]
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")
-
-
-def _oversized(name: str, text: str) -> Oversized:
-    return cast(Oversized, _choice(name, text, get_args(Oversized)))
 
 
 def _refuse(name: str, limit: Limit, offset: int, why: str) -> None:

@@ -5,11 +5,13 @@ What is parsed, what is refused and the tables of docs/source.md and docs/sink.m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyspark_mq.errors import OptionError
+
+T = TypeVar("T")
 
 
 class Option(NamedTuple):
@@ -284,7 +286,26 @@ def names_of(table: Iterable[Option]) -> tuple[str, ...]:
     return tuple(option.name for option in table)
 
 
-def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> dict[str, str]:
+class Given(dict[str, str]):
+    """Options as a user gave them, by their documented names."""
+
+    def __init__(self, given: Mapping[str, str], table: Iterable[Option]) -> None:
+        super().__init__(given)
+        self._defaults = {option.name: option.default for option in table if option.default is not None}
+
+    def text(self, name: str) -> str:
+        """An option's text, its default where it was not given."""
+        return self.get(name, self._defaults[name])
+
+    def value(self, name: str, parse: Callable[[str, str], T]) -> T:
+        """What `parse` makes of an option's name and text."""
+        return parse(name, self.text(name))
+
+    def if_given(self, name: str, parse: Callable[[str, str], T]) -> T | None:
+        return parse(name, self[name]) if name in self else None
+
+
+def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> Given:
     """The options by their names in `table` and `others`; raises `OptionError` for any other."""
     names = (*names_of(table), *others)
     given = {name.lower(): value for name, value in options.items()}
@@ -296,7 +317,7 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
     for name in given:
         if name not in by_lower_name:
             raise OptionError(f"Unknown option {name!r}: {_hint(name, by_lower_name)}")
-    return {by_lower_name[name]: value for name, value in given.items()}
+    return Given({by_lower_name[name]: value for name, value in given.items()}, table)
 
 
 def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:

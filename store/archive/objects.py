@@ -7,10 +7,11 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,10 +19,18 @@ from store.errors import ArchiveUnavailable, ConfigError
 from store.files.atomic import make_folder, sync_directory, write_file
 from store.format.strings import Bytes
 
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_URL = re.compile(r"(?P<scheme>([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _SECRET = re.compile(r"(?<=://)[^/@]*@")  # a user, or a key, and its password
 _EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme to our extra; others have packages of their own
+_ATOMIC = {"s3", "gs", "gcs", "abfs", "az", "memory"}  # whose puts are, whatever they do to rename
+_NO_CACHE: dict[str, dict[str, Any]] = {
+    "sftp": {},
+    "ssh": {},
+}  # which keep no listings, and take the word for an option of ssh
+_PART, _NEW = ".part", ".new"  # behind the name of what is being written, and of what is about to have it
 _TRIES = 3
+
+Found = TypeVar("Found")
 
 
 class Objects(Protocol):
@@ -58,7 +67,10 @@ class Objects(Protocol):
 def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
     """options: fsspec's storage options. Raises `ArchiveUnavailable`."""
     local = local_path(url)
-    return Directory(Path(local)) if local is not None else Remote(url, options)
+    if local is not None:
+        return Directory(Path(local))
+    files, root = _file_system(url, options)
+    return (Renaming if _renames(files) else Remote)(url, files, root)
 
 
 def local_path(url: str) -> str | None:
@@ -146,9 +158,11 @@ class Remote:
 
     ahead = 6
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, files: Any, root: str) -> None:
+        """files: fsspec's. root: below which it lies there."""
         self.url = without_secrets(url).rstrip("/")
-        self._files, self._root = _file_system(url, options)
+        self._files = files
+        self._root = root
         self._secrets = _SECRET.findall(url)
 
     def read(self, path: str, begin: int, end: int) -> bytes:
@@ -184,7 +198,8 @@ class Remote:
 
     def names(self, path: str) -> list[str]:
         try:
-            listed = self._try(path, lambda: self._files.ls(self._at(path), detail=False, refresh=True))
+            self._files.invalidate_cache(self._at(path))
+            listed = self._try(path, lambda: self._files.ls(self._at(path), detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted({name.rstrip("/").rpartition("/")[2] for name in listed} - {""})
@@ -210,13 +225,97 @@ class Remote:
                     raise ArchiveUnavailable(said) from error
 
 
+class Renaming(Remote):
+    """The same where a file that is written is seen, and cut off when its writer is killed: sftp, ftp, smb, hdfs.
+
+    So it is written under another name. Not all of these replace what has the new name, so the old content goes first;
+    until the new one has its name whoever reads finds it under the one that it has meanwhile. One request at a time:
+    that is all that some of them understand.
+    """
+
+    ahead = 1
+
+    def __init__(self, url: str, files: Any, root: str) -> None:
+        super().__init__(url, files, root)
+        self._turn = threading.Lock()
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        read = super().read
+        return self._found(path, lambda at: read(at, begin, end))
+
+    def read_all(self, path: str) -> bytes:
+        return self._found(path, super().read_all)
+
+    def size(self, path: str) -> int:
+        return self._found(path, super().size)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        part, new = path + _PART, path + _NEW
+        self._make_folder(path)
+        super().write(part, data)
+        if self._is_there(path):
+            self._remove(new)
+            self._move(part, new)
+            self._remove(path)
+            self._move(new, path)
+        else:  # who was killed above left what counts under the other name: until this is there
+            self._move(part, path)
+            self._remove(new)
+
+    def delete(self, path: str) -> None:
+        for name in (path, path + _NEW, path + _PART):
+            self._remove(name)
+
+    def names(self, path: str) -> list[str]:
+        return sorted({name.removesuffix(_NEW) for name in super().names(path) if not name.endswith(_PART)})
+
+    def _found(self, path: str, look: Callable[[str], Found]) -> Found:
+        for name in (path, path + _NEW):
+            with suppress(FileNotFoundError):
+                return look(name)
+        return look(path)  # it got its name just now
+
+    def _is_there(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            return super().size(path) >= 0
+        return False
+
+    def _remove(self, path: str) -> None:
+        if self._is_there(path):  # ftp does not say why it cannot delete
+            super().delete(path)
+
+    def _try(self, path: str, verb: Any) -> Any:
+        with self._turn:
+            return super()._try(path, verb)
+
+    def _move(self, path: str, to: str) -> None:
+        try:
+            self._try(to, lambda: self._files.mv(self._at(path), self._at(to)))
+        except FileNotFoundError as error:
+            raise ArchiveUnavailable(f"{self.url}/{path}: it is gone; does another process archive there?") from error
+
+    def _make_folder(self, path: str) -> None:
+        folder = self._at(path).rpartition("/")[0]
+        self._try(path, lambda: self._files.makedirs(folder, exist_ok=True))
+
+
+def _renames(files: Any) -> bool:
+    """Whether a file system renames: one that copies instead is an object store as a rule, whose puts are atomic."""
+    from fsspec import AbstractFileSystem
+
+    while isinstance(inner := getattr(files, "fs", None), AbstractFileSystem):
+        files = inner
+    protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+    return not protocols & _ATOMIC and type(files).mv is not AbstractFileSystem.mv
+
+
 def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     import fsspec  # some 40 ms, for those only who need it
 
     scheme = url.partition("://")[0].lower()
     shown = without_secrets(url)
     try:
-        files, root = fsspec.url_to_fs(url, **{"use_listings_cache": False, **options})
+        files, root = fsspec.url_to_fs(url, **{**_NO_CACHE.get(scheme, {"use_listings_cache": False}), **options})
     except ImportError as error:
         extra = f"pip install 'pyspark-mq[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else f"install it: {error}"
         raise ArchiveUnavailable(f"{shown}: what reads {scheme}:// is not installed; {extra}") from error

@@ -191,11 +191,14 @@ class Transactions:
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """Whether it is to be asked for: the group's own, and not young any more."""
+        """Whether it is to be asked for: the group's own, and not young any more. One from far ahead is not: the clock
+        was set back, and nobody can tell how old it is.
+        """
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
-        return is_own and now - message.born_timestamp / 1000 > least
+        born = min(message.born_timestamp, message.store_timestamp)  # a producer elsewhere may be ahead
+        return is_own and abs(now - born / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
         """Those that nobody else has ended meanwhile. One that cannot be does not keep the others."""

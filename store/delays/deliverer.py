@@ -25,6 +25,7 @@ _SAVE_SECONDS, _SAVE_AT_LAST_SECONDS = 5.0, 60.0
 _PAUSE_MS = 500
 _REST_SECONDS = 0.01  # at least between two steps: many messages together take little more time than one
 _AGAIN_SECONDS = 1.0  # after an error
+_LOOK_SECONDS = 1.0  # at the clock, which may have been set, or the machine have slept: no wait notices that
 
 
 class Deliverer:
@@ -145,7 +146,8 @@ class Deliverer:
             self._save_at = time.monotonic() + _SAVE_SECONDS
         at = math.inf if due is None else max(time.monotonic() + (due - _now()) / 1000, stepped + _REST_SECONDS)
         save_at = math.inf if delivery.is_saved or time.monotonic() >= self._save_at else self._save_at
-        watch.wait(min(at, look_at, save_at) - time.monotonic())
+        rest = min(at, look_at, save_at) - time.monotonic()
+        watch.wait(rest if due is None else min(rest, _LOOK_SECONDS))
         return max(0.0, min(at - time.monotonic(), _REST_SECONDS))
 
 

@@ -18,7 +18,7 @@ from store.delays.levels import Levels
 from store.delays.progress import Progress, write_timer_check
 from store.delays.timer_log import write_timer_log
 from store.delays.timers import Timers
-from store.errors import CorruptRecord, MessageRefused, OffsetLost
+from store.errors import CorruptRecord, OffsetLost
 from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.copies import Copies, Places
@@ -122,8 +122,8 @@ class Delivery:
         (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
         left = due.without(self._delivered)
-        if len(left):
-            self._deliver(left)
+        while len(left) and not self._is_delivered(left):
+            pass
         self._levels.go_on(levels)
         self._timers.go_on(timers)
         self._moved |= len(due) > 0
@@ -160,18 +160,6 @@ class Delivery:
             write_timer_check(self._root, known, int(waiting.queue_offsets.min(initial=known.end)))
             write_timer_log(self._root, waiting, newest, known.until, now)
 
-    def _deliver(self, due: Due) -> None:
-        """One that the log does not take is passed over, and does not keep the others."""
-        try:
-            while not self._is_delivered(due):
-                pass
-        except MessageRefused:
-            if len(due) == 1:
-                _logger.exception("%s: a delayed message is lost", self._root)
-                return
-            for part in due.halves():
-                self._deliver(part)
-
     def _is_delivered(self, due: Due) -> bool:
         """Whether they are now; not where a topic was deleted since it was looked at: then that is to be done again."""
         deletions = self._published_end.deletions
@@ -190,7 +178,7 @@ class Delivery:
                 except (CorruptRecord, OffsetLost):
                     _logger.exception("%s: a delayed message is lost", self._root)
 
-    def _records(self, copies: Copies, offsets: Int64s) -> Iterator[Records]:
+    def _records(self, copies: Copies, offsets: Int64s) -> list[Records]:
         topics, queue_ids, known = real_places(copies)
         encoded = topics.dictionary_encode()
         born = np.array([self._born(topic) for topic in encoded.dictionary.to_pylist()], np.int64)
@@ -202,9 +190,19 @@ class Delivery:
                 *(self._root, (~known).sum(), names),
             )
         rows = np.flatnonzero(known)
-        if len(rows):
-            places = Places(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets[rows])})
-            yield from copies.take(rows).records(places, self._encoding)
+        if not len(rows):
+            return []
+        copies, offsets = copies.take(rows), offsets[rows]
+        places = Places(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets)})
+        made = list(copies.records(places, self._encoding))
+        fits = np.concatenate([records.sizes for records in made]) <= self._log.max_record_bytes
+        if fits.all():
+            return made
+        _logger.error(
+            "%s: %d delayed messages are lost: with the names of their topics they fit no commit log segment",
+            *(self._root, (~fits).sum()),
+        )
+        return self._records(copies.take(np.flatnonzero(fits)), offsets[fits])
 
     def _born(self, topic: str) -> int:
         born = None if topic in WAITING_TOPICS else self._topics.born(topic)

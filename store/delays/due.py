@@ -40,11 +40,6 @@ class Due(NamedTuple):
         ends = np.cumsum(sizes[:_MOST])
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
-    def halves(self) -> list[Due]:
-        """Those before the middle, and those behind it."""
-        middle = len(self) // 2
-        return [Due(*(column[rows] for column in self)) for rows in (slice(middle), slice(middle, None))]
-
     def without(self, physical_offsets: Int64s) -> Due:
         """Those that are not at one of these log offsets."""
         if not len(physical_offsets):

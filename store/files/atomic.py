@@ -37,7 +37,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
         if status.st_size > max_bytes:
             raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
         with open(fd, "rb", closefd=False) as file:
-            return file.read(max_bytes)
+            return file.read(status.st_size)  # which is asked for at once: address space may be limited
     finally:
         os.close(fd)
 

@@ -29,7 +29,10 @@ _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
 class _Seen(NamedTuple):
-    """What the files said when they were in `state`: number of queues, and where it was deleted last, by topic."""
+    """What the files said when they were in `state`: number of queues, and where it was deleted last, by topic.
+
+    No counts where nobody has asked for one yet: they take a look at every queue's folder.
+    """
 
     state: tuple[int, int] | None
     counts: dict[str, int]
@@ -65,7 +68,8 @@ class Topics:
             if state != seen.state:
                 self._changed()
             content = read_json(self._path)
-            self._seen = seen = _Seen(state, self._counted(content), self._deleted(content))
+            counts = {} if topic is None else self._counted(content)
+            self._seen = seen = _Seen(state, counts, self._deleted(content))
         return seen
 
     def deletions(self) -> dict[str, int]:

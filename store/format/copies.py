@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from store.cached import cached_property
 from store.format import compute as pc
-from store.format.arrays import arrow, constant
+from store.format.arrays import arrow, constant, numbers
 from store.format.crc import body_crc
 from store.format.entering import tags_codes
 from store.format.key_hashes import key_hashes
@@ -25,9 +25,11 @@ from store.format.layout import (
     PROPERTY_CRC,
     PROPERTY_CRC_BYTES,
     PROPERTY_KEYS,
+    PROPERTY_SEPARATOR,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     RECORD_HEADERS,
+    SECTOR_BYTES,
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
 )
@@ -36,10 +38,11 @@ from store.format.property_columns import PropertyColumns
 from store.format.record_view import RecordView
 from store.format.records import Encoding, Records, gather_rows, rows_as_binary
 from store.format.stored_message import StoredMessage, host_of
-from store.format.strings import lengths
+from store.format.strings import flat, lengths
 from store.format.tables import Topics, encode_property
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _WIDEST = RECORD_HEADERS[True][False]  # the store host is ours, IPv4
 _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsume_times", "body_length")
@@ -136,15 +139,15 @@ class Copies:
         return PropertyColumns(self.properties)
 
     def records(self, places: Places, encoding: Encoding) -> Iterator[Records]:
-        """Records of the copies, in order; in several pieces where some were born on IPv6 hosts.
+        """Records of the copies, in order; in several pieces where some were born on IPv6 hosts, or have zeros in their
+        properties that a recovery would take for what the device lost: these end with a checksum, whatever `encoding`
+        says.
 
         Bodies may be of any size: they are in the log. Raises `MessageRefused` for properties that become too large.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
         properties, codes = self._changed(places.properties), tags_codes(tags)
-        room = MAX_PROPERTIES_BYTES - int(lengths(properties).max())
-        with_crc = encoding.with_crc and room >= PROPERTY_CRC_BYTES  # it was taken without, and must not be lost for it
         headers = self.headers.copy()
         for name, values in places.fields.items():
             headers[name] = values
@@ -152,7 +155,8 @@ class Copies:
         headers["store_ip"] = np.frombuffer(ip, np.uint8)
         headers["queue_id"] = places.queue_ids
         v6 = headers["sys_flag"] & SYS_BORN_HOST_V6 != 0
-        cuts = [0, *(np.flatnonzero(np.diff(v6)) + 1).tolist(), len(self)]
+        look_lost = _look_lost(properties)
+        cuts = [0, *(np.flatnonzero(np.diff(v6) | np.diff(look_lost)) + 1).tolist(), len(self)]
         for first, last in pairwise(cuts):
             rows = slice(first, last)
             topics = places.topics if isinstance(places.topics, str) else places.topics[rows]
@@ -160,7 +164,12 @@ class Copies:
             hashes, owners = key_hashes(topics, *(None if each is None else each[rows] for each in filed))
             destinations, queues = named.destinations(places.queue_ids[rows])
             some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
-            parts = _behind_headers(self.bodies[rows], named, properties[rows], with_crc=with_crc)
+            ended = _ended(properties[rows]) if encoding.with_crc or look_lost[first] else None
+            # It was taken without a checksum, and must not be lost for it.
+            with_crc = ended is not None and lengths(ended).max() + PROPERTY_CRC_BYTES <= MAX_PROPERTIES_BYTES
+            parts = _behind_headers(
+                self.bodies[rows], named, ended if with_crc else properties[rows], with_crc=with_crc
+            )
             some["magic"] = named.magic
             some["total_size"] = sizes = some.itemsize + sum(map(_lengths, parts))
             yield Records(
@@ -184,6 +193,29 @@ class Copies:
             before, encoded, after = encode_property(name, values)
             pieces += [constant(before), encoded, constant(after)]
         return pc.binary_join_element_wise(*pieces, constant(b""))
+
+
+def _look_lost(properties: pa.BinaryArray) -> Mask:
+    """Where a sector of the properties may be nothing but zeros, wherever they come to stand; maybe elsewhere, too."""
+    data, bounds = flat(properties)
+    if not len(data):
+        return np.zeros(len(properties), np.bool_)
+    look: Mask = data[bounds[1:] - 1] == 0  # what is in the last sector may be less than one
+    if (data[::SECTOR_BYTES] == 0).any():  # as a rule no text has a zero
+        look |= numbers(pc.match_substring(properties, bytes(SECTOR_BYTES)))
+    return look
+
+
+def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
+    """The same, so that another property can follow: a client may leave the last separator out."""
+    data, bounds = flat(properties)
+    if not len(data):
+        return properties
+    is_open = (data[bounds[1:] - 1] != PROPERTY_SEPARATOR) & (np.diff(bounds) > 0)
+    if not is_open.any():
+        return properties
+    ends = pc.if_else(arrow(is_open), constant(bytes([PROPERTY_SEPARATOR])), constant(b""))
+    return pc.binary_join_element_wise(properties, ends, constant(b""))
 
 
 def _behind_headers(

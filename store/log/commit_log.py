@@ -59,6 +59,11 @@ class CommitLog:
         """Whether the segment of log offset `begin` takes records of `size` bytes there, and a blank behind them."""
         return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
 
+    @property
+    def max_record_bytes(self) -> int:
+        """The size of the largest record that fits a segment."""
+        return self.segments.size - END_FILE_MIN_BLANK_BYTES
+
     def can_be_record(self, at: int, size: int) -> bool:
         """Whether a record of `size` bytes can begin at log offset `at`; ask before reading one.
 
@@ -79,7 +84,7 @@ class CommitLog:
         ends = np.cumsum(sizes)
         if len(sizes) and self.has_room(begin, total := int(ends[-1])):  # as a rule
             return Placement(begin + ends - sizes, begin + total, [(0, len(sizes))], [])
-        if len(sizes) and int(sizes.max()) + END_FILE_MIN_BLANK_BYTES > size:
+        if len(sizes) and int(sizes.max()) > self.max_record_bytes:
             raise MessageRefused(
                 PutStatus.MESSAGE_ILLEGAL,
                 f"a record of {int(sizes.max())} bytes fits no commit log segment of {size} bytes; "

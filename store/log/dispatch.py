@@ -88,7 +88,8 @@ def walk(
 
     Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
     carry a blank. until: the record boundary where the walk ends at the latest. torn_from: the log offset from which on
-    a machine that went down may have lost sectors: a record that has one of zeros in its properties is none, too.
+    a machine that went down may have lost sectors: a record that has one of zeros in its properties is none, too, but
+    where it ends with a checksum of all of it.
     """
     at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
     stop, torn = (_NO_END if offset is None else offset for offset in (until, torn_from))
@@ -119,7 +120,8 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
     if check_crc:
         records = _first(records, records.crc_matches())
     if len(records) and at + records.positions[-1] >= torn_from:
-        records = _first(records, _are_whole(records, at % log.segments.size) | (records.positions + at < torn_from))
+        whole = _are_whole(records, at % log.segments.size) | (records.positions + at < torn_from)
+        records = _first(records, whole | (records.have_property_crc & check_crc))
     end = int(at + records.positions[-1] + records.sizes[-1]) if len(records) else at
     blank = data[position : position + BLANK.itemsize]
     if len(records) == len(starts) and _is_blank(blank, log.next_segment(at) - at - position):

@@ -238,6 +238,7 @@ class Turn(Opened):
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a turn at {path}", "what took it")
         self._byte = byte
+        self._threads = threading.RLock()  # or a descriptor that is another file's by now could be locked
         with opening:
             self._fd = open_file(path)
             self._closes = finalize(self, os.close, self._fd)
@@ -245,13 +246,20 @@ class Turn(Opened):
 
     def take(self) -> bool:
         """Whether it is this one's now; once it is, it stays so. Raises `StoreClosed`, `StoreForked`."""
-        self.must_be_open()
-        return set_lock(self._fd, fcntl.F_WRLCK, self._byte)
+        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
+        with self._threads:
+            try:
+                return set_lock(self._fd, fcntl.F_WRLCK, self._byte)
+            except (OSError, ValueError):  # closed meanwhile, maybe by what interrupted this
+                self.must_be_open()
+                raise
 
     def close(self) -> None:
         """Give it back."""
         self._is_over = True
-        self._let_go()
+        if self._fd >= 0:
+            with self._threads:
+                self._let_go()
 
     def _let_go(self) -> None:
         self._fd = -1

@@ -19,7 +19,7 @@ from store.format.copies import Copies, Places
 from store.format.delayed import Waits, waiting
 from store.format.entering import check_name_column, check_names, check_topic
 from store.format.java_hash import java_hash, java_hash_code
-from store.format.layout import PROPERTY_UNIQ_KEY
+from store.format.layout import END_FILE_MIN_BLANK_BYTES, MAX_TOPIC_BYTES, PROPERTY_CRC_BYTES, PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, pairs, split
 from store.format.message_lists import encode_list
@@ -31,6 +31,8 @@ from store.format.tables import encode_columns
 from store.publish.results import Where
 
 ROWS_A_TURN = 16  # more are read no faster
+# By so much a record may grow that is put again in its own topic: the name is longer, and it may get a checksum.
+_GROWS_BYTES = MAX_TOPIC_BYTES + PROPERTY_CRC_BYTES
 
 
 class PutResult(NamedTuple):
@@ -73,6 +75,7 @@ class Putting:
         self._topics = topics
         self._delaying = delaying
         self._encoding = encoding_of(config)
+        self._max_record_bytes = config.mappedFileSizeCommitLog - END_FILE_MIN_BLANK_BYTES
         self._turns = _Turns(ever_put)
 
     @staticmethod
@@ -101,9 +104,15 @@ class Putting:
         return self._choose_for_each(messages)
 
     def of_own(self, messages: Sequence[Message]) -> Records | list[Record]:
-        """Records of a broker's own messages, past the door: any topic and properties; each names its queue."""
+        """Records of a broker's own messages, past the door: any topic and properties; each names its queue.
+
+        Raises `MessageRefused` for one that may fit no segment once it is put again in its own topic.
+        """
         queue_ids = [message.queue_id or 0 for message in messages]
-        return encode_list(messages, queue_ids, self._encoding, _now())
+        records = encode_list(messages, queue_ids, self._encoding, _now())
+        sizes = records.sizes if isinstance(records, Records) else np.array([record.size for record in records])
+        self._must_fit_later(sizes)
+        return records
 
     def of_table(self, topic: str, table: object) -> Iterator[Records]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
@@ -128,11 +137,24 @@ class Putting:
             return records
         nobody = np.zeros(len(messages), np.int64)
         waits = Waits.of(nobody if levels is None else levels, nobody if times is None else times, now)
-        return records if waits is None else waiting(records, waits, self._encoding)
+        return records if waits is None else self._fitting_later(waiting(records, waits, self._encoding), waits)
 
     def _waiting(self, records: Records, waits: Waits) -> Records:
         self._delaying()
-        return waiting(records, waits, self._encoding)
+        return self._fitting_later(waiting(records, waits, self._encoding), waits)
+
+    def _fitting_later(self, records: Records, waits: Waits) -> Records:
+        """What fits a segment where it waits, but may not in its own topic, must not be acknowledged."""
+        self._must_fit_later(records.sizes[(waits.levels > 0) | (waits.deliver_at > 0)])
+        return records
+
+    def _must_fit_later(self, sizes: npt.NDArray[np.int64]) -> None:
+        largest, limit = int(sizes.max(initial=0)), self._max_record_bytes - _GROWS_BYTES
+        if largest > limit:
+            raise illegal(
+                f"a record of {largest} bytes, which is put again in its own topic later: at most {limit}, or it might "
+                "fit no commit log segment then; create the store with a larger mappedFileSizeCommitLog"
+            )
 
     def of_copies(self, copies: Copies, places: Places) -> Iterator[Records]:
         """Records of stored messages that are put again, past the door: it is the store itself that says where.

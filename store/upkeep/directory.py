@@ -130,7 +130,8 @@ class Directory:
 
         Call under the store lock.
         """
-        missing = [name for name in SIZES if name not in self._own_settings()]
+        own = self._own_settings()
+        missing = [name for name in SIZES if name not in own]
         if missing:
             make_directory(self._conf.parent)
             text = self._own_text()

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_FINDINGS = 200
+COPY = "restore the file from a copy"
+REPAIR = "verify --repair"
 
 
 class Enough(Exception):

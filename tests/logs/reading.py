@@ -25,6 +25,7 @@ from store.any_log import (
     QueueRange,
 )
 from tests.logs.made import A0, A1, ALL_A0, B0, InRegion, LogKind, Making, messages, numbers, scan
+from tests.waiting import another_millisecond
 
 
 class ReadingTests(LogKind):
@@ -146,11 +147,11 @@ class ReadingTests(LogKind):
         assert log.groups() == ({"readers": told} if told else {})
 
     def test_times(self, making: Making, log: Log) -> None:
-        time.sleep(0.005)  # so that there are two times
+        another_millisecond()
         making.append(messages(A0, range(10, 20)))
         (batch,) = scan(log, QueueRange(*A0, 0, 20), ("storeTimestamp",))
         times = [int(stored) // 1000 for stored in batch["storeTimestamp"].cast(pa.int64()).to_pylist()]
-        for at in range(times[0] - 1, times[-1] + 2):
+        for at in {each + by for each in times for by in (-1, 0, 1)}:
             older, not_newer = sum(t < at for t in times), sum(t <= at for t in times)
             lower = log.offsets_by_time([A0, A1, self.queue("nowhere", 0)], at, Boundary.LOWER)
             assert lower == {A0: older, A1: 0}

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from store import Message, MessageStore
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed, tailing
 from tests.takeover import broker
+from tests.waiting import another_millisecond
 
 
 def test_tail_prints_all_queues_in_the_order_of_appending(path: Path) -> None:
@@ -82,10 +82,10 @@ def numbered(path: Path) -> tuple[Path, list[int]]:
     times: list[int] = []
     with MessageStore.open(path) as store:
         for number in range(12):
-            while times and time.time() * 1000 < times[-1] + 2:
-                time.sleep(0.001)
+            another_millisecond()
             result = store.put(Message("orders", f"{number}".encode(), tags="even" if number % 4 < 2 else "odd"))
             times.append(store.message_by_id(result.msg_id).store_timestamp)
+    another_millisecond()
     return path, times
 
 

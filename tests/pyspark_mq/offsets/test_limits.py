@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pyspark_mq.offsets.limits import EARLIEST, LATEST, LastMessages, Named, Off
 from store import Message, MessageStore
 from store.any_log import Bounds, Log, Positions, Queue
 from store.local import LocalAddress
+from tests.waiting import another_millisecond
 
 RESOURCES = Path(__file__).parents[2] / "resources" / "offsets"
 Q0, Q1 = Queue("orders", 0), Queue("orders", 1)
@@ -28,17 +28,10 @@ class TimedLog:
         with MessageStore.open(path) as store:
             store.create_topic("orders", 2)
             store.put_many([Message("orders", b"", queue_id=0)] * 10 + [Message("orders", b"", queue_id=1)] * 4)
-            self.between = self._later(store)
+            self.between = another_millisecond()
             store.put_many([Message("orders", b"", queue_id=0)] * 5)
-            self.after = self._later(store)
+            self.after = another_millisecond()
             store.commit_offsets("readers", "orders", {0: 7})
-
-    @staticmethod
-    def _later(store: MessageStore) -> int:
-        """A time that no message has yet."""
-        while (now := int(time.time() * 1000)) <= store.get_message("g", "orders", 0, 0).messages[-1].store_timestamp:
-            pass
-        return now
 
 
 @pytest.fixture(scope="module")

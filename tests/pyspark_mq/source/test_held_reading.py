@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -190,8 +191,10 @@ def test_a_backlog_comes_in_full_batches_and_all_queues_have_turns(
 ) -> None:
     monkeypatch.setattr(held_reading, "_ROWS_AT_ONCE", 100)
     filled.put("orders", 0, 250, size=1)
-    it = reader(filled, realTimePartitions="1")
+    it = reader(filled, realTimePartitions="1", batchDuration="60s")
     start = it.initialOffset()
     (partition,) = it.partitions(start, latest(it, start))
-    turns = [(batch.column("queueId")[0].as_py(), batch.num_rows) for batch in it.read(partition)]
+    batches = it.read(partition)
+    turns = [(batch.column("queueId")[0].as_py(), batch.num_rows) for batch in islice(batches, 4)]
+    batches.close()  # type: ignore[attr-defined]
     assert turns == [(0, 100), (1, 5), (0, 100), (0, 53)]

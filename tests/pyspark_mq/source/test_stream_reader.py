@@ -131,6 +131,30 @@ def test_a_start_where_a_group_stands(filled: Filled) -> None:
     assert it.initialOffset()["orders"] == {"0": 0, "1": 2}
 
 
+def test_a_start_where_a_group_stands_of_a_topic_that_was_created_anew(
+    filled: Filled, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled.store.commit_offsets("readers", "orders", {0: 9})  # as a backup of config/ may have it
+    options = {"consumerGroup": "readers", "startingOffsets": "group"}
+    with pytest.raises(OptionError, match=r"startingOffsets says 9 for orders/0, and its next message will be 3\. Was"):
+        reader(filled, **options).initialOffset()
+    assert reader(filled, failOnDataLoss="false", **options).initialOffset()["orders"] == {"0": 3, "1": 0}
+    assert "startingOffsets says 9 for orders/0" in caplog.text
+
+
+def test_a_start_where_a_group_stands_that_retention_overtook(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    filled.store.commit_offsets("readers", "orders", {0: 1})
+    filled.put("orders", 0, 2000, size=60)
+    filled.store.clean(forced=True)
+    first = filled.store.min_offset("orders", 0)
+    assert first > 3
+    options = {"consumerGroup": "readers", "startingOffsets": "group"}
+    with pytest.raises(DataLossError, match=rf"startingOffsets: orders/0 \[1, {first}\) is lost: the queue's first"):
+        reader(filled, **options).initialOffset()
+    assert reader(filled, failOnDataLoss="false", **options).initialOffset()["orders"]["0"] == first
+    assert f"orders/0 [1, {first}) is lost" in caplog.text
+
+
 def test_everything_once(filled: Filled) -> None:
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()

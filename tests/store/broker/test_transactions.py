@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -138,6 +139,17 @@ def test_each_may_say_how_long_it_is_not_asked_for(store: MessageStore) -> None:
     message = Message("orders", b"", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"})
     transactions.prepare([message])
     assert transactions.open(-1) == []
+
+
+def test_one_that_was_begun_while_the_clock_was_ahead(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for when the clock is right again; not one whose producer's clock is fast."""
+    clock, ahead = time.time, 86_400.0
+    transactions = Transactions(store, "sellers")
+    transactions.prepare([Message("orders", b"fast", born_timestamp=int((clock() + 86_400) * 1000))])
+    monkeypatch.setattr(time, "time", lambda: clock() + ahead)
+    transactions.prepare([Message("orders", b"ahead")])
+    monkeypatch.undo()
+    assert [message.body for _, message in transactions.open(3600)] == [b"ahead"]
 
 
 def test_one_that_is_ended_while_it_is_asked_for(store: MessageStore) -> None:

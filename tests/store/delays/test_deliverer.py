@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import os
@@ -13,17 +14,22 @@ import threading
 import time
 import warnings
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageRefused, MessageStore, StoreConfig
+from store import Message, MessageRefused, MessageStore, StoreBusy, StoreConfig
 from store.broker.deletion import delete_topic
+from store.format.delayed import Waits, waiting
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
+from store.format.message_lists import encode_list
+from store.format.record import as_columns
+from store.format.records import Records
 from store.publish.appender import Appender
+from store.publish.putting import encoding_of
 from store.upkeep.retention import Decision, Reason, Retention
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
@@ -220,18 +226,53 @@ def test_another_topic_of_that_name_gets_nothing_in_the_last_moment(
         until(lambda: bodies(store) == {b"new": 1})
 
 
-def test_what_the_log_does_not_take_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its place in its topic, whose name is long, is longer than where it waited."""
+def test_what_the_log_does_not_take_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its place in its topic, whose name is long, is longer than where a broker let it wait. Nor does one of the others
+    come twice where an append fails once.
+    """
+    calls, append = itertools.count(), Appender.append
+
+    def append_but_once(appender: Appender, *pieces: Any, **how: Any) -> Any:
+        if threading.current_thread().name == "mq-deliver" and next(calls) == 2:
+            raise StoreBusy("once")
+        return append(appender, *pieces, **how)
+
+    def waits(body: bytes) -> Records:
+        records = encode_list([Message("t" * 127, body)], [0], encoding_of(SMALL), int(time.time() * 1000))
+        return waiting(as_columns(records), Waits(np.array([1]), np.array([0])), encoding_of(SMALL))
+
+    monkeypatch.setattr(Appender, "append", append_but_once)
     with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
         store.create_topic("t" * 127, 1)
-        for size in range(SMALL.mappedFileSizeCommitLog, 0, -10):
-            with suppress(MessageRefused):
-                store.put(Message("t" * 127, b"x" * size, delay_level=1))
-                break
-        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(5)])
-        until(lambda: len(all_of(store, TOPIC)) == 5)
+        others = store._putting.of_messages([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(10)])
+        largest = store._log.max_record_bytes - int(waits(b"").sizes[0])
+        store._writing().append([others, waits(b"x" * largest)])
+        until(lambda: len(bodies(store)) == 10)
+        assert set(bodies(store).values()) == {1}
         assert all_of(store, "t" * 127) == []
-    assert "a delayed message is lost" in caplog.text
+    assert "1 delayed messages are lost: with the names of their topics they fit no commit log segment" in caplog.text
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_what_the_log_would_not_take_later_is_refused(tmp_path: Path, as_table: bool) -> None:
+    """Each that is taken is delivered."""
+    with opened(tmp_path) as store:
+        store.create_topic("t" * 127, 1)
+
+        def put(size: int) -> None:
+            if as_table:
+                store.append_table("t" * 127, pa.table({"body": [b"x" * size], "delayLevel": [1]}))
+            else:
+                store.put(Message("t" * 127, b"x" * size, delay_level=1))
+            sizes.append(size)
+
+        sizes: list[int] = []
+        with pytest.raises(MessageRefused, match="which is put again in its own topic later"):
+            list(map(put, itertools.count(SMALL.mappedFileSizeCommitLog - 500)))
+        assert sizes
+        until(lambda: store.max_offset("t" * 127, 0) == len(sizes))
 
 
 def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -352,6 +393,21 @@ def test_each_once_where_the_clock_is_set_back(tmp_path: Path) -> None:
         again.look()
         again.step(now + 8_000_000)
         assert bodies(store) == Counter([b"0", b"1", b"2", b"3", b"4", b"level", b"between"])
+
+
+def test_none_is_late_where_the_clock_is_set_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the machine slept: though nothing else happens in the store."""
+    clock, ahead = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: clock() + ahead)
+    with opened(tmp_path) as store:
+        store.put(Message(TOPIC, b"", deliver_at=int(clock() * 1000) + 3_600_000))
+        until((tmp_path / DELAY_OFFSETS_FILE).exists)
+        store.flush()
+        time.sleep(1.5)  # what was put is noticed, and flushed
+        assert delivered(store) == 0
+        ahead, stepped = 7200.0, time.monotonic()
+        until(lambda: delivered(store) == 1)
+        assert time.monotonic() - stepped < 20
 
 
 def test_what_is_noted_is_on_the_device(tmp_path: Path) -> None:

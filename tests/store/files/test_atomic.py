@@ -219,3 +219,18 @@ def test_a_file_that_cannot_get_its_rights_is_an_error_and_not_left_open(
     finally:
         os.umask(before)
     assert os.listdir("/proc/self/fd") == opened
+
+
+def test_a_small_file_is_read_in_little_address_space(tmp_path: Path) -> None:
+    """Whatever it may have at most."""
+    (tmp_path / "small").write_bytes(b"small")
+    code = """
+import resource, sys
+from pathlib import Path
+from store.files.atomic import read_file
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), -1))
+print(read_file(Path(sys.argv[1]), 256 << 20))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "small")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "b'small'\n"

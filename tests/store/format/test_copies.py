@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from store import Message, MessageRefused, StoredMessage
 from store.format.arrays import texts
 from store.format.copies import Copies, Places
-from store.format.layout import SYS_BORN_HOST_V6
+from store.format.layout import SECTOR_BYTES, SYS_BORN_HOST_V6
 from store.format.record_view import RecordView
 from store.format.records import Encoding, Records
 from store.format.stored_message import decode_record
@@ -133,3 +133,32 @@ def test_what_was_taken_without_a_checksum_is_copied_without_where_there_is_no_r
     (made,) = copies_of(content).records(Places("t", np.array([0])), replace(ENCODING, with_crc=True))
     (copy,) = stored([made], [0])
     assert copy.properties == {"p": "x" * 32_740}
+
+
+def with_properties(encoded: bytes) -> bytes:
+    """A record whose properties are these, at least three bytes."""
+    content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * (len(encoded) - 3)})], 0)
+    return content[: -len(encoded)] + encoded
+
+
+@pytest.mark.parametrize("end", [b"\2", b"", b"\0"])
+def test_what_looks_like_a_lost_sector_ends_with_a_checksum(end: bytes) -> None:
+    """And nothing else, by default; also of a client that leaves out the last separator, behind which none follows."""
+    zeros, text = b"p\1" + bytes(SECTOR_BYTES) + end, b"p\1value\2"
+    records = [with_properties(each) for each in (text, zeros, zeros, b"p\1v\0\0", text, b"p\1v\0v")]
+    copies = copies_of(*records)
+    made = list(copies.records(Places("here", np.arange(6)), ENCODING))
+    assert [(len(piece), piece.with_crc) for piece in made] == [(1, False), (3, True), (2, False)]
+    was = [decode_record(record, "t").properties for record in records]
+    assert [each.properties for each in stored(made, list(range(6)))] == was
+    _, piece, _ = made
+    again = copies_of(*(bytes(piece.encoded(n, n + 1)) for n in range(3)))
+    assert [value.strip(b"\2") for value in again.properties.to_pylist()] == [
+        value.strip(b"\2") for value in copies.properties.to_pylist()[1:4]
+    ]
+
+
+def test_a_checksum_can_follow_properties_without_their_last_separator() -> None:
+    copies = copies_of(with_properties(b"p\1value"), with_properties(b"p\1v\2"))
+    (made,) = copies.records(Places("here", np.arange(2)), replace(ENCODING, with_crc=True))
+    assert [each.properties for each in stored([made], [0, 1])] == [{"p": "value"}, {"p": "v"}]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.format.java_hash import java_hash_code
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
+from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
 from store.log.dispatch import light_entries, queue_entries, walk
 from tests.store.read.test_golden import GOLDEN, NAMES
@@ -78,6 +79,26 @@ def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, 
     content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
     content[end:] = bytes(SIZE - end)  # a record ends with its properties
     assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [2, 2, 1, 1]
+
+
+def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Path) -> None:
+    """Unlike others of the same record, wherever its sectors are."""
+    config = StoreConfig(mappedFileSizeCommitLog=SIZE, enabledAppendPropCRC=True)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("t", 1)
+        end = store.put(Message("t", b"body", properties={"p": "x" * 1200, "q": "v" * 1200})) and store.confirm_offset
+        store.put(Message("t", b"behind"))
+    file = tmp_path / "commitlog" / segment_name(0)
+    content = bytearray(file.read_bytes().replace(b"x" * 1200, bytes(1200)))
+    record = RecordView(np.frombuffer(bytes(content), np.uint8), np.array([0]), np.array([end]))
+    record.measure_topics()
+    content[:end] = record.moved(0).tobytes()  # with a checksum that fits
+    file.write_bytes(content)
+    assert sum(len(chunk.records) for chunk in walk(log_of(tmp_path), 0, torn_from=0)) == 2
+    sector = -(-content.index(b"v" * 1200) // SECTOR_BYTES) * SECTOR_BYTES
+    content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
+    file.write_bytes(content)
+    assert not list(walk(log_of(tmp_path), 0, torn_from=0))
 
 
 @pytest.mark.parametrize("at_once", [1, 60])

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -16,7 +17,7 @@ import pytest
 from store import MessageStore, StoreBusy, StoreClosed, StoreLocked, StoreUnavailable
 from store.publish import locks
 from store.publish.lock_holders import holders
-from store.publish.locks import StoreLock, among_groups
+from store.publish.locks import StoreLock, Turn, among_groups
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
 BROKER = """
@@ -387,3 +388,30 @@ def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
         lock.exclusively(lambda: lock.exclusively(lambda: None))
     lock.exclusively(lambda: None)
     lock.close()
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_a_turn_that_is_closed_while_it_is_taken(tmp_path: Path, by_thread: bool) -> None:
+    """By what interrupts it, such as a signal's handler; another thread's `close` waits, or a descriptor could be
+    locked that is another file's by then."""
+    turn = Turn(tmp_path / "lock")
+    closing, tracing = threading.Thread(target=turn.close), sys.gettrace()
+
+    def close(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is locks.set_lock.__code__:
+            if by_thread:
+                closing.start()
+                closing.join(0.1)
+            else:
+                turn.close()
+
+    sys.settrace(close)
+    try:
+        with nullcontext() if by_thread else pytest.raises(StoreClosed):
+            assert turn.take()
+    finally:
+        sys.settrace(tracing)
+    if by_thread:
+        closing.join()
+    with pytest.raises(StoreClosed):
+        turn.take()

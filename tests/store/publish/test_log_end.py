@@ -25,6 +25,7 @@ from store.upkeep.verify import verify
 from tests.end_to_end.dying_writers import QUEUES
 from tests.end_to_end.test_kill import ROOT, bodies
 from tests.takeover import PATIENCE, Follower, broker, die
+from tests.waiting import another_millisecond
 
 SIZE = 16 << 10
 SMALL = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=2000)
@@ -234,7 +235,7 @@ def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
         def appended_twice(log: CommitLog, begin: int) -> list[LogChunk]:
             for _ in range(2):
                 put(ours, "more", 1)
-                time.sleep(0.002)  # so that their times differ
+                another_millisecond()
             return list(walk(log, begin))
 
         steps.append(appended_twice)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore
+from store.broker.retries import send_back
+from store.broker.transactions import Transactions
 from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.index.index import Index
 from store.publish.published_end import PublishedEnd, checked
@@ -66,6 +68,31 @@ def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length
     for read_only in (True, False):
         with MessageStore.open(path, read_only=read_only) as store:
             assert list(bodies(store).values()) == [b"%d" % n for n in range(lost)]
+
+
+@pytest.mark.parametrize("again", ["sent back", "committed"])
+def test_zeros_of_a_brokers_message_that_is_put_again_do_not_end_the_log(tmp_path: Path, again: str) -> None:
+    """Nor what was acknowledged behind them."""
+    live, path = tmp_path / "live", tmp_path / "mq"
+    with MessageStore.open(live, config=replace(SMALL, mappedFileSizeCommitLog=4 * SIZE)) as store:
+        store.create_topic("t", 1)
+        transactions, row = Transactions(store, "g"), Message("t", b"theirs", properties={"p": "x" * 1200})
+        halves = transactions.prepare([row]) if again == "committed" else []
+        store.put_many([row] if not halves else [])
+        file = live / "commitlog" / segment_name(0)
+        file.write_bytes(file.read_bytes().replace(b"x" * 1200, bytes(1200)))  # a broker takes them
+        store.flush()
+        if halves:
+            transactions.commit(halves)
+        else:
+            send_back(store, "g", store.get_message("g", "t", 0, 0).messages)
+        acknowledged = [b"%d" % n for n in range(5)]
+        store.put_many([Message("t", body) for body in acknowledged])
+        shutil.copytree(live, path)
+    another_boot(path)
+    for read_only in (True, False):
+        with MessageStore.open(path, read_only=read_only) as store:
+            assert list(bodies(store).values()) == [b"theirs", *acknowledged]
 
 
 def test_a_crash_that_lost_nothing_loses_nothing(crashed: Crashed) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from store.format.layout import CHECKPOINT, INDEX_HEADER, INDEX_SLOT
 from store.index.index import Index
 from store.upkeep.verify import verify
 from tests.store.upkeep.crashed import SMALL, another_boot
+from tests.waiting import another_millisecond
 
 CONFIG = replace(SMALL, maxHashSlotNum=20, maxIndexNum=20)  # 19 keys a file
 WITHOUT_KEYS = {*range(3), *range(22, 25), 40}  # before the first file, and between two
@@ -29,9 +29,7 @@ def path(tmp_path: Path) -> Path:
     with MessageStore.open(tmp_path / "mq", config=CONFIG) as store:
         store.create_topic("t", 1)
         for first in range(0, COUNT, 20):
-            before = time.time_ns() // 1_000_000
-            while time.time_ns() // 1_000_000 == before:
-                pass
+            another_millisecond()
             store.put_many(
                 [
                     Message("t", b"%d" % n, tags="a", keys=() if n in WITHOUT_KEYS else (f"k{n}",))

@@ -256,7 +256,7 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
         with late.open("r+b") as file:  # as it is: threads of others sleep, too
             file.write(entries)
 
-    monkeypatch.setattr("store.upkeep.verify.time.sleep", fill)  # while it waits
+    monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # while it waits
     assert verify(path).findings == []
 
 

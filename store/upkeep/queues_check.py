@@ -1,0 +1,241 @@
+"""Do the queues hold: has every record its entry, every entry its record, and does the entry say what the record says?
+
+The log is walked once beside them; what a queue has besides is found by its offsets being dense. Memory is one line for
+each queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+
+from store.errors import CorruptSegment, CorruptStore, OffsetLost
+from store.format.layout import CQ_EXTENSION_BELOW
+from store.format.record_view import Ints
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue, Entries
+from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.dispatch import LogChunk, light_entries, queue_entries, with_delivery_times
+from store.publish.log_end import life_begin
+from store.publish.watch import POLL_SECONDS
+from store.upkeep.findings import COPY, REPAIR, Report
+from store.upkeep.misplaced import misplaced, place_of
+
+_NOT_COMPARED = -1
+_NO_ENTRY = "{count} messages have no entry in the queue"
+_WRONG_ENTRY = "{count} entries are not what their records say"
+_NO_RECORD = "{count} entries have no sound record in the log"
+_TWICE = "{count} records have a queue offset that an earlier one has"
+
+
+@dataclass
+class _Run:
+    """Queue offsets of one queue with the same thing wrong: the first, how many, and what is said of the first."""
+
+    first: int
+    count: int
+    example: str
+
+
+class QueuesCheck:
+    """Call `compare` for the log's chunks as they come, and `finish` behind the last. What is wrong is reported."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        log: CommitLog,
+        report: Report,
+        is_compared: Callable[[str, int], bool],
+        patience: float,
+    ) -> None:
+        """is_compared: whether the record of a topic at a log offset is: not so what deleted topics had, and batch
+        queues. patience: how many seconds to wait in all for a broker's dispatch.
+
+        Queues whose files have wrong names or lengths, or holes, are a finding, and not compared.
+        """
+        self._all_queues = queues
+        self._log = log
+        self._report = report
+        self._is_compared = is_compared
+        self._patience = patience
+        self._queues: dict[QueueName, ConsumeQueue] = {}
+        self._life_begins: dict[QueueName, int] = {}
+        self._reborn: dict[str, int] = {}  # log offset where the newest life of a topic begins
+        self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without folder
+        self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
+        self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
+        self._runs: dict[tuple[QueueName, str], _Run] = {}
+        for name in queues.existing():
+            queue = queues.of(*name)
+            report.queues += 1
+            try:
+                queue.check()
+            except CorruptStore as error:
+                what = str(error).partition(";")[0]
+                report.add(_name(name), what, f"move the queue's folder away, then {REPAIR}")
+                self._next[name] = _NOT_COMPARED
+            else:
+                self._queues[name] = queue
+
+    def compare(self, chunk: LogChunk, end: int) -> None:
+        """Compare the entries of a chunk's records, those before log offset `end`."""
+        light = (piece for piece in light_entries(chunk) if self._stands(*piece))
+        for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light):
+            count = int(np.searchsorted(entries["physical_offset"], end))
+            if count and self._is_compared(topic, int(entries["physical_offset"][0])):
+                self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
+
+    def forget_offsets(self) -> None:
+        """Records were passed over that are gone, and with them, for good reason, some offsets of the queues."""
+        self._begin.clear()
+        self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
+
+    def next_record(self, at: int, end: int) -> int:
+        """Log offset of the next record behind `at` that a queue knows, `end` without one."""
+        known = (self._record_after(name, at, end) for name in self._queues)
+        return min((offset for offset in known if offset > at), default=end)
+
+    def finish(self, end: int, *, is_damaged: bool) -> None:
+        """Look at what the queues have besides, up to log offset `end`. is_damaged: the log is."""
+        for name, queue in self._queues.items():
+            is_damaged |= self._check_rest(name, queue, end)
+        for (name, what), run in self._runs.items():
+            if name in self._last_at and self._last_at[name] < self._reborn.get(name[0], 0):
+                continue  # the queue ended with an older life of its topic
+            example = f"; {run.example}" if run.example else ""
+            remedy = COPY if what == _TWICE or (what == _NO_RECORD and is_damaged) else REPAIR
+            self._report.add(
+                f"{_name(name)}, offset {run.first}", what.format(count=f"{run.count:,}") + example, remedy
+            )
+
+    def behind(self, end: int) -> list[str]:
+        """Where queues have something behind log offset `end`."""
+        found = []
+        for name, queue in self._queues.items():
+            at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
+            found += [] if at is None else [f"{_name(name)}, offset {at}"]
+        return found
+
+    def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
+        """Whether one record stands in a light queue where it says so, or should: a client may have made it up."""
+        first, name = int(offsets[0]), (topic, queue_id)
+        offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
+        if size:
+            return bool(offset == entries["physical_offset"][0])
+        return first == self._next.get(name, first if self._log.min_offset() else 0)
+
+    def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
+        """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""
+        life_begin = self._life_begin(name)
+        born = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
+        if born and offsets[born - 1] >= self._queues[name].first():  # it went back; or else a file of it is missing
+            self._reborn[name[0]] = min(life_begin, self._reborn.get(name[0], life_begin))
+            offsets, entries = offsets[born:], entries[born:]
+            if not len(offsets):
+                return
+        first, stop = int(offsets[0]), int(offsets[-1]) + 1
+        expected = self._next.get(name, first)
+        if expected == _NOT_COMPARED:
+            return
+        self._begin.setdefault(name, first)
+        self._next[name] = max(expected, stop)
+        if first > expected:
+            self._note(name, _NO_RECORD, expected, first - expected)
+        if first < expected:
+            where = int(entries["physical_offset"][0])
+            self._note(name, _TWICE, first, min(stop, expected) - first, f"the first is at log offset {where}")
+            return
+        found, entries = self._found(chunk, name, first, entries)
+        while self._patience > 0 and (found != entries).any():
+            time.sleep(POLL_SECONDS)
+            self._patience -= POLL_SECONDS
+            found, entries = self._found(chunk, name, first, entries)
+        missing = found["size"] == 0
+        wrong = (found["physical_offset"] != entries["physical_offset"]) | (found["size"] != entries["size"])
+        extended = found["tags_code"] <= CQ_EXTENSION_BELOW
+        wrong |= (found["tags_code"] != entries["tags_code"]) & ~extended
+        wrong &= ~missing
+        if missing.any():
+            self._note(name, _NO_ENTRY, first + int(np.argmax(missing)), int(missing.sum()))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            example = f"the first is {_fields(found[row])}, its record {_fields(entries[row])}"
+            self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
+
+    def _life_begin(self, name: QueueName) -> int:
+        """See `log_end.life_begin`; 0 of a queue that is not there, or not compared."""
+        if name not in self._life_begins:
+            self._life_begins[name] = life_begin(self._log, self._queues[name]) if name in self._queues else 0
+        return self._life_begins[name]
+
+    def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
+        """The queue's entries from `first` on, and what they have to be.
+
+        Zeros where it has no file, what is expected where retention took it.
+        """
+        if name not in self._queues:  # there is none, or a broker made it meanwhile
+            self._queues[name] = self._all_queues.of(*name)
+            self._last_at[name] = 0
+        if name in self._last_at:
+            self._last_at[name] = int(expected["physical_offset"][-1])
+        found = self._queues[name].entries_left(first, first + len(expected))
+        gone = (found["size"] == 0) & (expected["physical_offset"] < self._log.min_offset())
+        found[gone] = expected[gone]
+        return found, with_delivery_times(chunk, name[0], expected, found)
+
+    def _max_offset(self, name: QueueName, end: int) -> int:
+        """Of a queue; where an entry is damaged that of its records, with which it was compared."""
+        try:
+            return self._queues[name].max_offset(end)
+        except CorruptSegment:
+            return max(self._next.get(name, 0), self._queues[name].first())
+
+    def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> bool:
+        """Entries before the first and behind the last record of a queue; whether one shows that the log is damaged."""
+        max_offset = self._max_offset(name, end)
+        try:
+            min_offset = queue.min_offset(self._log.min_offset(), max_offset)
+        except CorruptSegment:  # as was found out by its records
+            min_offset = self._begin.get(name, max_offset)
+        begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
+        if min_offset < min(begin, max_offset):
+            self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset)
+        stop = max(stop, begin, min_offset)
+        if max_offset > stop:
+            self._note(name, _NO_RECORD, stop, max_offset - stop)
+        for index, record in islice(misplaced(self._log, self._all_queues, name, min(begin, max_offset), stop, end), 1):
+            what = f"{place_of(record)}, and no other entry knows it"
+            self._report.add(f"{_name(name)}, offset {index}", what, COPY)
+            return True
+        return False
+
+    def _note(self, name: QueueName, what: str, first: int, count: int, example: str = "") -> None:
+        run = self._runs.setdefault((name, what), _Run(first, 0, example))
+        run.count += count
+
+    def _record_after(self, name: QueueName, at: int, end: int) -> int:
+        queue = self._queues[name]
+        low = queue.first()
+        high = max_offset = self._max_offset(name, end)
+        try:
+            while low < high:
+                middle = (low + high) // 2
+                if queue.entries(middle, middle + 1)[0]["physical_offset"] <= at:
+                    low = middle + 1
+                else:
+                    high = middle
+            return int(queue.entries(low, low + 1)[0]["physical_offset"]) if low < max_offset else end
+        except OffsetLost:  # one of its files is missing
+            return end
+
+
+def _name(name: QueueName) -> str:
+    return f"topic {name[0]}, queue {name[1]}"
+
+
+def _fields(entry: np.void) -> str:
+    return f"{entry['size']} bytes at log offset {entry['physical_offset']}, tags code {entry['tags_code']}"
