@@ -36,7 +36,7 @@ from store.publish.results import AppendResult
 from store.publish.watch import Watches
 from store.read.filed_keys import FiledKeys
 from store.read.published import PublishedQueues
-from store.store_reader import StoreReader
+from store.store_finder import StoreFinder
 from store.system_errors import explained_verbs
 from store.upkeep.directory import Directory, warn_of_lost_begin
 from store.upkeep.open_halves import warn_of_open_halves
@@ -60,7 +60,7 @@ _ROOMS = (
 
 
 @explained_verbs
-class MessageStore(StoreReader):
+class MessageStore(StoreFinder):
     """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
 
     Any number of stores, in any processes of one host, may be open on one directory, to write and to read.

@@ -15,7 +15,7 @@ ROOT = Path(store.__file__).parent
 FLOORS = ("format", "files", "index", "log", "publish", "read", "archive", "upkeep", "delays", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "any_log")
 BESIDE = {"any_group": "format"}  # it speaks of messages
-ROOF = ("writer", "store_reader", "append", "message_store", "__init__")
+ROOF = ("writer", "store_reader", "store_finder", "append", "message_store", "__init__")
 # Kinds of logs and of groups, and the wire, made of all that is below.
 ATTIC = ("local", "through", "restoring", "local_group", "remoting", "cluster")
 CLIENT = "client"  # what users hold, made of kinds of logs and of groups; `store` itself offers it by name

@@ -9,7 +9,7 @@ import pytest
 
 from store import CorruptSegment, GetStatus, Message, MessageStore, OffsetLost, StoreConfig
 from store.format.layout import CQ_ENTRY, segment_name
-from store.store_reader import StoreReader
+from store.store_finder import StoreFinder
 from tests.store.log.damages import ENTRIES
 
 SIZE = 4096
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def by_get(store: StoreReader) -> list[int]:
+def by_get(store: StoreFinder) -> list[int]:
     found, offset = [], 12
     while (result := store.get_message("g", "t", 0, offset, 5)).status is not GetStatus.OFFSET_OVERFLOW_ONE:
         found += [message.queue_offset for message in result.messages]
@@ -36,28 +36,28 @@ def by_get(store: StoreReader) -> list[int]:
     return found
 
 
-def by_many(store: StoreReader) -> list[int]:
+def by_many(store: StoreFinder) -> list[int]:
     return [message.queue_offset for message in store.get_message("g", "t", 0, 22, 4000).messages]
 
 
-def as_records(store: StoreReader) -> list[int]:
+def as_records(store: StoreFinder) -> list[int]:
     return [len(record) for record in store.get_message("g", "t", 0, 22, as_records=True).records]
 
 
-def by_key(store: StoreReader) -> list[int]:
+def by_key(store: StoreFinder) -> list[int]:
     return [message.queue_offset for message in store.query("t", "k")]
 
 
-def by_scan(store: StoreReader) -> list[int]:
+def by_scan(store: StoreFinder) -> list[int]:
     return [row for batch in store.scan("t", 0, 12, 48, ("queueOffset",)) for row in batch["queueOffset"].to_pylist()]
 
 
-READS: list[Callable[[StoreReader], list[int]]] = [by_get, by_many, as_records, by_key, by_scan]
+READS: list[Callable[[StoreFinder], list[int]]] = [by_get, by_many, as_records, by_key, by_scan]
 
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_segment_of_the_log(path: Path, read: Callable[[StoreReader], list[int]], is_open: bool) -> None:
+def test_a_segment_of_the_log(path: Path, read: Callable[[StoreFinder], list[int]], is_open: bool) -> None:
     reader = MessageStore.open(path, read_only=True)
     if is_open:
         assert read(reader)
@@ -68,7 +68,7 @@ def test_a_segment_of_the_log(path: Path, read: Callable[[StoreReader], list[int
 
 
 @pytest.mark.parametrize("read", [by_get, by_many, as_records, by_scan])
-def test_a_file_of_the_queue_while_it_is_read(path: Path, read: Callable[[StoreReader], list[int]]) -> None:
+def test_a_file_of_the_queue_while_it_is_read(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.offsets("t", 0) == (12, 48)
         (path / "consumequeue/t/0" / segment_name(2 * ENTRIES * CQ_ENTRY.itemsize)).unlink()
@@ -78,7 +78,7 @@ def test_a_file_of_the_queue_while_it_is_read(path: Path, read: Callable[[StoreR
 
 
 @pytest.mark.parametrize("read", [by_get, by_many, as_records, by_scan])
-def test_an_entry_that_points_before_the_log(path: Path, read: Callable[[StoreReader], list[int]]) -> None:
+def test_an_entry_that_points_before_the_log(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
     with (path / "consumequeue/t/0" / segment_name(400)).open("r+b") as file:
         file.seek(5 * CQ_ENTRY.itemsize)
         file.write((100).to_bytes(8, "big"))

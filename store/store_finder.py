@@ -1,0 +1,96 @@
+"""`StoreFinder`: what a store finds otherwise than by queue and offset: by key, by id, by time, by place in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from store.any_log import Int64s, Queue, QueueRange
+from store.format.copies import Copies
+from store.format.stored_message import StoredMessage, inflated
+from store.index.index import END_OF_TIME
+from store.integers import integer, text
+from store.read.narrowing import Narrowing
+from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at
+from store.read.taking import sizes_at, taken
+from store.store_reader import StoreReader
+from store.system_errors import explained_verbs
+
+
+@explained_verbs
+class StoreFinder(StoreReader):
+    """The verbs of a `MessageStore` that find messages, and say where some may be."""
+
+    def query(
+        self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
+    ) -> list[StoredMessage]:
+        """The newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
+
+        A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
+        found. Where these are too few, those that the store has no longer come from its archive, if it has one.
+        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment` where files of the index are lost,
+        `ConfigError` for an index of other sizes than configured, and `ArchiveError`.
+        """
+        self._topics.known(topic)
+        key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
+        begin, end = integer("begin", begin), integer("end", end)
+        confirm = self.confirm_offset
+        self._filed_keys.check()
+        has = partial(is_queued, self._log, self._topics.known, self._published.of)
+        rooms, times_from = (self._log, self._index, confirm), self._published_end.times_from
+        found = messages_with_key(*rooms, topic, key, max_messages, begin, end, has, times_from)
+        there = [self._inflated(message) for message in found]
+        ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
+        most = max_messages - len(there)
+        if most and any(each.min_offset for each in ours.values()) and (older := self._older()):
+            there = older.with_key(topic, key, most, (begin, end), ours, there) + there
+        return there
+
+    def message_by_id(self, offset_msg_id: str) -> StoredMessage:
+        """The message with this offsetMsgId; a producer's own id is a key (see `query`). As in RocketMQ, also one of a
+        topic that was deleted and created again.
+
+        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
+        """
+        message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
+        is_queued(self._log, self._topics.known, self._published.of, message)
+        return self._inflated(message)
+
+    def record_at(self, physical_offset: int) -> bytes:
+        """The record that begins at this offset of the log, as it stands there.
+
+        Raises `OffsetLost`, `OffsetNotYet`, and `CorruptRecord` where none begins.
+        """
+        return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
+
+    def copies(self, physical_offsets: Int64s) -> Copies:
+        """The messages whose records begin at these log offsets, all different, to be put again (see `Append`).
+
+        Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
+        """
+        return taken(self._log, physical_offsets, sizes_at(self._log, physical_offsets, self.confirm_offset))
+
+    def _inflated(self, message: StoredMessage) -> StoredMessage:
+        """A message with its body as its producer had it."""
+        where = f"topic {message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
+        return inflated(message, where, self.config.maxDecompressedMessageSize)
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        """The pieces of published `ranges` that can hold messages stored in [begin, end], ms since 1970, in order.
+
+        Never too few. All of what a RocketMQ broker stored, whose times may step back; and of what comes before a clock
+        that was set back by more than an hour. Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        begin, end = integer("begin", begin), integer("end", end)
+        return self._narrowing().stored_between(ranges, begin, end)
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        """The pieces that can hold messages with one of `keys` among their keys or as `msgId`; likewise.
+
+        All of what the index may lack: messages of a RocketMQ broker's, or appended with messageIndexEnable=false and
+        before; or what it has lost. Raises `UnknownTopic`, `UnknownQueue`.
+        """
+        return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
+
+    def _narrowing(self) -> Narrowing:
+        return Narrowing(self._log, self._index, self._published, self._published_end, self._filed_keys)
