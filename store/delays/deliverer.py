@@ -105,7 +105,13 @@ class Deliverer:
     def _run(self) -> None:
         with self._running:  # one after the other: who was interrupted when this began may begin another
             self._thread = threading.current_thread()
-            self._deliver()
+            try:
+                self._deliver()
+            finally:  # whatever ended this, others go on
+                if not self._stopping.is_set() and self._turn is not None:
+                    self._delivering = None
+                    self._turn.close()
+                    self._turn = None
 
     def _deliver(self) -> None:
         assert self._watch is not None

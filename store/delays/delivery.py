@@ -74,7 +74,7 @@ class Delivery:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
             progress = progress._replace(delivered_to=published.flushed_offset)
-        self._levels = Levels(queues, progress.levels, confirm)
+        self._levels = Levels(log, queues, progress.levels, confirm)
         self._timers = Timers(log, queues, progress.timers)
         self._look_at = 0.0  # time.monotonic()
         self._moved = False  # since that was noted last

@@ -1,12 +1,14 @@
 """Delay levels: SCHEDULE_TOPIC has a queue for each, whose entries say until when their messages wait
 (ScheduleMessageService).
 
-All messages of a level wait equally long, so a queue is in the order in which its messages are due.
+All messages of a level wait equally long, so a queue is in the order in which its messages are due. Not where the clock
+was set back: those behind wait for those before them, but not for one that was stored while it was far ahead.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,12 +18,16 @@ from store.any_log import Int64s
 from store.delays.due import Due
 from store.errors import OffsetLost
 from store.format.delayed import LEVELS
-from store.format.layout import SCHEDULE_TOPIC
+from store.format.layout import RECORD_HEADER, SCHEDULE_TOPIC, field_offset
+from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")
 _LOOK = 4096  # entries that are read at once
+_AT_ONCE = 0  # ms since 1970
+_STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEADER, "store_timestamp")
 
 
 @dataclass
@@ -35,15 +41,17 @@ class _Level:
 
 
 class Levels:
-    """The levels of one store, for the one who delivers what waits there."""
+    """The levels of one store, for the one who delivers what waits there: RocketMQ's, and what more a broker had."""
 
-    def __init__(self, queues: ConsumeQueues, offsets: Mapping[int, int], confirm_offset: int) -> None:
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, offsets: Mapping[int, int], confirm_offset: int) -> None:
         """offsets: level to the queue offset where it goes on, as `delayOffset.json` has them.
 
         As in RocketMQ they are lifted to where a queue begins, and lowered to where it ends.
         """
+        self._log = log
         self._levels: dict[int, _Level] = {}
-        for level in range(1, LEVELS + 1):
+        brokers = {queue_id + 1 for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC}
+        for level in sorted(brokers.union(range(1, LEVELS + 1))):
             queue = queues.of(SCHEDULE_TOPIC, level - 1)
             first, end = queue.first(), queue.max_offset(confirm_offset)
             self._levels[level] = _Level(queue, min(max(offsets.get(level, 0), first), end), end)
@@ -57,24 +65,28 @@ class Levels:
         """Notice what was put since."""
         for level in self._levels.values():
             level.end = level.queue.max_offset(confirm_offset)
+            if level.time is not None and level.time > _now() + FAR_MS:
+                level.time = None  # the clock may have been set back since
 
     def next_time(self) -> int | None:
         """When the next message is due, ms since 1970; None where none waits."""
-        return min((time for level in self._levels.values() if (time := _time(level)) is not None), default=None)
+        return min((time for level in self._levels.values() if (time := self._time(level)) is not None), default=None)
 
     def due(self, now: int) -> tuple[Due, dict[int, int]]:
         """What is due at `now` (ms), some of each level; and how far the levels are once it is delivered."""
         found, then = [], {}
         for number, level in self._levels.items():
-            time = _time(level)
+            time = self._time(level)
             if time is None or time > now:
                 continue
+            count = 1 if time == _AT_ONCE else _LOOK
             try:
-                entries = level.queue.entries(level.next, min(level.end, level.next + _LOOK))
+                entries = level.queue.entries(level.next, min(level.end, level.next + count))
             except OffsetLost:
                 _pass_over(level)
                 continue
             times = entries["tags_code"].astype(np.int64)
+            times[0] = time
             count = int(np.argmax(times > now)) if (times > now).any() else len(entries)
             count = Due.at_once(entries["size"][:count].astype(np.int64))
             some = entries[:count]
@@ -97,22 +109,35 @@ class Levels:
         found = (_oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
+    def _time(self, level: _Level) -> int | None:
+        if level.next >= level.end:
+            return None
+        if level.time is None:
+            try:
+                entry = level.queue.entries(level.next, level.next + 1)[0]
+                level.time = self._due_time(int(entry["tags_code"]), int(entry["physical_offset"]))
+            except OffsetLost:
+                _pass_over(level)
+                return self._time(level)
+        return level.time
+
+    def _due_time(self, said: int, physical_offset: int) -> int:
+        """When a message is due: as its entry says; at once, as by a broker, where the clock was far ahead when it was
+        stored.
+        """
+        latest = _now() + FAR_MS
+        if said <= latest:
+            return said
+        try:
+            stored = self._log.segments.read(physical_offset + _STORED_AT, _STORED.itemsize)
+        except OffsetLost:
+            return _AT_ONCE  # to be told, and not to keep the others
+        return _AT_ONCE if int(np.frombuffer(stored, _STORED)[0]) > latest else said
+
     def go_on(self, then: Mapping[int, int]) -> None:
         """Levels are so far now."""
         for number, offset in then.items():
             self._levels[number].next, self._levels[number].time = offset, None
-
-
-def _time(level: _Level) -> int | None:
-    if level.next >= level.end:
-        return None
-    if level.time is None:
-        try:
-            level.time = int(level.queue.entries(level.next, level.next + 1)["tags_code"][0])
-        except OffsetLost:
-            _pass_over(level)
-            return _time(level)
-    return level.time
 
 
 def _oldest(level: _Level, first_byte: int, delivered: Int64s) -> int | None:
@@ -132,3 +157,7 @@ def _pass_over(level: _Level) -> None:
     if first > level.next:
         _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
     level.next, level.time = first, None
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -30,7 +30,7 @@ from store.publish.published_end import PublishedEnd
 from store.publish.results import AppendResult, Where
 from store.publish.together import Together, Waiting
 
-_FAR_MS = 3_600_000  # more than clocks are set back as a rule
+FAR_MS = 3_600_000  # more than clocks are set back as a rule
 Condition = Callable[[], bool]
 Piece = Records | list[Record]  # many, or a few
 _Piece = TypeVar("_Piece")
@@ -230,7 +230,7 @@ def _store_time(last: int) -> int:
     must have been wrong, and all later times would be as wrong. A search may then miss the messages that have it.
     """
     now = int(time.time() * 1000)
-    if last - now <= _FAR_MS:
+    if last - now <= FAR_MS:
         return max(now, last)
     warnings.warn(
         f"the newest message was stored {(last - now) / 1000:,.0f} s later than this machine's clock says now: it was "

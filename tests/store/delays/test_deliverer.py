@@ -321,14 +321,20 @@ def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
 
 
 def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is delivered that might have been before; putting goes on."""
+    """Nothing is delivered that might have been before; putting goes on. Once it is corrected, who opens the store then
+    delivers, though the other has it still.
+    """
     with opened(tmp_path) as store:
         store.put(Message(TOPIC, b"", delay_level=1))
+    sound = (tmp_path / DELAY_OFFSETS_FILE).read_text()
     (tmp_path / DELAY_OFFSETS_FILE).write_text('{"offsetTable": {"1": "x"}}')
     with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
         until(lambda: threads() == [])
         store.put(Message(TOPIC, b"now"))
         assert bodies(store) == {b"now": 1}
+        (tmp_path / DELAY_OFFSETS_FILE).write_text(sound)
+        with opened(tmp_path):
+            until(lambda: bodies(store) == {b"now": 1, b"": 1})
     assert "delayOffset.json: offsetTable['1'] is \"x\"" in caplog.text
 
 
