@@ -175,21 +175,19 @@ class ThroughLog(LocalLog):
         """Where the queue begins in both: the archive goes as far as the store begins, or it does not count."""
         if not local.min_offset:
             return 0
-        archived = self._archived.get(queue)
-        if (
-            archived is None
-            or local.min_offset > archived.max_offset
-            or time.monotonic() > self._looked + _LOOK_SECONDS
-        ):
-            self._look()
-            archived = self._archived.get(queue)
+        archived = self._of_archive(queue, local.min_offset)
         if archived is None or not archived.min_offset < local.min_offset <= archived.max_offset:
             return local.min_offset
         return archived.min_offset if self._is_known(queue) else local.min_offset
 
-    def _look(self) -> None:
-        self._archived = self._archive.bounds({queue for each in self._archive.topics().values() for queue in each})
-        self._looked = time.monotonic()
+    def _of_archive(self, queue: Queue, begin: int) -> Bounds | None:
+        """What is archived of a queue; begin: of the store, up to which it counts."""
+        archived = self._archived.get(queue)
+        if archived is None or begin > archived.max_offset or time.monotonic() > self._looked + _LOOK_SECONDS:
+            self._archived = self._archive.bounds({queue for each in self._archive.topics().values() for queue in each})
+            self._looked = time.monotonic()
+            archived = self._archived.get(queue)
+        return archived
 
     def _is_known(self, queue: Queue) -> bool:
         """Whether the archive has older messages of the queue. Raises `ArchiveOfAnother`."""

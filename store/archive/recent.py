@@ -51,7 +51,7 @@ class RecentPlace(Place):
         if found is not before and self._blocks is not None:
             self._blocks.forget()
         with self._lock:
-            if self._asked is asked:
+            if self._asked is asked and found is not None:
                 self._until = until
         asked.set_result(found)
 

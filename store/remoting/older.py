@@ -43,23 +43,26 @@ class _ServedLog(ThroughLog):
     def _archive(self) -> ArchiveLog:
         return ArchiveLog(self._place)
 
-    def _look(self) -> None:
-        self._place.look_again()
-        super()._look()
+    def _of_archive(self, queue: Queue, begin: int) -> Bounds | None:
+        """Of this queue alone: the metadata is known."""
+        return self._archive.bounds([queue]).get(queue)
 
     def begin(self, queue: Queue) -> int:
-        """Where a queue begins; the archive counts as it is now where it seems to have nothing."""
-        first = self.bounds([queue])[queue].min_offset
-        if first and first == self._store.min_offset(*queue):
-            self._look()
-            first = self.bounds([queue])[queue].min_offset
+        """Where a queue begins; the archive counts as it is now where it seems to have nothing.
+
+        Raises `UnknownTopic`."""
+        own = Bounds(*self._store.offsets(*queue))
+        first = self._first(queue, own)
+        if first and first == own.min_offset:
+            self._place.look_again()
+            first = self._first(queue, Bounds(*self._store.offsets(*queue)))
         return first
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> Records:
         try:
             return self._archive.records(wanted, message_filter, most, max_bytes)
         except OffsetLost:  # something was deleted since the last look
-            self._look()
+            self._place.look_again()
             return self._archive.records(wanted, message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
@@ -115,7 +118,8 @@ class Older:
         if log is None:
             return self._store.offset_by_time(*queue, timestamp, boundary)
         log.begin(queue)
-        return log.offsets_by_time([queue], timestamp, boundary)[queue]
+        found = log.offsets_by_time([queue], timestamp, boundary)
+        return found[queue] if found else self._store.offset_by_time(*queue, timestamp, boundary)  # or it is gone
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
         """Store time of a message (ms); None where it is nowhere."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, StoredMessage
+from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
 from store.any_log import Boundary, Bounds, BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.archive.names import is_name
 from store.broker.response_codes import ResponseCode
@@ -39,6 +39,7 @@ from store.remoting.headers import (
 )
 from store.through import ThroughAddress
 from tests.gated import Gated, new_url
+from tests.store.client.consumers import Seen, config
 from tests.store.remoting.broker import SUBSCRIPTION, Broker
 from tests.store.remoting.test_clients import heartbeat
 from tests.waiting import until
@@ -112,7 +113,7 @@ def all_of(broker: Broker, **how: str) -> list[StoredMessage]:
     return found
 
 
-def number(message: StoredMessage) -> int:
+def number(message: StoredMessage | ReceivedMessage) -> int:
     return int(message.properties["n"])
 
 
@@ -244,6 +245,21 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
         (replace(here, origin_msg_id="id-9"), ResponseCode.QUERY_NOT_FOUND),
     ):
         assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == code
+
+
+def test_a_consumer_that_fails_once(broker: Broker, store: MessageStore) -> None:
+    """Of some archived messages, of which some have ids of their own, and of some of the store's."""
+    failing = {*range(0, 20, 2), *range(COUNT - 20, COUNT, 3)}
+
+    def fail(message: ReceivedMessage) -> None:
+        if number(message) in failing and message.reconsume_times == 0:
+            raise ReconsumeLater(delay_level=1)
+
+    address, seen = ClusterAddress((broker.address,)), Seen(fail)
+    with Consumer(address, "late", "orders", seen, config=config()):
+        until(lambda: len(seen.messages) == COUNT + len(failing))
+    tries = [(number(each), each.reconsume_times) for each in seen.messages]
+    assert sorted(tries) == sorted([(n, 0) for n in range(COUNT)] + [(n, 1) for n in failing])
 
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)

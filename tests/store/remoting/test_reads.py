@@ -1,0 +1,104 @@
+"""Requests that wait for an archive: whose turn it is, and what becomes of those that wait too long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from store import ArchiveUnavailable, RequestRefused
+from store.broker.response_codes import ResponseCode
+from store.remoting.connection import Connection
+from store.remoting.reads import Reads
+from tests.waiting import until
+
+
+def connection() -> Connection:
+    return Connection(lambda connection, command: None, lambda connection, error: None)
+
+
+@pytest.fixture
+def reads() -> Iterator[Reads]:
+    it = Reads(seconds=0.05)
+    yield it
+    it.stop()
+
+
+class Archive:
+    """Answers when it is let to, and says in which order it was asked."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.asked: list[str] = []
+
+    def work(self, name: str) -> str:
+        self.asked.append(name)
+        assert self.gate.wait(60)
+        return name
+
+
+def test_connections_take_turns(reads: Reads) -> None:
+    archive, many, one = Archive(), connection(), connection()
+    first = [reads.begin(many, lambda n=n: archive.work(f"first {n}")) for n in range(8)]  # type: ignore[misc]
+    until(lambda: len(archive.asked) == 8)
+    more = [reads.begin(many, lambda n=n: archive.work(f"more {n}")) for n in range(100)]  # type: ignore[misc]
+    mine = reads.begin(one, lambda: archive.work("mine"))
+    assert len(archive.asked) == 8
+    archive.gate.set()
+    assert mine.result() == "mine"
+    assert [each.result() for each in more] == [f"more {n}" for n in range(100)]
+    assert all(each.done() for each in first)
+    assert archive.asked.index("mine") < 8 + 8
+
+
+def test_who_waits_too_long_is_told_to_ask_again(reads: Reads) -> None:
+    archive, it = Archive(), connection()
+    asked = [reads.begin(it, lambda: archive.work("")) for _ in range(20)]
+
+    def all_done() -> bool:
+        reads.look()
+        return all(each.done() for each in asked)
+
+    until(all_done)
+    assert {type(each.exception()) for each in asked} == {RequestRefused}
+    assert {each.exception().code for each in asked} == {ResponseCode.SYSTEM_BUSY}  # type: ignore[union-attr]
+    archive.gate.set()
+    assert reads.begin(it, lambda: 5).result() == 5
+
+
+def test_who_reads_nothing_is_asked_for_nothing(reads: Reads) -> None:
+    """What waits to be read by the other end would be in memory."""
+    stuck = connection()
+    stuck._is_stuck_writing = True
+    asked = reads.begin(stuck, lambda: 1)
+    assert reads.begin(connection(), lambda: 2).result() == 2
+    assert not asked.done()
+    stuck._is_stuck_writing = False
+    reads.look()
+    until(asked.done)
+
+
+def test_who_is_gone_and_who_leaves(reads: Reads) -> None:
+    archive, gone, there = Archive(), connection(), connection()
+    for _ in range(8):
+        reads.begin(there, lambda: archive.work("there"))
+    until(lambda: len(archive.asked) == 8)
+    reads.begin(gone, lambda: archive.work("gone"))
+    reads.lost(gone)
+    left = reads.begin(there, lambda: archive.work("left"))
+    reads.stop()
+    assert isinstance(left.exception(), RequestRefused)
+    with pytest.raises(RequestRefused):
+        reads.begin(there, lambda: None)
+    archive.gate.set()
+    assert archive.asked == ["there"] * 8
+
+
+@pytest.mark.parametrize("error", [ArchiveUnavailable("away"), KeyError("a mistake")])
+def test_what_fails_is_told(reads: Reads, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    for _ in range(20):
+        assert reads.begin(connection(), fail).exception() is error
