@@ -37,13 +37,20 @@ class LockRequest(NamedTuple):
             raise BadFrame(f"{body[:60]!r}...: no request for queues: {error!r}") from error
 
 
+class _Locked(NamedTuple):
+    """What a client has, and the connection on which it asked last."""
+
+    connection: Connection
+    claims: Claims
+
+
 class Locks:
-    """What clients have, by `queue_locks`' rules. What a client had is free at once when its connection is over."""
+    """What clients have, by `queue_locks`' rules. What a client had is free at once when its connection is over, unless
+    it came back on another one before that was noticed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claims: dict[str, dict[str, Claims]] = {}  # group, client id
-        self._connections: dict[Connection, set[tuple[str, str]]] = {}
+        self._locked: dict[str, dict[str, _Locked]] = {}  # group, client id
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers for threads of the pool."""
@@ -52,25 +59,29 @@ class Locks:
     def lost(self, connection: Connection) -> None:
         """In the loop's thread."""
         with self._lock:
-            for group, client_id in self._connections.pop(connection, ()):
-                self._claims[group].pop(client_id, None)
+            for group, of_group in list(self._locked.items()):
+                for client_id in [id for id, locked in of_group.items() if locked.connection is connection]:
+                    del of_group[client_id]
+                if not of_group:
+                    del self._locked[group]
 
     def _claim(self, request: Request) -> Response:
         asked, now = LockRequest.of(bytes(request.command.body)), time.monotonic()
         with self._lock:
             if request.connection.is_over:  # and its locks would outlive it
                 return of_json({"lockOKMQSet": []})
-            of_group = self._claims.setdefault(asked.group, {})
-            taken = set().union(*(held(claims, now) for id, claims in of_group.items() if id != asked.client_id))
-            claims = claim(asked.queues, of_group.get(asked.client_id, {}), taken, now)
-            of_group[asked.client_id] = claims
-            self._connections.setdefault(request.connection, set()).add((asked.group, asked.client_id))
+            of_group = self._locked.setdefault(asked.group, {})
+            taken = set().union(*(held(has.claims, now) for id, has in of_group.items() if id != asked.client_id))
+            own = of_group.get(asked.client_id)
+            claims = claim(asked.queues, {} if own is None else own.claims, taken, now)
+            of_group[asked.client_id] = _Locked(request.connection, claims)
         return of_json({"lockOKMQSet": [name for queue, name in asked.queues.items() if queue in claims]})
 
     def _give_back(self, request: Request) -> Response:
         asked = LockRequest.of(bytes(request.command.body))
         with self._lock:
-            of_group = self._claims.get(asked.group, {})
-            kept = of_group.get(asked.client_id, {}).items()
-            of_group[asked.client_id] = {queue: at for queue, at in kept if queue not in asked.queues}
+            of_group = self._locked.get(asked.group, {})
+            if (own := of_group.get(asked.client_id)) is not None:
+                kept = {queue: at for queue, at in own.claims.items() if queue not in asked.queues}
+                of_group[asked.client_id] = own._replace(claims=kept)
         return Response()

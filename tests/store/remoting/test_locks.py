@@ -60,6 +60,15 @@ def test_who_is_gone_has_nothing(broker: Broker) -> None:
     until(lambda: ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == [0])
 
 
+def test_who_came_back_keeps_what_it_has(broker: Broker) -> None:
+    """On another connection, before the end of the one before is noticed."""
+    with Client() as before:
+        assert ask(Broker(broker.serving, before), RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
+        assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
+    until(lambda: broker.serving.connections == 1)
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1, 2) == [2]
+
+
 def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
     locks = Locks()
     connection = Connection(lambda connection, command: None, lambda connection, error: locks.lost(connection))
