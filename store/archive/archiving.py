@@ -136,6 +136,7 @@ class Archiving:
         Raises `ArchiveOfAnother` where nothing is archived, `QueuesPassedOver` where some of it is, and
         `ArchiveUnavailable`.
         """
+        born = self._born(queues)
         standing = Standing.of(self._kin, self._published, self._place, self._catalog, queues)
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
         if is_doubtful and not standing.shows_ours(self._kin, self._place, self._catalog):
@@ -154,7 +155,7 @@ class Archiving:
                 now = replace(now, indexed_from=begin)
             if now != known:
                 self._catalog, changed = self._catalog.having(queue, now), True
-            pieces = self._queue(queue, begin, end)
+            pieces = self._queue(queue, begin, end, born.get(queue.topic))
             while added := self._passing(queue, passed, partial(next, pieces, None)):
                 changed = True
                 done, taken = done + added.messages, taken + added.bytes
@@ -191,11 +192,20 @@ class Archiving:
         self._unsaved = 0
         self._place.delete(replaced)
 
-    def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
-        """Raises `ArchiveOfAnother` where the topic is deleted meanwhile, and made again."""
+    def _born(self, queues: Sequence[Queue]) -> dict[str, int]:
+        """Since when each topic is there."""
+        born: dict[str, int] = {}
+        for topic in {queue.topic for queue in queues}:
+            with suppress(UnknownTopic):  # deleted meanwhile
+                born[topic] = self._published.born(topic)
+        return born
+
+    def _queue(self, queue: Queue, start: int, end: int, born: int | None) -> Iterator[Archived]:
+        """born: as it was when nothing was archived yet. Raises `ArchiveOfAnother` where the topic is deleted
+        meanwhile, and made again."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
-        of_store, born = self._published.of(*queue), self._published.born(queue.topic)
+        of_store = self._published.of(*queue)
         before = self._catalog.queues[queue].last
         for checked in checked_blocks(self._log, of_store, start, end, limit):
             if before is None or before.physical_offset < self._log.min_offset():

@@ -321,6 +321,8 @@ def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise ArchiveUnavailable(f"{shown}: what reads {scheme}:// is not installed; {extra}") from error
     except ValueError as error:
         raise ArchiveUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+    if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
+        raise ArchiveUnavailable(f"{shown}: what keeps copies may give an old one; name the file system behind it")
     return files, root.rstrip("/")
 
 

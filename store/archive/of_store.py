@@ -113,12 +113,18 @@ class StoreArchive:
         if not self.url:
             raise InvalidArgument(f"{self._root}: name the URL to archive to; its settings remember none")
         _must_be_outside_stores(self.url)
+
+        def remembering(done: int, total: int) -> None:
+            if done:  # from the first piece on, or else somebody who cleans meanwhile would not wait for the others
+                self._remember()
+            progress(done, total)
+
         with alone(self._root):
             place = self.place()
             forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
             archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
             try:
-                archived = archiving.run(queues, end_of, progress, is_remembered=self.is_remembered())
+                archived = archiving.run(queues, end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
                 passed = error
             self._remember()

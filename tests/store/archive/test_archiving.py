@@ -34,6 +34,7 @@ from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import Remembered, StoreArchive, alone, remembered
 from store.archive.place import Place
+from store.broker.deletion import delete_topic
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
 
@@ -196,6 +197,53 @@ def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path
     assert filled.store.clean(forced=True).log == []
 
 
+def test_from_the_first_piece_on_whoever_cleans_waits_for_the_rest(filled: Filled, tmp_path: Path) -> None:
+    """Also where the first time takes long, or is killed."""
+    for _ in range(4):
+        filled.put("orders", 0, 50, 1000)
+        filled.put("orders", 1, 50, 1000)
+    put = [body for topic, queue_id, _, body in filled.rows if queue_id == 1]
+
+    class Killed(BaseException):
+        pass
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total:
+            with MessageStore.open(filled.path, create=False) as other:
+                other.clean(forced=True)
+            raise Killed
+
+    with pytest.raises(Killed):
+        filled.store.archive(str(tmp_path / "archive"), progress=progress)
+    assert filled.store.offsets("orders", 1)[0] == 0
+    filled.store.archive()
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert [row["body"] for row in rows(log, Queue("orders", 1), 0, len(put))] == put
+
+
+def test_a_topic_that_is_made_again_while_others_are_archived(filled: Filled, tmp_path: Path) -> None:
+    """Its queue began later than at 0, and what stands there now is not archived."""
+    queue, url = Queue("orders", 0), str(tmp_path / "archive")
+    filled.put("orders", 0, 200, 1000)
+    filled.store.create_topic("first", 1)
+    filled.store.put(Message("first", b"x"))
+    assert filled.store.clean(forced=True).log
+    assert filled.store.min_offset(*queue)
+    store, rounds = filled.store, iter(range(9))
+
+    def progress(done: int, total: int) -> None:
+        if done and not next(rounds):
+            delete_topic(filled.path, "orders")
+            store.create_topic("orders", 2)
+            filled.put("orders", 0, 220)
+
+    with pytest.raises(QueuesPassedOver, match="orders/0: the topic was deleted, and made again"):
+        store.archive(url, topics=["first", "orders"], progress=progress)
+    store.archive()
+    with ArchiveAddress(url).open() as log:
+        assert log.bounds([queue]) == {queue: (0, 220)}
+
+
 def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
@@ -275,6 +323,7 @@ with MessageStore.open(sys.argv[1], create=False) as store:
 READER = """
 import sys, time
 from store.any_log import Boundary, Queue, QueueRange, ReadSpec
+from store.broker.deletion import delete_topic
 from store.read.filters import EVERYTHING
 from store.through import address_at
 queues, passes = [Queue("orders", 0), Queue("orders", 1)], 0

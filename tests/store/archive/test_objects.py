@@ -86,6 +86,14 @@ def test_what_is_no_url_of_anything() -> None:
     assert without_secrets("s3://key:pass@bucket/a@b") == "s3://bucket/a@b"
 
 
+@pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
+def test_what_keeps_copies_is_no_place(cache: str) -> None:
+    """Of the metadata, too: an old one would be gone on from, and what it does not name be lost."""
+    for url, options in ((f"{cache}::memory://x", {}), (f"{cache}://x", {"target_protocol": "memory"})):
+        with pytest.raises(ArchiveUnavailable, match="what keeps copies may give an old one"):
+            objects_at(url, options)
+
+
 def test_a_missing_package_is_named() -> None:
     program = "import sys; sys.modules['s3fs'] = None; import store.archive.log as a; a.ArchiveAddress('s3://b').open()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
