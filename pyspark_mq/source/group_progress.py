@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 
 from store import StoreError
-from store.any_log import Log, Positions
+from store.any_group import MessageModel
+from store.any_log import Log, LogAddress, Positions
+from store.local import LocalAddress
+from store.publish.figures import served_members
 
 _EVERY_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
 _logger = logging.getLogger("pyspark_mq")
@@ -16,16 +20,20 @@ class GroupProgress:
     """Tells a group where a query is, now and then, and at its end.
 
     It is for whoever looks on: the query itself goes on from its checkpoint, so what cannot be told is a warning. After
-    a crash the group may be some seconds behind.
+    a crash the group may be some seconds behind. Where consumers of the group were seen its offsets are theirs, also
+    while they are restarted.
     """
 
-    def __init__(self, log: Log, group: str) -> None:
+    def __init__(self, log: Log, address: LogAddress, group: str) -> None:
+        """address: of the log."""
         self._log = log
+        self._address = address
         self._group = group
         self._reached: Positions = {}
         self._told: Positions = {}
         self._next = 0.0  # time.monotonic()
         self._warned = False
+        self._consumed: set[str] = set()  # topics
 
     def reached(self, positions: Positions) -> None:
         """All messages before `positions` are done."""
@@ -40,10 +48,34 @@ class GroupProgress:
         if not news:
             return
         try:
-            self._log.commit(self._group, news)
+            self._consumed |= consumed_topics(self._address, self._group, {queue.topic for queue in news})
+            mine = {queue: offset for queue, offset in news.items() if queue.topic not in self._consumed}
+            self._log.commit(self._group, mine)
         except StoreError as error:
-            if not self._warned:
-                _logger.warning("Group %s is not told how far this query is: %s", self._group, error)
-            self._warned = True
-        else:
-            self._told = dict(self._reached)
+            self._warn(str(error))
+            return
+        self._told |= mine
+        if self._consumed:
+            self._warn(
+                f"its members consume {', '.join(sorted(self._consumed))}, and whoever comes after them would not "
+                "read what they have not read; give the query a consumerGroup of its own"
+            )
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            _logger.warning("Group %s is not told how far this query is: %s", self._group, why)
+        self._warned = True
+
+
+def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
+    """Those of `topics` that members of a group read now, who commit offsets of their own; none where this cannot tell.
+
+    Raises `StoreError`.
+    """
+    if not isinstance(address, LocalAddress):
+        return set()
+    it = address.group(group)
+    if served_members(it.path, group):  # nobody tells of which topics
+        return set(topics)
+    sharing = [member for member in it.members() if member.model is MessageModel.CLUSTERING]
+    return {topic for member in sharing for topic in member.subscriptions if topic in topics}

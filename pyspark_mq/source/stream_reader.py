@@ -163,8 +163,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _group(self) -> GroupProgress | None:
-        group = self._options.consumer_group
-        return None if group is None or self._options.orderly is not None else GroupProgress(self._log, group)
+        options = self._options
+        if options.consumer_group is None or options.orderly is not None:
+            return None
+        return GroupProgress(self._log, options.address, options.consumer_group)
 
     @cached_property
     def _orderly(self) -> OrderlyQueues | None:

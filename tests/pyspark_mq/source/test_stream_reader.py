@@ -16,7 +16,10 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import MessageStore
+from store.any_group import Subscription
+from store.any_log import Queue
 from store.errors import NotAStore
+from store.local import LocalAddress
 from store.publish import log_end
 from tests.filled import Filled
 from tests.takeover import broker
@@ -123,6 +126,22 @@ def test_a_group_that_cannot_be_told_is_a_warning(
     latest(it, end)
     it.stop()
     assert len([text for text in caplog.messages if "Group readers is not told" in text]) == 1
+
+
+def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes after them would not read what they have not read."""
+    queue = Queue("orders", 1)
+    readers = LocalAddress(filled.path).group("readers")
+    it = reader(filled, consumerGroup="readers", **EARLIEST)
+    with readers.join({"orders": Subscription()}) as member:
+        member.lock([queue])
+        member.begin({queue: 0})
+        member.commit({queue: 2})
+        end = latest(it, it.initialOffset())
+        assert latest(it, end) == end
+        assert caplog.text.count("Group readers is not told how far this query is: its members consume orders") == 1
+    it.stop()  # they may be on their way back
+    assert group(filled)[1] == 2
 
 
 def test_a_start_where_a_group_stands(filled: Filled) -> None:
