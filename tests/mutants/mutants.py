@@ -161,7 +161,7 @@ MUTANTS = [
         "store/upkeep/retention.py",
         "if kept_from is None or each.start + size <= kept_from]",
         "if kept_from is None or each.start <= kept_from]",
-        ("tests/store/archive/test_archiving.py",),
+        ("tests/store/archive/test_of_store.py",),
     ),
     Mutant(
         "no page reservation",

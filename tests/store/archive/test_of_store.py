@@ -1,0 +1,126 @@
+"""The archive of a store: where, of which topics, what of that is remembered; and what stays until it is there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from store import (
+    ConfigError,
+    InvalidArgument,
+    Message,
+    MessageStore,
+    StoreConfig,
+    StoreLocked,
+    UnknownTopic,
+)
+from store.any_log import Queue
+from store.archive.layout import METADATA
+from store.archive.log import ArchiveAddress
+from store.archive.of_store import alone, remembered
+from tests.filled import Filled
+from tests.store.archive.test_archiving import rows, same
+
+
+def test_some_topics(filled: Filled, tmp_path: Path) -> None:
+    filled.store.create_topic("more", 1)
+    filled.put("more", 0, 2)
+    assert filled.store.archive(str(tmp_path / "archive"), topics=["more"]).messages == 2
+    filled.put("more", 0, 1)
+    filled.put("orders", 0, 1)
+    assert filled.store.archive().messages == 1
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert list(log.topics()) == ["more"]
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        filled.store.archive(topics=["nowhere"])
+
+
+def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -> None:
+    """Topics that are given replace those of before; another URL replaces nothing, and `clean` does not ask it."""
+    url, copy, root = str(tmp_path / "archive"), str(tmp_path / "copy"), Path(filled.path)
+    filled.store.create_topic("more", 1)
+    filled.store.archive(url)
+    filled.store.archive(topics=["more"])
+    assert remembered(root) == (url, ("more",))
+    filled.store.archive(copy, topics=["orders"])
+    assert remembered(root) == (url, ("more",))
+    filled.store.archive(f"file://{url}/", topics=["orders", "more"])
+    assert remembered(root) == (url, ("orders", "more"))
+    filled.store.archive(topics=())
+    assert remembered(root) == (url, ())
+    filled.put("orders", 0, 300, 1000)
+    filled.store.archive(copy)
+    assert filled.store.clean(forced=True).log == []
+
+
+def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, tmp_path: Path) -> None:
+    filled.store.create_topic("more", 1)
+    filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
+    filled.store.delete_topic("more", lambda: None)
+    filled.put("orders", 0, 5)
+    filled.store.clean(forced=True)
+    assert filled.store.archive().messages == 5
+    with pytest.raises(UnknownTopic, match="more"):
+        filled.store.archive(topics=["orders", "more"])
+
+
+def test_only_what_is_old_enough(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert filled.store.archive(str(tmp_path / "archive"), older_than=3600).messages == 0
+    now = time.time
+    with monkeypatch.context() as in_half_an_hour:
+        in_half_an_hour.setattr(time, "time", lambda: now() + 1800)
+        filled.put("orders", 0, 1)
+        assert filled.store.archive(older_than=900).messages == 8
+
+
+def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path: Path) -> None:
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 300, 1000)
+    assert filled.store.clean(forced=True).log == []
+    filled.store.archive()
+    assert filled.store.clean(forced=True).log != []
+    same(filled.store, tmp_path / "archive")
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert len(rows(log, Queue("orders", 0), 0, 303)) == 303
+    (tmp_path / "archive" / METADATA).unlink(missing_ok=True)
+    filled.put("orders", 0, 300, 1000)
+    (tmp_path / "archive").rename(tmp_path / "elsewhere")
+    assert filled.store.clean(forced=True).log == []
+
+
+def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
+    with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process archives"):
+        filled.store.archive(str(tmp_path / "archive"))
+
+
+def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "store") as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x"))
+    conf = tmp_path / "store/config/store.conf"
+    before = "# 存入\n".encode() + conf.read_bytes()  # a byte of it is a line end in Latin-1
+    conf.write_bytes(before)
+    with MessageStore.open(tmp_path / "store") as store:
+        store.archive(str(tmp_path / "Archiv für 存入"))
+    assert conf.read_bytes().startswith("# 存入\n".encode())
+    with MessageStore.open(tmp_path / "store") as store:
+        assert store.config.archive == str(tmp_path / "Archiv für 存入")
+
+
+def test_a_store_is_no_place_for_an_archive(filled: Filled, tmp_path: Path) -> None:
+    """Its directory would be taken for an archive from then on."""
+    for url in (filled.path, f"file://{filled.path}", f"{filled.path}/archive", f"{filled.path}/commitlog/x"):
+        with pytest.raises(InvalidArgument, match="is a store; archive to a directory outside of it"):
+            filled.store.archive(url)
+    assert not list(Path(filled.path).rglob("*_DefaultCluster"))
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "."])
+def test_a_name_that_leads_elsewhere(tmp_path: Path, name: str) -> None:
+    with MessageStore.open(tmp_path / "mq", config=StoreConfig(brokerName=name)) as store:
+        store.create_topic("orders", 1)
+        with pytest.raises(ConfigError, match="is no name of a folder in an archive"):
+            store.archive(str(tmp_path / "archive"))
+    assert not (tmp_path / "archive").exists()
