@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from pathlib import Path
@@ -11,11 +12,14 @@ from store.any_log import Positions, Queue
 from store.broker.entries import Entry
 from store.broker.group_offsets import Resets, advance
 from store.broker.members import Roster, Seat
-from store.errors import InvalidGroup
+from store.errors import FlushFailed, InvalidGroup
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
 from store.format.layout import CONSUMERS_DIR
+from store.publish.flusher import flush_log
 from store.publish.locks import Result, among_groups
+
+_logger = logging.getLogger("store")
 
 
 class GroupFiles:
@@ -88,4 +92,11 @@ class GroupFiles:
         """What a member that died had done, the group has done, unless it was reset meanwhile."""
         _, reset = self.resets.since(entry.resets)
         counts = self.there(done.keys() - reset.keys())
-        advance(self.offsets_of(entry), self.name, {queue: done[queue] for queue in counts})
+        if not counts:
+            return
+        try:
+            flush_log(self.root)  # first, what that one sent back and took for done
+        except FlushFailed as failure:
+            _logger.warning("group %s: what member %s had done is done again: %s", self.name, entry.id, failure)
+        else:
+            advance(self.offsets_of(entry), self.name, {queue: done[queue] for queue in counts})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 from store.errors import FlushFailed, StoreReplaced
 from store.files.checkpoint import write_checkpoint
@@ -18,7 +20,7 @@ _logger = logging.getLogger("store")
 
 
 class Flusher:
-    """Flushes every `interval` seconds while there is something new, from this one's first append on.
+    """Flushes every `interval` seconds while there is something new, whoever appended it: that one may be dead by now.
 
     The published end's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
     a machine's crash costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
@@ -48,7 +50,6 @@ class Flusher:
         self._interval = interval
         self._place = place
         self._attend: Callable[[], None] = _nothing
-        self._is_appending = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # several threads may append for the first time at once
@@ -60,8 +61,7 @@ class Flusher:
         self._go_on()
 
     def appending(self) -> None:
-        """Flush from now on, if it does not yet, or does no more because of an error."""
-        self._is_appending = True
+        """Flush from now on, if it does no more because of an error."""
         self._go_on()
 
     def _go_on(self) -> None:
@@ -125,8 +125,7 @@ class Flusher:
         root, told = self._published_end.path.parent, ""
         while not self._stop.wait(self._interval):
             try:
-                if self._is_appending:
-                    self.flush()
+                self.flush()
                 self._attend()
                 told = ""
             except (FlushFailed, StoreReplaced):
@@ -135,6 +134,21 @@ class Flusher:
             except Exception as error:
                 if told != (told := repr(error)):  # once, not at every turn
                     _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)
+
+
+def flush_log(root: Path) -> None:
+    """Bring what was published to the device, also for who has not opened the store for writing: a recovery makes the
+    queues of it. Raises `FlushFailed`.
+    """
+    try:
+        published = PublishedEnd(root, writable=True)
+    except FileNotFoundError:  # nothing of ours
+        return
+    with closing(published), published.noting_failure():
+        begin, end = published.flushed_offset, published.confirm_offset
+        if begin < end:
+            CommitLog(root, None, writable=False).segments.flush(begin, end)
+            published.check_device()
 
 
 def _nothing() -> None:

@@ -7,16 +7,21 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from store import Append, AppendResult, Message, MessageStore, StoreConfig, StoreError
+from store.format.copies import Places
 from store.upkeep.verify import verify
 from tests.device.history import History, Sent, Steps, everything
 from tests.device.recorder import Recorder
+from tests.store.format.test_columns import in_a_log
+from tests.store.format.test_copies import copies_of
 
 T = TypeVar("T")
 NEVER = sys.maxsize
@@ -67,6 +72,7 @@ class Life:
         self._chance = chance
         self._config = small(flush)
         self._stores: list[MessageStore] = []
+        self._dead: list[MessageStore] = []
         self._names = (f"{chance.getrandbits(32):08x}-{number}" for number in itertools.count())
 
     def begin(self, cut: int | None = None) -> None:
@@ -103,8 +109,10 @@ class Life:
                 self._topic,
                 self._clean,
                 self._come_or_go,
+                self._put_a_brokers_again,
+                self._die,
             ),
-            (54, 8, 8, 4, 8, 6, 4, 4, 10),
+            (54, 8, 8, 4, 8, 6, 4, 4, 10, 3, 3),
             k=verbs,
         )
         for verb in chosen:
@@ -201,6 +209,30 @@ class Life:
             append.add(topic, _table(part))
             sent += part
         return append, sent
+
+    def _put_a_brokers_again(self) -> None:
+        """A copy of what only a broker takes: its properties look as if the device had lost some of them."""
+        store = self._any()
+        for topic, queues in list(store.topics().items())[:1]:
+            sent = self._message(topic)
+            content, _, _ = in_a_log([Message(topic, sent.body, sent.tags, sent.keys)], 0)
+            copies = copies_of(content)
+            (properties,) = copies.properties.to_pylist()
+            zeros = properties + b"zeros\1" + bytes(self._chance.choice((512, 800, 2000))) + b"\2"
+            append, places = store.begin(), Places(topic, np.array([self._chance.randrange(queues)]))
+            append.add_copies(replace(copies, properties=pa.array([zeros], pa.binary())), places)
+            begun = self._begin([sent])
+            self._answered(begun, [sent], _places(append.publish()))
+
+    def _die(self) -> None:
+        """A writer is killed, in the middle of an append or not; what it published the others flush."""
+        store = self._stores.pop(self._chance.randrange(len(self._stores)))
+        writer = store._writer
+        assert writer is not None
+        store._dropped.detach()
+        writer._flusher._stop.set()
+        writer._lock.close()
+        self._dead.append(store)
 
     def _flush(self) -> None:
         self._any().flush()

@@ -16,7 +16,17 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreError
-from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, PUBLISHED_END, PUBLISHED_END_FILE, field_offset
+from store.any_group import Subscription
+from store.any_log import Queue
+from store.format.layout import (
+    CONSUME_QUEUE_DIR,
+    CQ_ENTRY,
+    PUBLISHED_END,
+    PUBLISHED_END_FILE,
+    SCHEDULE_TOPIC,
+    field_offset,
+)
+from store.local_group import LocalGroup
 from store.publish.published_end import PublishedEnd
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
@@ -142,6 +152,36 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, mon
         with MessageStore.open(tmp_path / "crash" / STORE) as store:
             assert store.max_offset("t", 0) >= 3
         shutil.rmtree(tmp_path / "crash")
+
+
+def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Path) -> None:
+    """Its offset is inherited when it is missed, by who may never have appended."""
+    recorder, queue, path = Recorder(tmp_path / "live"), Queue("t", 0), tmp_path / "live" / STORE
+    with recorder.recording(), MessageStore.open(path, config=small("ASYNC_FLUSH")) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"failed"))
+        store.flush()
+        begun, dies = recorder.look(), LocalGroup(path, "g").join({"t": Subscription()})
+        dies.lock([queue])
+        dies.send_back(store.get_message("g", "t", 0, 0).messages)
+        dies.commit({queue: 1})
+        left = dies._store  # or it would be flushed as what is dropped is
+        del dies
+        assert LocalGroup(path, "g").members() == []
+        LocalGroup(path, "g").create()
+        changes = recorder.changes[: recorder.look()]
+        assert LocalGroup(path, "g").committed([queue]) == {queue: 1}
+        assert left is not None
+        left.close()
+    found = set()
+    for cut in range(begun, len(changes) + 1):
+        chance = random.Random(cut)
+        restore(up_again(Disk({}, changes[:cut], chance).after_power_loss(chance)), tmp_path / "crash")
+        with MessageStore.open(tmp_path / "crash" / STORE) as store:
+            found.add(offset := store.consumer_offset("g", "t", 0))
+            assert not offset or store.max_offset(SCHEDULE_TOPIC, 2) == 1, f"at change {cut} of {len(changes)}"
+        shutil.rmtree(tmp_path / "crash")
+    assert found == {None, 1}
 
 
 def test_an_append_is_undone_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import CorruptStore, MessageStore, StoreLocked
+from store import CorruptStore, FlushFailed, Message, MessageStore, StoreConfig, StoreLocked
 from store.any_group import MessageModel, Subscription
 from store.any_log import Queue
 from store.broker.entries import Entry
@@ -22,6 +22,7 @@ from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from store.publish.locks import set_lock
+from store.publish.published_end import PublishedEnd
 
 EVERYTHING = {"t": Subscription()}
 TIMES = st.floats(0, 1e9)
@@ -107,6 +108,24 @@ def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path
     finally:
         signal.alarm(0)
     assert ConsumerOffsets(tmp_path).offsets("g", "t") == {0: 3}
+
+
+def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
+    group: LocalGroup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For what it sent back may be lost; and nobody is kept from the group."""
+    with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
+        store.put(Message("t", b"x", queue_id=0))
+        dies = group.join(EVERYTHING)
+        dies.lock([Queue("t", 0)])
+        dies.commit({Queue("t", 0): 1})
+        PublishedEnd(tmp_path, writable=True).mark_failed(0, "the device did not take it")
+        del dies
+        with group.join(EVERYTHING) as one:
+            assert one.committed([Queue("t", 0)]) == {}
+        assert "had done is done again: the device did not take it" in caplog.text
+        with pytest.raises(FlushFailed):
+            store.close()
 
 
 def test_a_file_that_somebody_else_holds(group: LocalGroup, tmp_path: Path) -> None:

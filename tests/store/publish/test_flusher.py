@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -72,6 +73,28 @@ def test_the_background_catches_up(tmp_path: Path) -> None:
         while flushed(tmp_path) < store.confirm_offset and time.monotonic() < deadline:
             time.sleep(0.001)
         assert flushed(tmp_path) == store.confirm_offset
+
+
+PUT_AND_DIE = """
+import os, signal, sys
+from store import Message, MessageStore, StoreConfig
+store = MessageStore.open(sys.argv[1], config=StoreConfig(flushIntervalCommitLog=3_600_000))
+store.put(Message("t", b"left in memory"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_path: Path) -> None:
+    """Within its interval."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+    with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=50)) as idle:
+        subprocess.run([sys.executable, "-c", PUT_AND_DIE, str(tmp_path)], check=False)
+        assert idle.max_offset("t", 0) == 1
+        deadline = time.monotonic() + 30
+        while flushed(tmp_path) < idle.confirm_offset and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert flushed(tmp_path) == idle.confirm_offset
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
