@@ -158,11 +158,13 @@ class Appender:
             self._published_end.order_from(begin)
         written: list[Placed[Result]] = []
         for records in pieces:
+            self._lock.must_be_of_this_process()  # what makes a piece may have forked
             placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
             self._published_end.announce(placed.end, store_timestamp)
             self._log.write(stretches, hidden=placed.head[0] if hidden and end == begin else None)
             written.append(placed)
             end = placed.end
+        self._lock.must_be_of_this_process()
         if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
             self._log.segments.flush(self._published_end.flushed_offset, end)

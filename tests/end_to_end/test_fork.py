@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreForked, StoreNotOpen
@@ -222,3 +223,33 @@ def test_workers_of_a_server_that_opened_the_store_before_it_forked(path: Path) 
     ended = subprocess.run([sys.executable, "-c", PREFORK, str(path)], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0]\n", "")
     nothing_is_lost(path, 3 * 300 + 2)
+
+
+def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
+    """In the middle of it, under the lock: the child goes on with nothing of it."""
+    with MessageStore.open(path) as store:
+        store.create_topic("forked", 1)
+        append, who = store.begin(), "parent"
+
+        def forking() -> Iterator[pa.RecordBatch]:
+            nonlocal who
+            if os.fork() == 0:
+                who = "child"
+            yield pa.record_batch({"body": [who.encode()]})
+
+        for body in (b"first", b"second"):  # made before the lock is taken
+            append.add("forked", pa.table({"body": [body]}))
+        append.add("forked", pa.RecordBatchReader.from_batches(pa.schema([("body", pa.binary())]), forking()))
+        refused = 1
+        try:
+            append.publish()
+        except StoreForked:
+            refused = 0
+        finally:
+            if who == "child":
+                os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        store.put(Message("forked", b"behind"))
+        found = store.get_message("g", "forked", 0, 0).messages
+        assert [message.body for message in found] == [b"first", b"second", b"parent", b"behind"]
+    assert verify(path).findings == []
