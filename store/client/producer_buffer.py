@@ -34,32 +34,35 @@ class Buffer:
         self._attend_at = 0  # from so many bytes on there is more to do than to add
         self._is_closed = self._is_urgent = False
         self._why_closed: StoreClosed | None = None
-        self._last_sequences: dict[str, int] = {}  # by topic
+        self._last_sequences: dict[str, int] = {}  # by topic, of what was taken
         self._taken = self._settled = 0  # how many times
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> Sent:
         """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`, and `InvalidArgument`
         for a sequence that is not above the last one of its topic."""
-        with self._lock:
-            if self._bytes >= self._attend_at:
+        with self._lock:  # a signal may interrupt this anywhere: the message is there, with all that is its own, or not
+            if attends := self._bytes >= self._attend_at:
                 self._attend()
-            if sequence is not None:
-                self._check_ascending(topic, sequence)
             lot = self._lots.get(topic)
             if lot is None:
-                lot = self._lots[topic] = Lot(topic)
-            self._bytes += size
-            at = len(lot.fields)
-            lot.fields.extend(row)
+                lot = Lot(topic)
+            number = len(lot.fields) // WIDTH
             if sequence is not None:
-                lot.sequences.append(sequence)
-                self._last_sequences[topic] = sequence
-            return Sent(lot, at // WIDTH)
+                last = lot.sequences[number - 1] if number else self._last_sequences.get(topic)
+                self._check_ascending(topic, last, sequence)
+                lot.sequences[number:] = [sequence]
+            lot.fields.extend(row)
+            if not number:
+                self._lots[topic] = lot
+            self._bytes += size
+            if attends:
+                self._work.notify()
+                self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
+            return Sent(lot, number)
 
-    def _check_ascending(self, topic: str, sequence: int) -> None:
-        last = self._last_sequences.get(topic, sequence - 1)
-        if sequence <= last:
+    def _check_ascending(self, topic: str, last: int | None, sequence: int) -> None:
+        if last is not None and sequence <= last:
             raise InvalidArgument(
                 f"{self._what}: sequence {sequence} of topic {topic} was sent after {last}; sequences ascend in a "
                 "topic, also of what is sent again because it was refused"
@@ -71,8 +74,6 @@ class Buffer:
             self._wait_for_room()
         if self._is_closed:
             raise self._why_closed or StoreClosed(f"{self._what}: was closed; make a new one")
-        self._work.notify()
-        self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
 
     def _wait_for_room(self) -> None:
         is_taker = threading.current_thread() is self._taker  # in a callback of a future: none would come
@@ -97,6 +98,7 @@ class Buffer:
             if not self._lots:
                 return None
             lots, self._lots = list(self._lots.values()), {}
+            self._last_sequences |= {lot.topic: lot.sequences[len(lot) - 1] for lot in lots if lot.sequences}
             self._bytes = self._attend_at = 0
             self._is_urgent = self._is_closed
             self._taken += 1

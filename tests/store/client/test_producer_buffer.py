@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from store import (
     BufferFull,
+    InvalidArgument,
     MessageStore,
     Producer,
     StoreLocked,
 )
+from store.client.producer_buffer import Buffer, Limits
+from store.client.producer_future import WIDTH, Lot, Row
 from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
 
@@ -86,3 +94,62 @@ def test_callbacks_cannot_wait_for_themselves(store: MessageStore) -> None:
         producer.send("u", b"").add_done_callback(lambda _: call(producer.close))
         producer.flush()
     assert [type(error) for error in told] == [BufferFull, StoreLocked]
+
+
+ADD, FIRST_LINE = inspect.getsourcelines(Buffer.add)
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[None]:
+    """Ctrl-C, before a line of `Buffer.add` is run the first time; which is caught."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is not Buffer.add.__code__:
+            return None
+        if event == "line" and frame.f_lineno == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    with suppress(KeyboardInterrupt):
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+
+def numbered(number: int) -> Row:
+    return (number, *[None] * (WIDTH - 1))
+
+
+@pytest.mark.parametrize("line", range(FIRST_LINE, FIRST_LINE + len(ADD)))
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_message_that_is_interrupted_is_there_once(line: int, before: int) -> None:
+    """Sent again it is taken, or it was; those behind it have their sequences."""
+    buffer = Buffer("a buffer", Limits(0.0, 1 << 20, 1 << 20, 1.0))
+    for number in range(before):
+        buffer.add("t", numbered(number), 100, number)
+    with interrupted_at(line):
+        buffer.add("t", numbered(before), 100, before)
+    with suppress(InvalidArgument):
+        buffer.add("t", numbered(before), 100, before)
+    buffer.add("t", numbered(before + 1), 100, before + 1)
+    (lot,) = buffer.take() or []
+    assert lot.columns(0, len(lot))[0] == lot.sequences == list(range(before + 2))
+    with pytest.raises(InvalidArgument, match="was sent after"):
+        buffer.add("t", numbered(before + 1), 100, before + 1)
+
+
+@pytest.mark.parametrize("line", range(FIRST_LINE, FIRST_LINE + len(ADD)))
+def test_the_message_after_one_that_is_interrupted_goes_at_once(line: int) -> None:
+    buffer, taken = Buffer("a buffer", Limits(0.0, 1 << 20, 1 << 20, 1.0)), []
+    taker = threading.Thread(target=lambda: taken.extend(buffer.take() or []), daemon=True)
+    taker.start()
+    until(lambda: bool(buffer._work._waiters))
+    with interrupted_at(line):
+        buffer.add("t", numbered(0), 100)
+    time.sleep(0.01)  # who waits may have been waked for nothing
+    buffer.add("t", numbered(1), 100)
+    taker.join(PATIENCE)
+    assert isinstance(taken[0], Lot)
