@@ -12,6 +12,7 @@ from typing import overload
 
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
+from store.delays.step_back import delays_step_back
 from store.errors import StoreBusy, StoreError, StoreLocked
 from store.files.config import StoreConfig
 from store.files.topics import Topics
@@ -34,8 +35,9 @@ from store.publish.watch import Watch
 from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
 from store.upkeep.directory import Directory
 from store.upkeep.plans import plan_for
-from store.upkeep.recovery import Decision, Recovery, must_reach
+from store.upkeep.recovery import Recovery, must_reach
 from store.upkeep.retention import refuse_when_full
+from store.upkeep.step_back import step_back
 
 
 class Writer:
@@ -84,24 +86,23 @@ class Writer:
         self._flusher.start(partial(_attend, self._topics, self._deliverer, self._figures))
 
     def _join(self) -> PublishedEnd:
-        root, size = self._directory.root, self._config.mappedFileSizeConsumeQueue
+        root = self._directory.root
         self._directory.check_sizes(self._config)
-        recovery = Recovery(root, self._log, self._index, size)
         alone = self._lock.join()
         finish_deletion(root, self._config.lockTimeoutMillis / 1000)
         if alone:  # or a broker cannot have been here
             remove_what_came_back(root)
         found = QueueEnds.read(root)
-        decision = self._decide(recovery, found, alone=alone)
+        recover = self._decide(found, alone=alone)
         self._directory.warn_of_missing_segments(self._log)
         self._directory.mark_open()
-        if decision is not None:
-            recovery.carry_out(decision)
+        if recover is not None:
+            recover()
         self._directory.save_configuration(self._config)
         ends, existing = QueueEnds.read(root), self._queues.existing() if alone else []
         if alone and ends is not None and ends.forget_all_but(existing):
             ends.write(root, self._index)  # for who joins later, when the topic may be there again
-        if alone and decision is None and found is not None:  # it knows what was appended since, too
+        if alone and recover is None and found is not None:  # it knows what was appended since, too
             found.forget_all_but(existing)
             self._queues.expect(found.of)
         elif ends is not None:
@@ -110,12 +111,15 @@ class Writer:
         self._note_ends = partial(_note_ends, threading.Lock(), ends, root, Topics(root), self._log, self._index)
         published = PublishedEnd(root, writable=True)
         published.begin_to_know(self._log.min_offset())
+        if alone:
+            step_back(root, self._queues, published.confirm_offset)
+            delays_step_back(root, self._log, self._queues, published.confirm_offset)
         self._queues.follow(lambda: published.deletions)
         return published
 
-    def _decide(self, recovery: Recovery, ends: QueueEnds | None, *, alone: bool) -> Decision | None:
-        """What is to be recovered, None for nothing; then `ends` learn where the queues end. Whatever this raises, the
-        directory is as it was.
+    def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
+        """What carries out a recovery, None where nothing is to be recovered; then `ends` learn where the queues end.
+        Whatever this raises, the directory is as it was.
         """
         size = self._config.mappedFileSizeConsumeQueue
         evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
@@ -132,7 +136,8 @@ class Writer:
             raise StoreLocked(
                 f"{root}: its file 'watermark' or its queues were deleted while other processes write here; close those"
             )
-        return recovery.decide(plan, ends.of if ends is not None else {})
+        recovery = Recovery(root, self._log, self._index, size)
+        return partial(recovery.carry_out, recovery.decide(plan, ends.of if ends is not None else {}))
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""

@@ -113,9 +113,10 @@ class Memory(Opened):
         first, end = self._store.offsets(PRODUCERS_TOPIC, 0)
         if was_open and first > since:
             raise OffsetLost(
-                f"{self._folder}: producer {self._name!r} was not closed, and what it appended last may be deleted by "
-                "now: nothing here tells how far it came. Look up in its topics what was sent last, write that into "
-                '"sequences" of reached.json there, and "open": false, and open it again'
+                f"{self._folder}: producer {self._name!r} was not closed, or its note was newer than the log, and what "
+                "it appended last may be deleted by now: nothing here tells how far it came. Look up in its topics "
+                'what was sent last, write that into "sequences" of reached.json there, and "open": false, and open '
+                "it again"
             )
         # What was appended to a topic that was deleted since is not there.
         is_there, columns = Topics(self._store.path).are_there(), ("keys", "body", "physicalOffset")

@@ -63,10 +63,17 @@ def _warn(path: Path, failure: Exception | None, then: str) -> None:
 
 def parse_json(text: str) -> dict[str, Any]:
     """What fastjson wrote, an object. Raises `ValueError`, `RecursionError`."""
-    content = json.loads(_STRING_OR_BARE_KEY.sub(_quoted, text), parse_constant=_no_number, parse_float=_finite)
+    try:
+        content = _loads(text)
+    except ValueError:
+        content = _loads(_STRING_OR_BARE_KEY.sub(_quoted, text))  # which takes longer than the parsing
     if not isinstance(content, dict):
         raise ValueError(f"{type(content).__name__} instead of an object")
     return content
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
 
 
 def _quoted(found: re.Match[str]) -> str:

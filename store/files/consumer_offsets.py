@@ -143,14 +143,17 @@ class ConsumerOffsets:
             next_version(self._offsets, content)
             write_json(self._offsets, content)
 
-    def beyond(self, ends: Mapping[Queue, int]) -> dict[str, Positions]:
-        """By group, the queues of these that end before the offset that it has to read next; where they end."""
+    def beyond(self, ends: Mapping[tuple[str, int], int]) -> dict[str, Positions]:
+        """By group, what it has committed of queues that end before that.
+
+        ends: topic and queue id to the offset after the last message; 0 for those that are missing.
+        """
         found: dict[str, Positions] = {}
         for key, offsets in self.all_offsets().items():
             topic, separator, group = key.partition(GROUP_SEPARATOR)
             for queue_id, offset in offsets.items() if separator else ():
-                if ends.get(queue := Queue(topic, queue_id), offset) < offset:
-                    found.setdefault(group, {})[queue] = ends[queue]
+                if offset > ends.get((topic, queue_id), 0):
+                    found.setdefault(group, {})[Queue(topic, queue_id)] = offset
         return found
 
     def names(self) -> list[str]:

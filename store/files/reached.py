@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +62,21 @@ def forget_reached(root: Path, topic: str) -> None:
         reached = Reached.read(folder)
         if reached.sequences.pop(topic, None) is not None:
             reached.write(folder)
+
+
+def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
+    """Let producers whose notes say more than the log has go by the log; what they noted, by their names.
+
+    at_most: an offset of PRODUCERS_TOPIC, or its end where that is less.
+    """
+    forgotten = {}
+    for folder in _folders(root):
+        with suppress(CorruptStore):  # whoever needs it is told
+            reached = Reached.read(folder)
+            if at_most(reached.since) < reached.since:
+                Reached({}, 0, True).write(folder)
+                forgotten[folder.name] = reached
+    return forgotten
 
 
 def _folders(root: Path) -> list[Path]:

@@ -224,14 +224,19 @@ class Topics:
         next_version(self._path, content)
         write_json(self._path, content)
 
-    def deleted_up_to(self, end: int) -> None:
-        """The log ends at log offset `end`, and no topic was deleted behind it. Call under the store lock."""
+    def deleted_up_to(self, end: int) -> list[str]:
+        """The log ends at log offset `end`, and no topic was deleted behind it; those of which the table said so.
+
+        Call under the store lock.
+        """
         content = read_json(self._path)
         deleted = self._deleted(content)
-        if any(at > end for at in deleted.values()):
+        behind = sorted(name for name, at in deleted.items() if at > end)
+        if behind:
             content[_DELETED] = {name: min(at, end) for name, at in deleted.items()}
             next_version(self._path, content)
             write_json(self._path, content)
+        return behind
 
     def _deleted(self, content: dict[str, Any]) -> dict[str, int]:
         """Topic to the log offset where it was deleted last."""

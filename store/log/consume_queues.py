@@ -79,6 +79,17 @@ class ConsumeQueues:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
         self._expected.update(ends)
 
+    @property
+    def expected(self) -> Ends:
+        """What was learnt so; there may be more queues, and more in them."""
+        return self._expected
+
+    def at_most(self, topic: str, queue_id: int, confirm_offset: int, offset: int) -> int:
+        """`offset`, or where the queue ends, if that is less: its files are asked of more than is expected only."""
+        if offset <= self._expected.get((topic, queue_id), 0):
+            return offset
+        return min(offset, self.of(topic, queue_id).max_offset(confirm_offset))
+
 
 def _never() -> int:
     """Nobody tells of deletions."""

@@ -147,22 +147,25 @@ class QueueEnds:
         topics: Container[str],
         end: int,
         deleted: Mapping[str, int] = NOTHING,
+        *,
+        is_clean: bool = False,
     ) -> bool:
         """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
 
-        A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it.
+        A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it. is_clean: no append
+        died, so there is nothing behind either: in files that are newer than the log there is.
         """
         appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
         if appended is None:
             return False
         self._merge({name: stop for name, (_, stop) in appended.items()})
         folders = {name: f"{root}/{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}" for name in self.of if name[0] in topics}
-        if not all(_reaches(folder, self.of[name], queue_file_size, end) for name, folder in folders.items()):
+        if not all(_reaches(folder, self.of[name], queue_file_size, end, is_clean) for name, folder in folders.items()):
             return False
         several = {
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
         }
-        return _begin(several, log, deleted) and self._index_holds(log, index)
+        return _begin(several, log, deleted) and self._index_holds(log, index, end if is_clean else None)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
@@ -187,19 +190,21 @@ class QueueEnds:
         # The log's beginning is asked for last: retention takes segments first, and then what names their records.
         return next(((name, last) for name, last in missed if last >= log.min_offset()), None)
 
-    def _index_holds(self, log: CommitLog, index: Index) -> bool:
+    def _index_holds(self, log: CommitLog, index: Index, end: int | None) -> bool:
+        """end: of the log, behind which the index has nothing; None where it may."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
         if not all(name in names or last < first_byte for name, last in self.index.items()):
             return False
         with suppress(ConfigError):
-            return self.lost_key(log, index) is None
+            return self.lost_key(log, index) is None and (end is None or index.end_offset() < end)
         return False
 
 
-def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
-    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`.
+def _reaches(folder: str, stop: int, file_size: int, end: int, is_last: bool) -> bool:
+    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`; and, if that
+    `is_last`, none behind it in the same file.
 
     Without `Segments`, paths and arrays: there may be ten thousand queues, and this is all that is asked of most.
     """
@@ -210,12 +215,13 @@ def _reaches(folder: str, stop: int, file_size: int, end: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        data = os.pread(fd, CQ_ENTRY.itemsize, position - start)
+        data = os.pread(fd, 2 * CQ_ENTRY.itemsize, position - start)
     finally:
         os.close(fd)
     # Without their signs: what is negative is behind every end then.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
-    return size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)
+    is_there = size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)
+    return is_there and not (is_last and any(data[CQ_ENTRY.itemsize :]))
 
 
 def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.files.reached import check_reached, forget_reached
 from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR
+from store.integers import LONG_MAX
 from store.publish.locks import among_groups
 from store.publish.published_end import PublishedEnd
 
@@ -74,18 +75,31 @@ def finish_deletion(root: Path, timeout: float) -> None:
 
 
 def remove_what_came_back(root: Path) -> None:
-    """A broker that starts after a kill makes queues of a deleted topic anew, of what the log has of it: in the next
-    topic of that name they would be somebody else's messages. Call as the only writer, when no deletion is left to end.
+    """Remove queues of a deleted topic: in the next topic of that name they would be somebody else's messages. Call as
+    the only writer, when no deletion is left to end.
 
-    What has a younger message stays: then it is the table that is older than the store, one from a copy.
+    A broker that starts after a kill makes them anew, of what the log has. And they are there where the table is newer
+    than the log, which says so of a topic that is there again. What has a younger message stays: then it is the table
+    that is older than the store, one from a copy.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
-    deleted = topics.deletions()
-    back = [queues / topic for topic in topics.gone() if _is_before(queues / topic, deleted[topic])]
+    deleted, gone = topics.deletions(), topics.gone()
+    end = _published(root) if deleted.keys() - gone else LONG_MAX
+    back = [queues / topic for topic, at in deleted.items() if topic in gone or at > end]
+    back = [folder for folder in back if _is_before(folder, deleted[folder.name])]
     for folder in back:
         shutil.rmtree(folder)
     if back:
         sync_directory(queues)
+
+
+def _published(root: Path) -> int:
+    """Log offset up to which messages are published; without end where that is not said."""
+    try:
+        with closing(PublishedEnd(root, writable=False)) as published:
+            return published.confirm_offset
+    except FileNotFoundError:
+        return LONG_MAX
 
 
 def _is_before(folder: Path, at: int) -> bool:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import Queue
 from store.errors import CorruptRecord, CorruptSegment
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
 from store.files.topics import Topics
@@ -36,7 +35,6 @@ from store.publish.log_end import is_message, last_segment
 from store.publish.published_end import PublishedEnd
 from store.upkeep.misplaced import misplaced, place_of
 from store.upkeep.plans import Filed, Plan, Point
-from store.upkeep.step_back import step_back
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
 
@@ -256,7 +254,6 @@ class Recovery:
             self._queues.of(*name).flush(queue.begin, queue.max_offset)
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
-        step_back(self._root, end, {Queue(*name): queue.max_offset for name, queue in queues.items()})
         known = decision.times_from, decision.keys_from, first_byte
         PublishedEnd.create(self._root, end, decision.store_timestamp, *known)
         ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}

@@ -1,38 +1,66 @@
-"""What files beside the log say of more log than there is, after a crash of the machine, steps back to its end."""
+"""What files beside the log say of more log than there is, steps back to its end, before anything is put there.
+
+So it is after a crash of the machine that took what was not flushed; where files were put back from a backup and are
+newer than its log; and where a broker served an append whose writer had died, and did not keep it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from store.any_log import Queue
+from store.any_log import Positions, Queue
 from store.errors import CorruptStore
 from store.files.consumer_offsets import ConsumerOffsets
+from store.files.reached import forget_beyond
 from store.files.topics import Topics
+from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
+from store.format.topic_names import PRODUCERS_TOPIC
+from store.log.consume_queues import ConsumeQueues
 from store.publish.locks import among_groups
 
+WHY = "after a crash of the machine, or from a backup, they may be newer than the log"
 _TURN_SECONDS = 30.0  # until those who change offsets let others do that
 _logger = logging.getLogger("store")
 
 
-def step_back(root: Path, end: int, max_offsets: Mapping[Queue, int]) -> None:
-    """The log ends at log offset `end`, its queues at `max_offsets`. Call under the store lock.
+def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
+    """The log ends at log offset `end`; `queues` expect what they had then, or less. Call as the only writer, under
+    the store lock.
 
-    Where messages are gone that groups had read, they read those that come in their place; and where a topic was
-    deleted behind the end, what comes before that offset is not of the topic that was deleted.
+    Where messages are gone that groups had read, they read those that come in their place. Where a topic was deleted
+    behind the end, what comes before that offset is not of the topic that was deleted. Named producers go by what the
+    log has. What cannot be read stays: whoever needs it is told.
     """
-    topics = Topics(root)
-    ends = {
-        (queue := Queue(topic, queue_id)): max_offsets.get(queue, 0)
-        for topic, count in topics.queue_counts().items()
-        for queue_id in range(count)
-    }
+    for topic in Topics(root).deleted_up_to(end):
+        _logger.warning("%s: topic %s was deleted behind the end of the log, %d: %s", root, topic, end, WHY)
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
-        with suppress(CorruptStore):  # whoever needs it is told
-            for group, positions in offsets.beyond(ends).items():
+        with suppress(CorruptStore):
+            for group, positions in _beyond(offsets, root, queues, end):
                 among_groups(root, _TURN_SECONDS, partial(offsets.set_positions, group, positions))
-                _logger.warning("group %s stood behind what the log has now, and goes on at %s", group, positions)
-    topics.deleted_up_to(end)
+                _logger.warning(
+                    "%s: the offsets of group %s stood behind what the log has, and it goes on at %s: %s",
+                    *(root, group, positions, WHY),
+                )
+    for name, reached in forget_beyond(root, partial(queues.at_most, PRODUCERS_TOPIC, 0, end)).items():
+        _logger.warning(
+            "%s: producer %s noted that it had reached %s, of more than the log has; the log alone tells now: %s",
+            *(root, name, reached.sequences, WHY),
+        )
+
+
+def _beyond(offsets: ConsumerOffsets, root: Path, queues: ConsumeQueues, end: int) -> Iterator[tuple[str, Positions]]:
+    """The groups that have offsets behind the ends of queues, with those ends."""
+    found = offsets.beyond(queues.expected)
+    counts = Topics(root).queue_counts() if found else {}
+    for group, positions in found.items():
+        there = {queue: at for queue, at in positions.items() if queue.queue_id < counts.get(queue.topic, 0)}
+        ends = {queue: queues.at_most(*queue, end, at) for queue, at in there.items()}
+        ends = {queue: at for queue, at in ends.items() if at < there[queue]}
+        if ends and group == TRANSACTIONS_GROUP:  # what ended half messages may be gone: the op messages left tell
+            ends = dict.fromkeys((Queue(HALF_TOPIC, 0), Queue(OP_TOPIC, 0)), 0)
+        if ends:
+            yield group, ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,44 @@ def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
         assert producer.send("t", "new", sequence=3).result(PATIENCE).status is PutStatus.PUT_OK
     assert store.offsets("t", 0) == (0, 1)
     assert store.offsets("u", 0) == (0, 1)
+
+
+@pytest.mark.parametrize("others_first", [True, False])
+def test_a_note_that_is_newer_than_the_log(
+    store: MessageStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others_first: bool
+) -> None:
+    """As from a backup: what the log does not have is appended, whatever others appended meanwhile."""
+    back = tmp_path / "back"
+    die(store, ("t", 10), ("u", 3))
+    store.flush()
+    store.close()
+    shutil.copytree(store.path, back)
+    with Producer(store.path, "p") as producer:
+        producer.send("t", "20", sequence=20)
+        producer.send("v", "5", sequence=5)
+    shutil.copytree(store.path / "producers", back / "producers", dirs_exist_ok=True)
+    if others_first:
+        with Producer(back, "q") as producer:
+            for sequence in range(9):
+                producer.send("t", "q", sequence=sequence).result()
+    with Producer(back, "p") as producer:
+        sent = [producer.send(*each, sequence=int(each[1])) for each in (("t", "10"), ("t", "20"), ("u", "3"))]
+        sent.append(producer.send("v", "5", sequence=5))
+        known = [future.result().status is PutStatus.ALREADY_STORED for future in sent]
+    assert known == [True, False, True, False]
+    assert "producer p noted that it had reached {'t': 20, 'u': 3, 'v': 5}" in caplog.text
+
+
+def test_a_note_that_is_newer_than_a_log_whose_beginning_is_gone(store: MessageStore) -> None:
+    """Nothing tells how far the producer came."""
+    with Producer(store.path, "p") as producer:
+        producer.send("t", "10", sequence=10).result()
+    clean(store)
+    store.close()
+    file = note(store)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"since": 99}))
+    with pytest.raises(OffsetLost, match="its note was newer than the log"):
+        Producer(store.path, "p")
+    file.write_text(json.dumps({"sequences": {"t": 10}, "since": 1, "open": False}))
+    with Producer(store.path, "p") as producer:
+        assert producer.send("t", "10", sequence=10).result().status is PutStatus.ALREADY_STORED

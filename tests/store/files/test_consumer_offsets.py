@@ -189,8 +189,8 @@ def test_positions_of_groups(tmp_path: Path) -> None:
     }
     assert groups.positions("a@b", ["t", "v"]) == {Queue("t", 0): 1, Queue("t", 2): 3}
     assert groups.positions("a@b", ["u", "t"]) == groups.all_positions()["a@b"]
-    ends = {Queue("t", 0): 1, Queue("t", 2): 2, Queue("t", 1): 0}
-    assert groups.beyond(ends) == {"a@b": {Queue("t", 2): 2}, "grp": {Queue("t", 1): 0}}
+    ends = {("t", 0): 1, ("t", 2): 2, ("u", 0): 2}
+    assert groups.beyond(ends) == {"a@b": {Queue("t", 2): 3}, "grp": {Queue("t", 1): 7}}
 
 
 def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from store.format.layout import segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
+from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
 from tests.store.log.damages import SMALL, folder
 
@@ -43,6 +44,25 @@ def test_ends_of_another_log_do_not_hold(path: Path) -> None:
     content[last % 4096 + 4] ^= 1  # of its magic
     log.write_bytes(content)
     assert not hold(path, at=last), f"{last} to {end} is no record"
+
+
+@pytest.mark.parametrize("newer", ["consumequeue", "index"])
+def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str) -> None:
+    """As from a backup: what it says would count for other records when the log has come so far."""
+    live = tmp_path / "live"
+    shutil.copytree(path, live)
+    with MessageStore.open(live) as store:
+        store.put_many([Message("t", bytes(300), keys="later", queue_id=2)] * 4)
+    shutil.rmtree(path / newer)
+    shutil.copytree(live / newer, path / newer)
+    with MessageStore.open(path) as store:
+        before = bodies(store)
+        store.put_many([Message("t", b"new", keys="new", queue_id=0)] * 40)
+        assert [message.body for message in store.query("t", "new")] == [b"new"] * 40
+        assert list(store.query("t", "later")) == []
+        assert store.max_offset("t", 2) == 25
+        assert {place: body for place, body in bodies(store).items() if body != b"new"} == before
+    assert verify(path).findings == []
 
 
 def test_an_index_file_may_be_missing_when_its_records_are(path: Path) -> None:

@@ -1,22 +1,33 @@
-"""After a crash of the machine no file knows of more log than there is."""
+"""After a crash of the machine, or from a backup, no file knows of more log than there is."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
+from store.broker.transactions import Transactions
 from store.files.consumer_offsets import ConsumerOffsets
+from store.log.consume_queues import ConsumeQueues
+from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
+from store.upkeep.step_back import step_back
 from store.upkeep.verify import verify
 from tests.store.upkeep.crashed import SMALL, Crashed, another_boot, put
 
+reboots = pytest.mark.parametrize("reboot", [True, False])
 
-def test_no_group_stands_behind_what_was_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+
+@reboots
+def test_no_group_stands_behind_what_was_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, reboot: bool
+) -> None:
     """Or it would pass over what is put in its place."""
     path, after = tmp_path / "mq", tmp_path / "after"
     with MessageStore.open(path, config=SMALL) as store:
@@ -32,13 +43,71 @@ def test_no_group_stands_behind_what_was_lost(tmp_path: Path, caplog: pytest.Log
         ConsumerOffsets.of_instance(path, "b", "i").commit("b", "t", {2: 5})
         for folder in ("config", "consumers"):  # these are on the device
             shutil.copytree(path / folder, after / folder, dirs_exist_ok=True)
-    another_boot(after)
+    if reboot:
+        another_boot(after)
     with MessageStore.open(after, config=SMALL) as store:
         assert [store.max_offset("t", queue) for queue in range(3)] == [3, 3, 3]
         assert [store.consumer_offset("g", "t", queue) for queue in range(3)] == [3, 2, None]
         assert store.consumer_offset("g", "u", 0) == 0
         assert ConsumerOffsets.of_instance(after, "b", "i").offsets("b", "t") == {2: 3}
-    assert "group g stood behind what the log has now" in caplog.text
+    assert "group g stood behind what the log has" in caplog.text
+
+
+def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> None:
+    """A broker takes what is left of a dead append for messages; it is killed, and what it served is not kept."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"0"))
+    child = os.fork()
+    if child == 0:
+        killed = MessageStore.open(tmp_path)
+        PublishedEnd.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        killed.put_many([Message("t", b"dead")] * 3)
+    os.waitpid(child, 0)
+    ConsumerOffsets(tmp_path).commit("g", "t", {0: 4})
+    with MessageStore.open(tmp_path) as store:
+        store.put_many([Message("t", b"%d" % number) for number in range(1, 6)])
+        assert store.consumer_offset("g", "t", 0) == 1
+
+
+def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is known of the queues: they are asked themselves, if there are any."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"x", queue_id=0)] * 5)
+        end = store.confirm_offset
+    file = tmp_path / "config/consumerOffset.json"
+    said = {"t@g": {"0": 5, "1": 0, "2": 3}, "none@g": {"0": 7}, "batches@g": {"0": 9}}
+    file.write_text(json.dumps({"offsetTable": said}))
+    topics = json.loads((tmp_path / "config/topics.json").read_text())
+    topics["topicConfigTable"]["batches"] = {"readQueueNums": 1, "attributes": {"queue.type": "BatchCQ"}}
+    (tmp_path / "config/topics.json").write_text(json.dumps(topics))
+    step_back(tmp_path, ConsumeQueues(tmp_path, None, writable=False), end)
+    MessageStore.open(tmp_path).close()
+    assert json.loads(file.read_text())["offsetTable"] == said
+    assert caplog.text == ""
+
+
+@reboots
+def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, reboot: bool) -> None:
+    """Also where the log has an op message of one that was put later."""
+    live, back = tmp_path / "live", tmp_path / "back"
+    with MessageStore.open(live) as store:
+        store.create_topic("t", 1)
+        transactions = Transactions(store, "sellers")
+        first, second = transactions.prepare([Message("t", b"first"), Message("t", b"second")])
+        transactions.commit([second])
+    shutil.copytree(live, back)
+    with MessageStore.open(live) as store:
+        transactions = Transactions(store, "sellers")
+        transactions.commit([first])
+        transactions.check(lambda _: pytest.fail("nothing is open"), immunity=0)
+    shutil.copytree(live / "config", back / "config", dirs_exist_ok=True)
+    if reboot:
+        another_boot(back)
+    with MessageStore.open(back) as store:
+        transactions = Transactions(store, "sellers")
+        assert [message.body for _, message in transactions.open(immunity=0)] == [b"first"]
 
 
 def test_groups_of_any_name(crashed: Crashed) -> None:
@@ -53,24 +122,37 @@ def test_groups_of_any_name(crashed: Crashed) -> None:
     assert found == {"t@a.b": {"0": ends[0], "1": 5}, "t@": {"2": ends[2]}, "t": {"0": 99}}
 
 
-def test_a_topic_that_was_deleted_behind_the_logs_end_is_there_when_it_is_made_again(tmp_path: Path) -> None:
+@reboots
+@pytest.mark.parametrize("made_again", [True, False], ids=["made again there", "not"])
+def test_a_topic_that_was_deleted_behind_the_logs_end_is_there_when_it_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, reboot: bool, made_again: bool
+) -> None:
     """As where a backup has a newer table of topics, which says up to where messages do not count, than log."""
     live, device = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
         store.create_topic("u", 1)
         store.put(Message("u", b"flushed", keys=("k",)))
+        store.put(Message("t", b"older"))
         store.flush()
         shutil.copytree(live, device)
         store.put_many([Message("t", b"old")] * 20)
         shutil.copytree(live, tmp_path / "killed")
     delete_topic(tmp_path / "killed", "t")
+    if made_again:
+        with MessageStore.open(tmp_path / "killed") as store:
+            store.create_topic("t", 1)
     shutil.copytree(tmp_path / "killed" / "config", device / "config", dirs_exist_ok=True)
-    another_boot(device)
+    if reboot:
+        another_boot(device)
     with MessageStore.open(device) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"%d" % number) for number in range(3)])
+    assert "topic t was deleted behind the end of the log" in caplog.text
     assert verify(device).findings == []
+    another_boot(device)
+    with MessageStore.open(device) as store:
+        assert store.offsets("t", 0) == (0, 3)
     repair(device)
     shutil.rmtree(device / "consumequeue")
     with MessageStore.open(device) as store:
