@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Collection
 
+from pyspark_mq.source.queues import unchanged
 from store import StoreError
 from store.any_group import MessageModel
-from store.any_log import Log, LogAddress, Positions
+from store.any_log import Fingerprints, Log, LogAddress, Positions
 from store.local import LocalAddress
 from store.publish.figures import served_members
 
@@ -30,14 +31,15 @@ class GroupProgress:
         self._address = address
         self._group = group
         self._reached: Positions = {}
+        self._last: Fingerprints = {}
         self._told: Positions = {}
         self._next = 0.0  # time.monotonic()
         self._warned = False
         self._consumed: set[str] = set()  # topics
 
-    def reached(self, positions: Positions) -> None:
-        """All messages before `positions` are done."""
-        self._reached = positions
+    def reached(self, positions: Positions, last: Fingerprints) -> None:
+        """All messages before `positions` are done, the last of which was `last`, as far as that is known."""
+        self._reached, self._last = positions, last
         if time.monotonic() >= self._next:
             self.tell()
 
@@ -49,7 +51,8 @@ class GroupProgress:
             return
         try:
             self._consumed |= consumed_topics(self._address, self._group, {queue.topic for queue in news})
-            mine = {queue: offset for queue, offset in news.items() if queue.topic not in self._consumed}
+            done = unchanged(self._log, news, self._last)
+            mine = {queue: offset for queue, offset in done.items() if queue.topic not in self._consumed}
             self._log.commit(self._group, mine)
         except StoreError as error:
             self._warn(str(error))

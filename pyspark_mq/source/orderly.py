@@ -83,18 +83,21 @@ class OrderlyQueues:
         last = {queue: was for queue, was in offset.last.items() if queue not in further}
         return replace(offset, next=offset.next | further, starts=offset.starts | further, last=last)
 
-    def done(self, positions: Positions) -> None:
-        """All messages before `positions` are done, of queues that it has."""
-        if self._member is None:
-            return
-        if reset := self._member.resets():
+    def heed_resets(self) -> None:
+        """Warn of them. What is done before this is called counts no more in these queues."""
+        if self._member is not None and (reset := self._member.resets()):
             _logger.warning(
                 "Group %s was reset in %s; a query goes on from its checkpoint. To follow, stop it and start one with "
                 "another checkpoint and startingOffsets=group",
                 self._group.name,
                 ", ".join(map(str, sorted(reset))),
             )
-        self._member.commit(positions)
+
+    def done(self, positions: Positions) -> bool:
+        """All messages before `positions` are done, of queues that it has. Whether this counts: not before a `take`."""
+        if self._member is not None:
+            self._member.commit(positions)
+        return self._member is not None
 
     def tell(self) -> None:
         """The group knows what is done, also if this process is killed from now on."""

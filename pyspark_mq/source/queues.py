@@ -128,6 +128,19 @@ class Queues:
             self._log.wait(ends(bounds), left)
 
 
+def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
+    """Those in queues that are still the ones which were read: of a topic that was created anew nothing is done yet.
+
+    last: which message stood before each, as far as that is known.
+    """
+    others, there = log.strangers(positions, last), log.bounds(positions)
+    return {
+        queue: positions[queue]
+        for queue in there
+        if queue not in others and positions[queue] <= there[queue].max_offset
+    }
+
+
 def is_enough(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
     """Whether there are `least` messages behind `seen`; or other queues than these, or less in one. Pure."""
     now = ends(bounds)

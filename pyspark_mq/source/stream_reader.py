@@ -25,7 +25,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.group_progress import GroupProgress
 from pyspark_mq.source.orderly import OrderlyQueues, group_of
 from pyspark_mq.source.planning import limit_ranges
-from pyspark_mq.source.queues import Queues, ends, is_enough
+from pyspark_mq.source.queues import Queues, ends, is_enough, unchanged
 from pyspark_mq.source.reading import RangeReader, partitions_of
 from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 from store.cached import cached_property
@@ -48,6 +48,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bounds: dict[Queue, Bounds] = {}  # as last seen
         self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
         self._parsed: list[tuple[dict[str, Any], StreamOffset]] = []  # the two offsets looked at last
+        self._done: StreamOffset | None = None  # what was said last to be done
         self._turn = 0
         self._triggered = -math.inf  # when the last batch was, time.monotonic(); the first one comes at once
 
@@ -69,7 +70,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`, `QueuesTaken`.
         """
         offset = self._offset(start)
-        self._tell(offset.next)
+        self._tell(offset)
         once = isinstance(limit, ReadAllAvailable)
         waits = not once and self._target is None
         if not self._take(self._options.hold_timeout_seconds if waits else math.inf):
@@ -134,12 +135,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_late = time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds
         return 1 if is_late else self._options.min_offsets_per_trigger or 1
 
-    def _tell(self, reached: Positions) -> None:
+    def _tell(self, reached: StreamOffset) -> None:
         """Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come."""
         if self._orderly is not None:
-            self._orderly.done(reached)
+            self._orderly.heed_resets()
+            if reached != self._done and self._orderly.done(unchanged(self._log, reached.next, reached.last)):
+                self._done = reached
         if self._group is not None:
-            self._group.reached(reached)
+            self._group.reached(reached.next, reached.last)
 
     def _take(self, timeout: float) -> bool:
         """Whether this query may read: an orderly one has to have its queues."""

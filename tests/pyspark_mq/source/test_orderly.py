@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import OptionError, QueuesTaken
+from pyspark_mq.errors import DataLossError, OptionError, QueuesTaken
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.orderly import OrderlyQueues
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
@@ -22,6 +22,7 @@ from pyspark_mq.source.schema import default_schema
 from store import GroupConflict
 from store.any_group import Subscription
 from store.any_log import Queue
+from store.broker.deletion import delete_topic
 from store.local_group import LocalGroup
 from tests.filled import Filled
 from tests.members import remote_member
@@ -214,6 +215,20 @@ def test_a_reset_is_warned_of(reader: Readers, group: LocalGroup, caplog: pytest
     group.reset({Q0: 1})
     assert latest(it, end) == end
     assert "Group g was reset in orders/0; a query goes on from its checkpoint" in caplog.text
+
+
+def test_nothing_is_done_of_a_topic_that_was_created_anew(reader: Readers, filled: Filled, group: LocalGroup) -> None:
+    it = reader()
+    end = latest(it, it.initialOffset())
+    assert latest(it, end) == end
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
+    delete_topic(filled.path, "orders")
+    filled.store.create_topic("orders", queues=2)
+    filled.put("orders", 0, 1)
+    with pytest.raises(DataLossError):
+        latest(it, end)
+    it.stop()
+    assert set(group.committed([Q0, Q1]).values()) <= {0}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pyspark_mq.source.stream_reader import MqStreamReader
 from store import MessageStore
 from store.any_group import Subscription
 from store.any_log import Queue
+from store.broker.deletion import delete_topic
 from store.errors import NotAStore
 from store.local import LocalAddress
 from store.publish import log_end
@@ -142,6 +143,21 @@ def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogC
         assert caplog.text.count("Group readers is not told how far this query is: its members consume orders") == 1
     it.stop()  # they may be on their way back
     assert group(filled)[1] == 2
+
+
+@pytest.mark.parametrize("messages", [1, 50])
+def test_a_group_is_not_told_of_a_topic_that_was_created_anew(filled: Filled, messages: int) -> None:
+    it = reader(filled, consumerGroup="readers", **EARLIEST)
+    end = latest(it, it.initialOffset())
+    it.stop()
+    delete_topic(filled.path, "orders")
+    filled.store.create_topic("orders", queues=2)
+    filled.put("orders", 0, messages)
+    it = reader(filled, consumerGroup="readers")
+    with pytest.raises(DataLossError):
+        latest(it, end)
+    it.stop()
+    assert group(filled)[0] in (0, None)
 
 
 def test_a_start_where_a_group_stands(filled: Filled) -> None:
