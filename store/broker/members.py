@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -87,6 +88,7 @@ class Seat(Opened):
         self.entry = replace(entry, boot=_boot())
         self._path = path
         self._size = 0
+        self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
         with opening:
             self._fd = open_file(path, os.O_EXCL)
             self._done_fd = open_file(_done_path(path), os.O_TRUNC)
@@ -115,7 +117,9 @@ class Seat(Opened):
         )
         text = entry.to_json()
         try:
-            write_at(self._fd, text.ljust(self._size), 0)  # what was left of a longer one would not be JSON
+            with self._threads:
+                self.must_be_open()
+                write_at(self._fd, text.ljust(self._size), 0)  # what was left of a longer one would not be JSON
         except BaseException:
             self.leave()
             raise
@@ -129,10 +133,16 @@ class Seat(Opened):
         return not self._is_over
 
     def note(self, queue: Queue, offset: int) -> None:
-        """How far this member has got in a queue, for who inherits it; 0: nothing."""
+        """How far this member has got in a queue, for who inherits it; 0: nothing.
+
+        Raises `StoreClosed`, `StoreForked`.
+        """
+        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
         slot = self._slots.get(queue)
         if slot is not None:
-            write_at(self._done_fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
+            with self._threads:
+                self.must_be_open()
+                write_at(self._done_fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
     def leave(self) -> None:
         """The second time, and in a forked process, this does nothing."""
@@ -142,7 +152,8 @@ class Seat(Opened):
                 self._place.check()
                 self._path.unlink()
                 _done_path(self._path).unlink(missing_ok=True)
-            self._let_go()
+            with self._threads:
+                self._let_go()
 
     def _let_go(self) -> None:
         self._closes()

@@ -9,15 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import CorruptStore, FlushFailed, Message, MessageStore, StoreConfig, StoreLocked
+from store import CorruptStore, FlushFailed, Message, MessageStore, StoreClosed, StoreConfig, StoreLocked
 from store.any_group import MessageModel, Subscription
 from store.any_log import Queue
 from store.broker.entries import Entry
+from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
@@ -108,6 +110,28 @@ def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path
     finally:
         signal.alarm(0)
     assert ConsumerOffsets(tmp_path).offsets("g", "t") == {0: 3}
+
+
+def test_who_leaves_while_another_thread_commits(group: LocalGroup, tmp_path: Path) -> None:
+    """The commit is refused, and nothing of it goes to a file that has the descriptor by then."""
+    (tmp_path / "other").write_bytes(b"another file's bytes")
+    member, queue, tracing, opened = group.join(EVERYTHING), Queue("t", 0), sys.gettrace(), []
+    member.lock([queue])
+
+    def leave(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is GroupOffsets.commit.__code__:
+            member.leave()
+            opened.extend(os.open(tmp_path / "other", os.O_RDWR) for _ in range(20))
+
+    sys.settrace(leave)
+    try:
+        with pytest.raises(StoreClosed):
+            member.commit({queue: 1})
+    finally:
+        sys.settrace(tracing)
+        for fd in opened:
+            os.close(fd)
+    assert (tmp_path / "other").read_bytes() == b"another file's bytes"
 
 
 def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
