@@ -1,14 +1,12 @@
-"""Consumers of real stores: what they get, by a listener or by iterating, and what is committed."""
+"""Consumers of real stores: what a listener gets, and what is committed."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,6 @@ from tests.waiting import PATIENCE, until
 def store(tmp_path: Path) -> Iterator[MessageStore]:
     with opened(tmp_path) as it:
         yield it
-
-
-# --- a listener -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -157,116 +152,6 @@ def test_broadcasting_each_gets_everything(store: MessageStore) -> None:
     ):
         until(lambda: len(one.numbers) + len(two.numbers) >= 40)
     assert sorted(one.numbers) == sorted(two.numbers) == [*range(20)]
-
-
-# --- iterating --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("orderly", [False, True])
-def test_iterating(store: MessageStore, orderly: bool) -> None:
-    put(store, range(30))
-    found: list[int] = []
-    with Consumer(store.path, "g", "t", orderly=orderly, config=config(consume_message_batch_max_size=4)) as consumer:
-        for message in consumer:
-            found.append(int(message.body))
-            if len(found) == 17:
-                break
-        assert consumer._member.committed(TOPIC)
-    with Consumer(store.path, "g", "t", orderly=orderly) as consumer:
-        for message in consumer:
-            found.append(int(message.body))
-            if len(found) == 31:
-                break
-    assert found[16] in found[17:] or not orderly, "what was in hand comes again"
-    assert Counter(found) == Counter([*range(30), found[16]])
-
-
-def test_what_was_in_hand_when_a_loop_was_left_comes_first_in_the_next(store: MessageStore) -> None:
-    put(store, range(0, 40, QUEUES))
-    with Consumer(store.path, "g", "t", config=config(consume_message_batch_max_size=5)) as consumer:
-        found = [next(iter(consumer)).queue_offset for _ in range(3)]
-        for message in consumer:
-            found.append(message.queue_offset)
-            if len(found) == 13:
-                break
-    assert found == [0, 0, 0, *range(10)]
-    assert committed(store)[TOPIC[0]] == 9
-
-
-def test_iterating_ends_when_another_thread_closes_it(store: MessageStore) -> None:
-    consumer = Consumer(store.path, "g", "t", config=config())
-    closing = threading.Timer(0.1, consumer.close)
-    closing.start()
-    assert list(consumer) == []
-    closing.join()
-    with pytest.raises(StoreError, match="was closed"):
-        _ = consumer.assigned
-
-
-def test_iterating_a_message_may_be_sent_back(store: MessageStore) -> None:
-    put(store, [5])
-    tries = []
-    with Consumer(store.path, "g", "t", config=config()) as consumer:
-        for message in consumer:
-            tries.append(message.reconsume_times)
-            if message.reconsume_times:
-                break
-            consumer.send_back(message, delay_level=1)
-    assert tries == [0, 1]
-
-
-def test_asyncio(store: MessageStore) -> None:
-    put(store, range(10))
-
-    async def consume() -> list[int]:
-        found: list[int] = []
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0.001)
-                ticks += 1
-
-        ticking = asyncio.create_task(tick())
-        with Consumer(store.path, "g", "t", config=config()) as consumer:
-            async for message in consumer:
-                found.append(int(message.body))
-                if len(found) == 10:
-                    before = ticks
-                    asyncio.get_running_loop().call_later(0.1, put, store, [10])
-                if len(found) == 11:
-                    assert ticks > before, "others ran while there was no message"
-                    break
-        ticking.cancel()
-        return found
-
-    assert sorted(asyncio.run(consume())) == [*range(11)]
-    assert sum(committed(store).values()) == 10
-
-
-def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> None:
-    async def consume() -> list[int]:
-        found: list[int] = []
-
-        async def read(consumer: Consumer, most: int) -> None:
-            async for message in consumer:
-                found.append(int(message.body))
-                if len(found) >= most:
-                    break
-
-        with Consumer(store.path, "g", "t", config=config()) as consumer:
-            for _ in range(3):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(read(consumer, 1), 0.05)
-            put(store, range(5))
-            await read(consumer, 5)
-        return found
-
-    assert sorted(asyncio.run(consume())) == [*range(5)]
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------
 
 
 def test_members_that_subscribe_otherwise(store: MessageStore) -> None:

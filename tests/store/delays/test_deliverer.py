@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
-import logging
 import os
 import random
 import subprocess
@@ -15,22 +13,12 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageRefused, MessageStore, StoreBusy, StoreConfig
-from store.broker.deletion import delete_topic
-from store.format.delayed import Waits, waiting
+from store import Message, MessageStore, StoreConfig
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
-from store.format.message_lists import encode_list
-from store.format.record import as_columns
-from store.format.records import Records
-from store.publish.appender import Appender
-from store.publish.putting import encoding_of
-from store.upkeep.retention import Decision, Reason, Retention
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC
@@ -177,117 +165,6 @@ sys.stdin.read()
             assert set(bodies(store).values()) == {1}
 
 
-def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with opened(tmp_path) as store:
-        store.create_topic("gone", 1)
-        store.put_many([Message("gone", b"1", delay_level=1), Message(TOPIC, b"2", delay_level=1)])
-    delete_topic(tmp_path, "gone")
-    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
-        until(lambda: len(all_of(store, TOPIC)) == 1)
-        assert "gone" not in store.topics()
-    assert "1 delayed messages are lost: the topics that they were put for are not there any more: gone" in caplog.text
-
-
-def test_another_topic_of_that_name_gets_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with opened(tmp_path) as store:
-        soon = int(time.time() * 1000) + 1000
-        put = [Message(TOPIC, b"by level", delay_level=1), Message(TOPIC, b"at a time", deliver_at=soon)]
-        store.put_many([*put, Message(TOPIC, b"at once")])
-    delete_topic(tmp_path, TOPIC)
-    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
-        assert all_of(store, TOPIC) == []
-        store.put(Message(TOPIC, b"another", delay_level=1))
-        until(lambda: bodies(store) == {b"another": 1})
-    lost = [record for record in caplog.records if "delayed messages are lost" in record.message]
-    assert sum(record.args[1] for record in lost) == 2
-    with opened(tmp_path) as store:  # and not later, either
-        store.put(Message(TOPIC, b"last", delay_level=1))
-        until(lambda: bodies(store) == {b"another": 1, b"last": 1})
-
-
-def test_another_topic_of_that_name_gets_nothing_in_the_last_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is deleted, and made again, when all is ready to be appended."""
-    append, is_over = Appender.append, threading.Event()
-
-    def append_late(appender: Appender, *pieces: Any, **how: Any) -> Any:
-        if threading.current_thread().name == "mq-deliver" and not is_over.is_set():
-            delete_topic(tmp_path, TOPIC)
-            store.create_topic(TOPIC, QUEUES)
-            is_over.set()
-        return append(appender, *pieces, **how)
-
-    with opened(tmp_path) as store:
-        monkeypatch.setattr(Appender, "append", append_late)
-        store.put_many([Message(TOPIC, b"old", delay_level=1)])
-        assert is_over.wait(30)
-        store.put(Message(TOPIC, b"new", delay_level=1))
-        until(lambda: bodies(store) == {b"new": 1})
-
-
-def test_what_the_log_does_not_take_does_not_keep_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its place in its topic, whose name is long, is longer than where a broker let it wait. Nor does one of the others
-    come twice where an append fails once.
-    """
-    calls, append = itertools.count(), Appender.append
-
-    def append_but_once(appender: Appender, *pieces: Any, **how: Any) -> Any:
-        if threading.current_thread().name == "mq-deliver" and next(calls) == 2:
-            raise StoreBusy("once")
-        return append(appender, *pieces, **how)
-
-    def waits(body: bytes) -> Records:
-        records = encode_list([Message("t" * 127, body)], [0], encoding_of(SMALL), int(time.time() * 1000))
-        return waiting(as_columns(records), Waits(np.array([1]), np.array([0])), encoding_of(SMALL))
-
-    monkeypatch.setattr(Appender, "append", append_but_once)
-    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
-        store.create_topic("t" * 127, 1)
-        others = store._putting.of_messages([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(10)])
-        largest = store._log.max_record_bytes - int(waits(b"").sizes[0])
-        store._writing().append([others, waits(b"x" * largest)])
-        until(lambda: len(bodies(store)) == 10)
-        assert set(bodies(store).values()) == {1}
-        assert all_of(store, "t" * 127) == []
-    assert "1 delayed messages are lost: with the names of their topics they fit no commit log segment" in caplog.text
-
-
-@pytest.mark.parametrize("as_table", [False, True])
-def test_what_the_log_would_not_take_later_is_refused(tmp_path: Path, as_table: bool) -> None:
-    """Each that is taken is delivered."""
-    with opened(tmp_path) as store:
-        store.create_topic("t" * 127, 1)
-
-        def put(size: int) -> None:
-            if as_table:
-                store.append_table("t" * 127, pa.table({"body": [b"x" * size], "delayLevel": [1]}))
-            else:
-                store.put(Message("t" * 127, b"x" * size, delay_level=1))
-            sizes.append(size)
-
-        sizes: list[int] = []
-        with pytest.raises(MessageRefused, match="which is put again in its own topic later"):
-            list(map(put, itertools.count(SMALL.mappedFileSizeCommitLog - 500)))
-        assert sizes
-        until(lambda: store.max_offset("t" * 127, 0) == len(sizes))
-
-
-def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with opened(tmp_path) as store:
-        placed = store.put_many([Message(TOPIC, b"body %d" % n, delay_level=1) for n in range(3)])
-    (segment,) = (tmp_path / "commitlog").iterdir()
-    content = bytearray(segment.read_bytes())
-    content[placed[1].physical_offset + 88] ^= 1
-    segment.write_bytes(content)
-    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
-        until(lambda: len(all_of(store, TOPIC)) == 2)
-        assert bodies(store).keys() == {b"body 0", b"body 2"}
-    assert "a delayed message is lost" in caplog.text
-
-
 def test_a_store_that_is_dropped_leaves_no_thread(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put(Message(TOPIC, b"", delay_level=2))
@@ -318,24 +195,6 @@ def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
         until(lambda: len(all_of(store, TOPIC)) == 1)
     os.close(writing)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is delivered that might have been before; putting goes on. Once it is corrected, who opens the store then
-    delivers, though the other has it still.
-    """
-    with opened(tmp_path) as store:
-        store.put(Message(TOPIC, b"", delay_level=1))
-    sound = (tmp_path / DELAY_OFFSETS_FILE).read_text()
-    (tmp_path / DELAY_OFFSETS_FILE).write_text('{"offsetTable": {"1": "x"}}')
-    with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
-        until(lambda: threads() == [])
-        store.put(Message(TOPIC, b"now"))
-        assert bodies(store) == {b"now": 1}
-        (tmp_path / DELAY_OFFSETS_FILE).write_text(sound)
-        with opened(tmp_path):
-            until(lambda: bodies(store) == {b"now": 1, b"": 1})
-    assert "delayOffset.json: offsetTable['1'] is \"x\"" in caplog.text
 
 
 def delivered(store: MessageStore) -> int:
@@ -424,25 +283,6 @@ def test_what_is_noted_is_on_the_device(tmp_path: Path) -> None:
         store.put(Message(TOPIC, b"later", delay_level=1))
         until((tmp_path / DELAY_OFFSETS_FILE).exists)
         assert json.loads((tmp_path / DELAY_OFFSETS_FILE).read_text())["delivered"]["to"] == 0
-
-
-def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker's does, ours does not. What is put later is delivered, and it is said what is not."""
-    config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=200)
-    with MessageStore.open(tmp_path, config=config) as store:
-        store.create_topic(TOPIC, 1)
-        store.put_many([Message(TOPIC, b"old", delay_level=1) for _ in range(15)])
-        store.put_many([Message(TOPIC, b"x" * 1000) for _ in range(300)])
-        assert not store.clean(forced=True).log
-        retention = Retention(tmp_path, config, store._log, store._index, store._queues)
-        starts = store._log.segments.starts()[:-1]
-        assert retention.clean(Decision(Reason.FORCED, starts), 0, 0, store._writing().after_repair).queues
-        store.put_many([Message(TOPIC, b"new", delay_level=1) for _ in range(5)])
-        until(lambda: bodies(store)[b"new"] == 5)
-        assert bodies(store)[b"old"] == 0
-    said = "; ".join(record.getMessage() for record in caplog.records)
-    assert "messages [0, 10) were deleted before they were delivered" in said
-    assert said.count("a delayed message is lost") == 5
 
 
 OTHER = """
