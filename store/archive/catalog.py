@@ -228,7 +228,7 @@ class Catalog:
         }
         for kind, name in SEGMENTS.items():
             content[name] = dict(self._named(kind, now))
-        return json.dumps(content, indent="\t", sort_keys=True).encode()
+        return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
 
     def _named(self, kind: str, now: int) -> Iterator[tuple[str, dict[str, Any]]]:
         files = {queue_path(self.broker, *queue): archived for queue, archived in self.queues.items()}

@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -53,6 +53,9 @@ class Objects(Protocol):
 
     def size(self, path: str) -> int:
         """Its bytes. Raises `FileNotFoundError`."""
+
+    def mark(self, path: str) -> Hashable:
+        """What is another one when it was written anew; None where it is not there, or nothing tells."""
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Make or replace it, durable when this returns; whoever reads it sees the old content or the new."""
@@ -131,6 +134,12 @@ class Directory:
         with _explained(self._root / path):
             return os.stat(self._root / path).st_size
 
+    def mark(self, path: str) -> Hashable:
+        with suppress(FileNotFoundError), _explained(self._root / path), (self._root / path).open("rb") as file:
+            there = os.fstat(file.fileno())  # of an open one, for which a network's file system asks anew
+            return there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns
+        return None
+
     def write(self, path: str, data: bytes | memoryview) -> None:
         target = self._root / path
         with _explained(target):
@@ -182,6 +191,12 @@ class Remote:
 
     def size(self, path: str) -> int:
         return int(self._try(path, lambda: self._files.info(self._at(path)))["size"])
+
+    def mark(self, path: str) -> Hashable:
+        with suppress(FileNotFoundError):
+            there = self._try(path, lambda: self._files.info(self._at(path)))
+            return str(there.get("ETag") or there.get("etag") or "") or None
+        return None
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         whole = bytes(data)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from store.any_log import Queue
 from store.archive.catalog import Catalog
@@ -17,6 +17,14 @@ _COMPARED_AT_ONCE = 8 << 20
 _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
+class _Seen(NamedTuple):
+    """The metadata as it was read, or written. mark: what was true of the object before; see `Objects.mark`."""
+
+    data: bytes = b""
+    catalog: Catalog | None = None
+    mark: Hashable = None
+
+
 class Place:
     """url: for errors. folder: the cluster's, metadata: the object that says what is there; below the url."""
 
@@ -25,7 +33,7 @@ class Place:
         self.objects = objects
         self.folder = folder
         self.metadata = metadata
-        self._seen: tuple[bytes, Catalog | None] = (b"", None)
+        self._seen = _Seen()
 
     @staticmethod
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> Place:
@@ -58,26 +66,30 @@ class Place:
 
     def load(self) -> Catalog | None:
         """What is archived now, None before the first time. Raises `CorruptStore`, `ArchiveUnavailable`."""
-        try:
-            data = self.objects.read_all(self.metadata)
-        except FileNotFoundError:
-            self._seen = b"", None
-            return None
-        if data != self._seen[0]:
-            self._seen = data, Catalog.parse(f"{self.url}/{self.metadata}", data)
-        return self._seen[1]
+        seen, mark = self._seen, self.objects.mark(self.metadata)
+        if mark is None or mark != seen.mark:
+            try:
+                data = self.objects.read_all(self.metadata)
+            except FileNotFoundError:
+                seen = _Seen()
+            else:
+                is_same = data == seen.data
+                parsed = seen.catalog if is_same else Catalog.parse(f"{self.url}/{self.metadata}", data)
+                seen = _Seen(seen.data if is_same else data, parsed, mark)
+            self._seen = seen
+        return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
         """From now on this is what is archived. Raises `ArchiveUnavailable`, also where it is not as it was last."""
-        seen, text = self._seen[0], catalog.text()
+        seen, text = self._seen.data, catalog.text()
         self.load()
-        if self._seen[0] != seen:
+        if self._seen.data != seen:
             raise ArchiveUnavailable(
                 f"{self.url}/{self.metadata}: it was changed meanwhile: another store archives there under the same "
                 "name; give one of them another brokerName"
             )
         self.objects.write(self.metadata, text)
-        self._seen = text, catalog
+        self._seen = _Seen(text, catalog)
 
     def write(self, path: str, data: bytes) -> None:
         """Write an object, below the cluster's folder, and read it back: all of it, and nothing behind.

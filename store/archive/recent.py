@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Hashable
 from concurrent.futures import Future
 
 import numpy as np
@@ -40,7 +41,7 @@ class RecentPlace(Place):
         return asked.result()
 
     def _load(self, asked: Future[Catalog | None]) -> None:
-        before, until = self._seen[1], time.monotonic() + _LOOK_SECONDS
+        before, until = self._seen.catalog, time.monotonic() + _LOOK_SECONDS
         try:
             found = super().load()
         except BaseException as error:
@@ -92,6 +93,9 @@ class RecentObjects:
 
     def size(self, path: str) -> int:
         return self._objects.size(path)
+
+    def mark(self, path: str) -> Hashable:
+        return self._objects.mark(path)
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         self._objects.write(path, data)

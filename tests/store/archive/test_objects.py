@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -12,6 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from store import ArchiveUnavailable, ConfigError, NoArchive
+from store.any_log import Queue
 from store.archive.log import ArchiveAddress
 from store.archive.objects import objects_at, without_secrets
 from tests.filled import Filled
@@ -76,6 +79,51 @@ def test_what_was_torn_does_not_count(filled: Filled, wrong: list[Exception | No
         ArchiveAddress("bad://bucket").open()
     wrong.clear()
     assert filled.store.archive("bad://bucket").messages == 8
+
+
+class Tagged(MemoryFileSystem):  # type: ignore[misc]
+    """As an object store tells what changed. read: what was, whole."""
+
+    protocol = "tagged"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    read: list[str] = []  # noqa: RUF012
+
+    def info(self, path: str, **more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super().info(path, **more)
+        return found | ({"ETag": zlib.crc32(super().cat_file(path))} if found["type"] == "file" else {})
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        if start is None:
+            Tagged.read.append(path)
+        return bytes(super().cat_file(path, start, end, **more))
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("tagged://").strip("/")
+
+
+def test_the_metadata_is_read_when_it_changed(filled: Filled) -> None:
+    fsspec.register_implementation("tagged", Tagged, clobber=True)
+    filled.store.archive("tagged://bucket")
+    orders = Queue("orders", 0)
+    with ArchiveAddress("tagged://bucket").open() as log:
+        for count in (3, 4, 5):
+            Tagged.read.clear()
+            assert [log.bounds([orders])[orders].max_offset for _ in range(5)] == [count] * 5
+            assert len(Tagged.read) == 1
+            filled.put("orders", 0, 1)
+            filled.store.archive()
+
+
+def test_another_content_has_another_mark(tmp_path: Path) -> None:
+    objects, marks = objects_at(str(tmp_path), {}), set()
+    assert objects.mark("a/b") is None
+    for number in range(50):
+        objects.write("a/b", b"%02d" % number)
+        marks.add(objects.mark("a/b"))
+        assert objects.mark("a/b") in marks
+    assert len(marks) == 50
 
 
 def test_what_is_no_url_of_anything() -> None:
