@@ -112,7 +112,7 @@ class Clients:
         self._producers: dict[str, dict[str, Producer]] = {}
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {
             RequestCode.HEART_BEAT: self._heart_beat,
             RequestCode.UNREGISTER_CLIENT: self._unregister,

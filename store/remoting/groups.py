@@ -38,7 +38,7 @@ class ServedGroups:
         self._files = ConsumerOffsets(store.path)
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._configure,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self._settings,

@@ -53,7 +53,7 @@ class Locks:
         self._locked: dict[str, dict[str, _Locked]] = {}  # group, client id
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
     def lost(self, connection: Connection) -> None:

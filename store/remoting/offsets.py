@@ -24,7 +24,7 @@ class Offsets:
         self._older = older
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self._query,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all,

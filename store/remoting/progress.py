@@ -34,7 +34,7 @@ class Progress:
         self._groups = ConsumerOffsets(store.path)
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {
             RequestCode.GET_CONSUME_STATS: self._stats,
             RequestCode.GET_BROKER_CONSUME_STATS: self._all_stats,

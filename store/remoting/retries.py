@@ -27,7 +27,7 @@ class Retries:
         self._older = older
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
 
     def prepare(self, group: str) -> None:

@@ -27,7 +27,7 @@ class Routes:
         self._create_topics = create_topics
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,

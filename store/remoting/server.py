@@ -8,8 +8,9 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from ssl import SSLContext
 from typing import Any
 
@@ -23,11 +24,12 @@ from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.loop import LoopThread
 from store.remoting.request import Handler, Request, Response, refusal
+from store.remoting.turns import Turns
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
-_POOL_THREADS = 8
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Limits:
 @dataclass(frozen=True)
 class Processors:
     """Who answers which request code: `quick` ones in the loop's thread, for which they must not wait for anything;
-    `others` in threads of a pool. lost: told of each connection that is over, in the loop's thread. check: raises
-    `RequestRefused` for a request that its sender may not make."""
+    `others` in threads, in which connections take turns. lost: told of each connection that is over, in the loop's
+    thread. check: raises `RequestRefused` for a request that its sender may not make."""
 
     quick: Mapping[int, Handler]
     others: Mapping[int, Handler]
@@ -80,7 +82,7 @@ class Server(Opened):
         self._limits = limits
         self._tls = tls
         self._figures = figures
-        self._pool = ThreadPoolExecutor(_POOL_THREADS, "mq-serve")
+        self._turns = Turns(_THREADS, "mq-serve")
         self._under_way: dict[Connection, _UnderWay] = {}
         try:
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
@@ -102,7 +104,7 @@ class Server(Opened):
         self._is_over = True
         self._thread.submit(self._stop_listening()).result()
         stop()
-        self._pool.shutdown()
+        self._turns.close()
         self._thread.submit(self._leave()).result()
 
     def _let_go(self) -> None:
@@ -143,6 +145,7 @@ class Server(Opened):
         """Close connections that are idle, or stuck."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            self._turns.look()
             now, limits = time.monotonic(), self._limits
             for connection, under_way in list(self._under_way.items()):
                 stuck = now - (connection.stuck_since or now)
@@ -177,7 +180,7 @@ class Server(Opened):
             elif (quick := self._processors.quick.get(command.code)) is not None:
                 answer = quick(request)
             elif (other := self._processors.others.get(command.code)) is not None:
-                answer = self._pool.submit(other, request)
+                answer = self._turns.begin(connection, partial(other, request))
             else:
                 remark = f"[BROKER_NOT_SUPPORT] request type {command.code} not supported"
                 answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -31,7 +31,7 @@ class ServedTopics:
         self._older = older
 
     def others(self) -> Mapping[int, Handler]:
-        """Handlers for threads of the pool."""
+        """Handlers that may wait."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._create,
             RequestCode.GET_TOPIC_CONFIG: self._config,

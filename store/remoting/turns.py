@@ -1,0 +1,96 @@
+"""Work for requests, in threads: connections take turns, so that none with many requests stops the others."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from store import RequestRefused
+from store.broker.response_codes import ResponseCode
+from store.remoting.connection import Connection
+from store.remoting.loop import settle
+
+LEAVING = "the broker is leaving"
+Result = TypeVar("Result")
+
+
+class Turns:
+    """So many threads, made as they are needed. Any thread may call.
+
+    Of a connection whose other end does not read nothing is begun meanwhile: the answers would be kept in memory.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._most = threads
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: dict[Connection, deque[Callable[[], None]]] = {}  # whose turn is next first
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._is_over = False
+
+    def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
+        """What `work` answers or raises, called in another thread; also where the connection is over by then."""
+        answered: Future[Result] = Future()
+        with self._changed:
+            if self._is_over:
+                raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, LEAVING)
+            self._waiting.setdefault(connection, deque()).append(partial(settle, answered, work))
+            if len(self._threads) < self._most and self._idle < sum(map(len, self._waiting.values())):
+                name = f"{self._name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                self._threads[-1].start()
+            self._changed.notify()
+        return answered
+
+    def drop(self, connection: Connection) -> None:
+        """What is not begun yet of a connection is never begun."""
+        with self._changed:
+            self._waiting.pop(connection, None)
+
+    def look(self) -> None:
+        """Whose other end reads again, or is gone, may go on: to be called now and then."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Begin nothing more, and wait for nothing."""
+        with self._changed:
+            self._is_over = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take no more; all that was asked is done when this returns."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while True:
+                connection = next(filter(self._may_go_on, self._waiting), None)
+                if connection is not None:
+                    waiting = self._waiting.pop(connection)
+                    work = waiting.popleft()
+                    if waiting:
+                        self._waiting[connection] = waiting
+                    return work
+                if self._is_over:
+                    return None
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+
+    def _may_go_on(self, connection: Connection) -> bool:
+        return self._is_over or connection.is_over or not connection.is_stuck_writing

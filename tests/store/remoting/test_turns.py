@@ -1,0 +1,100 @@
+"""Requests of several connections: whose turn it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from store import RequestRefused
+from store.publish.figures import Figures
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.connection import Connection
+from store.remoting.loop import LoopThread
+from store.remoting.request import Request, Response
+from store.remoting.server import Limits, Processors, Server
+from store.remoting.turns import Turns
+from tests.waiting import until
+
+THREADS = 8
+
+
+@pytest.fixture
+def turns() -> Iterator[Turns]:
+    it = Turns(THREADS, "test")
+    yield it
+    it.close()
+
+
+def connection() -> Connection:
+    return Connection(lambda connection, command: None, lambda connection, error: None)
+
+
+def test_one_with_many_requests_does_not_stop_the_others(tmp_path: Path) -> None:
+    """While all threads but one wait for what one connection asked, another one is answered."""
+    gates, begun, thread = [threading.Event(), threading.Event()], [0, 0], LoopThread("test")
+
+    def wait(request: Request) -> Response:
+        which = int(request.command.fields["which"])
+        begun[which] += 1
+        assert gates[which].wait(60)
+        return Response()
+
+    handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.QUERY_MESSAGE: wait}
+    processors = Processors({}, handlers, lambda connection: None)
+    server = Server(thread, processors, "127.0.0.1:0", Limits(), None, Figures(tmp_path, "test"))
+    with Client(timeout=60) as many, Client(timeout=60) as one:
+
+        def ask(which: int) -> Future[Command]:
+            return many.ask(server.address, RequestCode.QUERY_MESSAGE, {"which": str(which)})
+
+        asked = [ask(0) for _ in range(THREADS)]
+        until(lambda: begun[0] == THREADS)
+        asked += [ask(1) for _ in range(100)]
+        mine = one.ask(server.address, RequestCode.HEART_BEAT, {})
+        until(lambda: server.connections == 2)
+        assert not mine.done()
+        gates[0].set()
+        assert mine.result().code == 0
+        assert begun[1] < 100
+        gates[1].set()
+        assert {each.result().code for each in asked} == {0}
+    server.close()
+    thread.stop()
+
+
+def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
+    """What waits to be read by the other end would be in memory."""
+    stuck, gone = connection(), connection()
+    asked = []
+    for each in (stuck, gone):
+        each._is_stuck_writing = True
+        asked.append(turns.begin(each, lambda: 1))
+    assert turns.begin(connection(), lambda: 2).result() == 2
+    assert not any(each.done() for each in asked)
+    gone.is_over = True  # what it asked before it left, as where its group is, counts
+    turns.look()
+    assert asked[1].result() == 1
+    assert not asked[0].done()
+    stuck._is_stuck_writing = False
+    turns.look()
+    assert asked[0].result() == 1
+
+
+def test_who_closes_does_what_was_asked(turns: Turns) -> None:
+    gate, stuck = threading.Event(), connection()
+    stuck._is_stuck_writing = True
+    asked = [turns.begin(connection(), lambda: gate.wait(60)) for _ in range(20)]
+    asked.append(turns.begin(stuck, lambda: True))
+    closing = threading.Thread(target=turns.close)
+    closing.start()
+    gate.set()
+    closing.join()
+    assert [each.result() for each in asked] == [True] * 21
+    with pytest.raises(RequestRefused):
+        turns.begin(stuck, lambda: True)
