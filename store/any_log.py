@@ -184,7 +184,7 @@ class Held(Protocol):
     """
 
     def again(self, queue: Queue, position: int) -> None:
-        """Hold a queue once more, or one that was not held before, from `position` on."""
+        """Hold a queue once more, or one that was not held before, from `position` on, and from nowhere else."""
 
     def wake(self) -> None:
         """Give None, at once, or first of all when asked next. Any thread may call it."""

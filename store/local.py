@@ -206,7 +206,7 @@ class LocalHeld:
         self._idle = idle
         self._service = PullRequestHoldService(store)
         self._woken: SimpleQueue[tuple[HeldRequest, Wake] | None] = SimpleQueue()
-        self._held = 0
+        self._held: dict[tuple[str, int], HeldRequest] = {}
         for queue, position in begin.items():
             self._hold(queue, position)
 
@@ -228,8 +228,10 @@ class LocalHeld:
                 return None
             if woken is None:
                 return None
-            self._held -= 1
             request, why = woken
+            if self._held.get(request.queue) is not request:  # the queue is held from elsewhere on by now
+                continue
+            del self._held[request.queue]
             if why is Wake.STOPPED:
                 raise StoreClosed(f"{self._store.path}: closed while messages were waited for, or waiting failed")
             if why is not Wake.TIMEOUT:
@@ -238,9 +240,12 @@ class LocalHeld:
         raise StopIteration
 
     def _hold(self, queue: Queue, position: int) -> None:
-        self._held += 1
+        before = self._held.pop(queue, None)
+        if before is not None:
+            self._service.cancel(before)
         left = max(0.0, self._deadline - time.monotonic())
-        self._service.hold(*queue, position, left, lambda *event: self._woken.put(event), self._filter)
+        wake = self._woken.put
+        self._held[queue] = self._service.hold(*queue, position, left, lambda *event: wake(event), self._filter)
 
     def __enter__(self) -> LocalHeld:
         return self

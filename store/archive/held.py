@@ -31,6 +31,7 @@ class PolledHeld:
         self._ready: list[QueueRange] = []
 
     def again(self, queue: Queue, position: int) -> None:
+        self._ready = [found for found in self._ready if found.queue != queue]
         if time.monotonic() < self._deadline:
             self._held[queue] = position
 

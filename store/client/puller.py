@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -57,9 +56,7 @@ class Puller:
         self._told = waiting
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
         self._held: Held | None = None
-        self._waiting: dict[Queue, ProcessQueue] = {}  # those that are not full
-        self._requests: Counter[Queue] = Counter()  # that are held; two of a queue that was stopped and begun anew
-        self._holding = 0
+        self._waiting: dict[Queue, ProcessQueue] = {}  # those that are held, from where they were pulled up to
 
     def pull(self, queue: ProcessQueue) -> None:
         """Pull a queue from now on, until it is full or stopped."""
@@ -97,47 +94,35 @@ class Puller:
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
-        self._requests.clear()
-        self._count(-self._holding)
+        self._told.set(0)
 
     def _listen(self, held: Held) -> bool:
         """Hold what was asked for; wait for that where nothing is held. False to end."""
         with suppress(Empty):
             while True:
-                queue = self._asked.get(block=not any(self._requests.values()))
+                queue = self._asked.get(block=not self._waiting)
                 if queue is None:
                     return False
-                self._wait_for(held, queue)
+                if not queue.is_stopped:  # or it took the place of one that was begun anew meanwhile
+                    self._wait_for(held, queue)
         return True
 
     def _wait_for(self, held: Held, queue: ProcessQueue) -> None:
         self._waiting[queue.queue] = queue
-        self._requests[queue.queue] += 1
-        self._count(1)
+        self._told.set(len(self._waiting))
         held.again(queue.queue, queue.pulled)
-
-    def _count(self, more: int) -> None:
-        self._holding += more
-        self._told.set(self._holding)
 
     def _answer(self, held: Held, found: QueueRange) -> None:
         """Pull what a request was woken for, and hold another one where there is room."""
-        self._requests[found.queue] -= 1
-        self._count(-1)
-        queue = self._waiting.get(found.queue)
-        if queue is None or queue.is_stopped:
-            return
-        is_of_before = found.end <= queue.pulled != found.start  # of the queue as it was before it was begun anew
-        if is_of_before and self._requests[found.queue]:
+        queue = self._waiting.pop(found.queue)
+        self._told.set(len(self._waiting))
+        if queue.is_stopped:
             return
         if not found.length and found.start != queue.pulled:
             queue.sent_to = found.start
             self._queues.stop(queue)
-            del self._waiting[found.queue]
         elif self._fill(queue, found.end):
             self._wait_for(held, queue)
-        else:
-            del self._waiting[found.queue]
 
     def _fill(self, queue: ProcessQueue, end: int) -> bool:
         """Pull messages before queue offset `end`; whether there is room for more."""

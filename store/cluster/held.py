@@ -57,6 +57,7 @@ class ClusterHeld:
             self._begin(_Pull(queue, position))
 
     def again(self, queue: Queue, position: int) -> None:
+        self._failed = [(when, pull) for when, pull in self._failed if pull.queue != queue]
         if time.monotonic() < self._deadline:
             self._begin(_Pull(queue, position))
 

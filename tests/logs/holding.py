@@ -72,6 +72,13 @@ class HoldingTests(LogKind):
         arrival.join()
         assert seen == {A0: [8, 9], A1: [0, 1, 2]}
 
+    def test_a_queue_is_held_from_one_position_only(self, making: Making, log: Log) -> None:
+        with log.hold({A0: 10}, time.monotonic() + LONG, EVERYTHING, LONG) as held:
+            held.again(A0, 4)
+            assert next(held) == QueueRange(*A0, 4, 10)
+            making.append(messages(A0, range(10, 12)))
+            assert list(held) == []
+
     def test_a_queue_that_was_given_is_held_no_longer(self, making: Making, log: Log) -> None:
         with log.hold({A0: 9}, time.monotonic() + LONG, EVERYTHING, LONG) as held:
             assert next(held) == QueueRange(*A0, 9, 10)

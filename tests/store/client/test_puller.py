@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, TagFilter
+from store import Message, MessageStore, TagFilter, delete_topic
 from store.any_log import MessageFilter, Positions, Queue
+from store.broker.hold import HeldRequest
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
-from store.local import LocalLog
+from store.local import LocalHeld, LocalLog
 from store.publish.figures import DELIVERED, HELD, Figures
 from store.read.filters import EVERYTHING
 from tests.waiting import PATIENCE, until
@@ -125,7 +126,47 @@ def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
             until(lambda: queue.pulled == pulling.store.max_offset(*QUEUE))  # noqa: B023
             assert queue.count == queue.pulled - begin
             pulling.put(1)
-    assert pulling.puller._requests[QUEUE] <= 2, "requests of queues that are gone do not pile up"
+    assert len(requests(pulling)) == 1, "requests of queues that are gone do not pile up"
+
+
+def requests(pulling: Pulling) -> list[HeldRequest]:
+    """Those that are held now."""
+    held = pulling.puller._held
+    assert isinstance(held, LocalHeld)
+    return list(held._service._all())
+
+
+def test_a_queue_that_was_begun_anew_hears_nothing_of_the_one_before(pulling: Pulling) -> None:
+    """Of a topic that was deleted: which had messages that nobody wants, so that its reader was to look, and go on."""
+    pulling.put(10)
+    queue = pulling.pull(100, 1 << 20, TagFilter.parse("even"))
+    until(lambda: queue.pulled == 10 and requests(pulling))
+    pulling.store.put(Message("t", b"", tags="odd"))
+    until(lambda: [request.noticed for request in requests(pulling)] == [11])
+    delete_topic(pulling.store.path, "t")
+    pulling.store.create_topic("t", 1)
+    pulling.queues.remove(queue)
+    queue = ProcessQueue(QUEUE, 0, 100, 1 << 20)
+    pulling.queues.add(queue, pulling.puller.pull)
+    until(lambda: 0 in [request.offset for request in requests(pulling)])
+    pulling.puller._held._service._check()  # type: ignore[union-attr]
+    pulling.put(3)
+    until(lambda: queue.pulled == 3)
+    assert not queue.is_stopped
+
+
+def test_a_queue_that_has_room_again_too_late_does_not_take_the_place_of_the_next(pulling: Pulling) -> None:
+    """Whoever had the last of it in hand says so when it was begun anew already."""
+    pulling.put(10)
+    before = pulling.pull(100, 1 << 20)
+    until(lambda: before.pulled == 10)
+    pulling.queues.remove(before)
+    after = ProcessQueue(QUEUE, 0, 100, 1 << 20)
+    pulling.queues.add(after, pulling.puller.pull)
+    pulling.puller.pull(before)
+    until(lambda: after.pulled == 10)
+    pulling.put(1)
+    until(lambda: after.pulled == 11)
 
 
 def test_nothing_is_handed_out_when_the_lease_is_over(pulling: Pulling) -> None:
