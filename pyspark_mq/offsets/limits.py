@@ -12,12 +12,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.durations import milliseconds_of
-from pyspark_mq.offsets.positions import positions_from_json
+from pyspark_mq.offsets.positions import each_once, positions_from_json
 from store.any_log import Boundary, Bounds, Log, Positions, Queue
 
 LATEST = -1
@@ -25,6 +25,7 @@ EARLIEST = -2
 Strategy = Literal["error", "latest"]
 
 _LAST_MESSAGES = re.compile(r"-([0-9]{1,18})")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_MS = re.compile(r"[0-9]{1,18}")
 
 
@@ -156,7 +157,7 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
         ) from error
     if moment.tzinfo is None:
         raise OptionError(f"{option}={text[:40]!r}: of which time zone? Write {word}Z for UTC, or {word}+02:00")
-    return Time(option, max(0, int(moment.astimezone(UTC).timestamp() * 1000)), unmatched)
+    return Time(option, max(0, (moment - _EPOCH) // timedelta(milliseconds=1)), unmatched)
 
 
 def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
@@ -234,7 +235,7 @@ def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
 
 def _json(expected: str, text: str, lowest: int) -> Positions:
     try:
-        json_ = json.loads(text)
+        json_ = json.loads(text, object_pairs_hook=each_once)
         if isinstance(json_, dict):  # users take offsets out of a checkpoint, too
             json_ = {topic: by_queue for topic, by_queue in json_.items() if not topic.startswith("$")}
         return positions_from_json(json_, lowest=lowest)

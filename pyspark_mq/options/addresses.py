@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from pyspark_mq.errors import OptionError
+from pyspark_mq.options.cluster import CLUSTER_NAMES, cluster_of
 from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES
 from store.any_log import LogAddress
 from store.local import LocalAddress
@@ -29,6 +30,9 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
             'The option path is missing: give the store\'s directory, e.g. .load("/data/mq"); or nameServer, for a '
             f"RocketMQ cluster{of_table}"
         )
+    for name in CLUSTER_NAMES:
+        if named == ["path"] and options.get(name):
+            raise OptionError(f"{name} goes with nameServer, for a RocketMQ cluster; leave it out with path")
     return _KINDS[named[0]](options)
 
 
@@ -58,6 +62,8 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
             f"that is {'/dbfs/' + local[mounted.end() :]!r}"
         )
     if "://" in local and not local.startswith("file:"):
+        if options.get("archive"):
+            raise OptionError(f"archive goes with the path of a store; {path} is an archive itself, or none")
         return address_at(path, options=secrets)
     if "://" in local or local.startswith("//"):
         return LocalAddress(path)  # which says itself that it is none
@@ -76,11 +82,5 @@ def _in_working_folder(path: str) -> str:
     return absolute
 
 
-def _cluster(options: Mapping[str, str]) -> LogAddress:
-    from pyspark_mq.options.cluster import cluster_of  # which brings sockets and JSON along
-
-    return cluster_of(options)
-
-
-_KINDS: Mapping[str, Callable[[Mapping[str, str]], LogAddress]] = {"path": _directory, "nameServer": _cluster}
+_KINDS: Mapping[str, Callable[[Mapping[str, str]], LogAddress]] = {"path": _directory, "nameServer": cluster_of}
 """What names a log to what makes its address."""

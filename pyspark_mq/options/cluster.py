@@ -31,6 +31,8 @@ CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
 
 NOT_ON_A_CLUSTER: Mapping[str, str] = {
     "path": "a query reads a directory or a cluster",
+    "archive": "brokers keep what they have; an archive is read by its own `path`",
+    "storageOptions": "they are for an archive, which is read by its own `path`",
     "consumeMode": "brokers lock queues for members of a group that send heart-beats, and a query is none; what "
     "`startingOffsets=group` and `consumerGroup` do works",
     "whenLocked": "it goes with `consumeMode=orderly`",

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.positions import queue_id_of
+from pyspark_mq.offsets.positions import each_once, queue_id_of
 from store.any_log import Queue
 from store.format.topic_names import is_internal_topic
 
@@ -112,7 +112,7 @@ def _pattern(pattern: str) -> str:
 def _assigned(assign: str) -> tuple[Queue, ...]:
     expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r:.80}'
     try:
-        json_ = json.loads(assign)
+        json_ = json.loads(assign, object_pairs_hook=each_once)
     except json.JSONDecodeError as error:
         raise OptionError(f"{expected}: line {error.lineno} column {error.colno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:

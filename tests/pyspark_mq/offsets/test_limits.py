@@ -101,6 +101,8 @@ def test_a_relative_time(log: Log, text: str) -> None:
         ("2026-01-01 01:00:00.250+01:00", 1767225600250),
         ("-10 minutes", -600_000),
         ("-1.5s", -1500),
+        ("9999-12-31T23:59:59.999999Z", 253402300799999),
+        ("0001-01-01T00:00:00+14:00", 0),
     ],
 )
 def test_times(text: str, milliseconds: int) -> None:
@@ -142,6 +144,7 @@ def test_offsets_that_a_log_outgrows_meanwhile_end_where_it_ended(log: Log) -> N
         ('{"a": {"0": 1.5}}', "a/0 has 1.5 where an offset belongs"),
         ('{"a": {"-1": 1}}', "'a' has '-1' where a queue number belongs"),
         ("[" * 100_000, "recursion"),
+        ('{"a": {"0": 1, "1": 2, "0": 3}}', "'0' stands twice in one object"),
     ],
 )
 def test_a_wrong_offset_says_where(text: str, message: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from pyspark_mq.errors import OptionError
 from pyspark_mq.options.addresses import address_of
 from store.archive.log import ArchiveAddress
 from store.local import LocalAddress
@@ -30,3 +33,20 @@ def test_an_archive(filled: Filled, tmp_path: Path) -> None:
     options = '{"anon": true}'
     address = address_of({"path": "s3://bucket/mq", "storageOptions": options})
     assert address == ArchiveAddress("s3://bucket/mq", options)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"accessKey": "me", "secretKey": "12345678"}, "accessKey goes with nameServer, for a RocketMQ cluster"),
+        ({"useTls": "true"}, "useTls goes with nameServer"),
+        ({"path": "s3://bucket/mq", "archive": "s3://bucket/other"}, "archive goes with the path of a store"),
+        (
+            {"path": "", "nameServer": "a:1", "archive": "s3://b/mq"},
+            "archive does not go with nameServer: brokers keep",
+        ),
+    ],
+)
+def test_options_that_would_say_nothing(filled: Filled, more: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        address_of({"path": filled.path, **more})

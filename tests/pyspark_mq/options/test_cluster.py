@@ -39,6 +39,7 @@ def test_the_address() -> None:
     [
         ({"path": "/data/mq"}, "path and nameServer exclude each other"),
         ({"maxBytesPerTrigger": "1k"}, "maxBytesPerTrigger does not go with nameServer: .*maxOffsetsPerTrigger"),
+        ({"archive": "s3://bucket/mq"}, "archive does not go with nameServer: brokers keep what they have"),
         ({"consumerGroup": "g", "consumeMode": "orderly"}, "consumeMode does not go with nameServer"),
         ({"accessKey": "me"}, "accessKey and secretKey go together"),
         ({"nameServer": "9876"}, "nameServer: address '9876': must be host:port"),

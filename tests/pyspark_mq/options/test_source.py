@@ -310,6 +310,7 @@ def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str
         ((None, "(" * 9999 + ")" * 9999, None), "no regular expression"),
         ((None, None, '{"a": [' + "9" * 5000 + "]}"), "assign takes JSON"),
         ((None, None, "[" * 99999), "assign takes JSON"),
+        ((None, None, '{"a": [0], "a": [1]}'), "'a' stands twice in one object"),
         ((None, None, "a"), "line 1 column 1"),
         ((None, None, "[]"), "the top level"),
         ((None, None, '{"a": []}'), "'a' has no list"),
