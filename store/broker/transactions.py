@@ -29,6 +29,7 @@ from store.broker.group_offsets import advance
 from store.errors import (
     CorruptRecord,
     MessageRefused,
+    MessageTooLarge,
     OffsetLost,
     PutStatus,
     StoreError,
@@ -66,6 +67,7 @@ from store.system_errors import explained_verbs
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
 _MOST = 1000  # that one step asks for
+_AT_ONCE = 32  # messages that are read
 _QUEUE = 0
 _logger = logging.getLogger("store")
 
@@ -114,6 +116,7 @@ class Transactions:
         self._ops_seen = self._done(OP_TOPIC)
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
         self._last_half: dict[int, int] = {}  # of op messages that were seen: the last half message that they end
+        self._told: set[int] = set()  # queue offsets of half messages that cannot be read
 
     # --- the producer's verbs ----------------------------------------------------------------------------
 
@@ -292,7 +295,8 @@ class Transactions:
             append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=_QUEUE)])
         placed = append.publish(unless=lambda: not (self._are_open(offsets) and self._are_there(wanted)))
         if placed is None:
-            over = ", ".join(half.transaction_id for half in halves if half.queue_offset in self._ended)
+            are_open = (self._begin <= half.queue_offset and half.queue_offset not in self._ended for half in halves)
+            over = ", ".join(half.transaction_id for half, is_open in zip(halves, are_open, strict=True) if not is_open)
             raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
         return placed
 
@@ -302,30 +306,54 @@ class Transactions:
 
     def _look(self) -> None:
         """Learn from the op messages that were put since."""
-        for op in self._messages(OP_TOPIC, self._ops_seen):
+        for at, op in self._messages(OP_TOPIC, self._ops_seen):
+            if isinstance(op, StoreError):
+                raise op  # nobody knows what it ended
             ends = offsets_ended(op.body)
             self._ended.update(offset for offset in ends if offset >= self._begin)
-            self._last_half[op.queue_offset] = max(ends, default=-1)
-            self._ops_seen = op.queue_offset + 1
+            self._last_half[at] = max(ends, default=-1)
+            self._ops_seen = at + 1
 
     def _halves(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Those that are open, with their messages as they would be committed."""
-        self._look()
-        for message in self._messages(HALF_TOPIC, self._begin):
-            if message.queue_offset not in self._ended:
-                half = Half(message.msg_id, message.queue_offset, message.physical_offset)
+        """Those that are open, with their messages as they would be committed. One that cannot be read does not keep
+        the others; the log tells once.
+        """
+        for offset, message in self._left_open():
+            if not isinstance(message, StoreError):
+                half = Half(message.msg_id, offset, message.physical_offset)
                 topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
                 yield half, message._replace(topic=topic, queue_id=_number(message, PROPERTY_REAL_QUEUE))
+            elif offset not in self._told:
+                self._told.add(offset)
+                _logger.error("%s: a transaction is open, and nobody is asked about it: %s", self.path, message)
 
-    def _messages(self, topic: str, offset: int) -> Iterator[StoredMessage]:
-        while (got := self._store.get_message(TRANSACTIONS_GROUP, topic, _QUEUE, offset)).next_begin_offset > offset:
-            yield from got.messages
-            offset = got.next_begin_offset
+    def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
+        """As `_messages`, of half messages."""
+        self._look()
+        return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
+
+    def _messages(self, topic: str, offset: int) -> Iterator[tuple[int, StoredMessage | StoreError]]:
+        """Queue offsets from this one on, each with its message, or why that cannot be read."""
+        count = _AT_ONCE
+        while True:
+            try:
+                got = self._store.get_message(TRANSACTIONS_GROUP, topic, _QUEUE, offset, count)
+            except (CorruptRecord, MessageTooLarge, OffsetLost) as error:
+                if count == 1:
+                    yield offset, error
+                    offset, count = offset + 1, _AT_ONCE
+                else:
+                    count = 1  # for it may be any of them
+                continue
+            yield from ((message.queue_offset, message) for message in got.messages)
+            if got.next_begin_offset <= offset:
+                return
+            offset, count = got.next_begin_offset, _AT_ONCE
 
     def _save(self) -> None:
         """Commit how far both queues are done, as a broker does: up to the first half message that is open."""
         self._look()
-        begin = next((half.queue_offset for half, _ in self._halves()), self._store.max_offset(HALF_TOPIC, _QUEUE))
+        begin = next((offset for offset, _ in self._left_open()), self._store.max_offset(HALF_TOPIC, _QUEUE))
         done = [op for op, last in self._last_half.items() if last >= begin]
         ops = min(done, default=self._ops_seen)
         if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):

@@ -18,6 +18,7 @@ import pytest
 
 from store import (
     Append,
+    CorruptRecord,
     Message,
     MessageRefused,
     MessageStore,
@@ -276,6 +277,33 @@ def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: p
         assert transactions.open(-1) == []
         assert bodies(store, UNDECIDED_TOPIC) == [b"5", b"6", b"7", b"gone"]
     assert "stays open: " in caplog.text
+
+
+def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It stays open till it is rolled back; and the log tells of it once."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        halves = Transactions(store, "sellers").prepare(orders(1, 2, 3, 4))
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    for number in (1, 3):
+        content[halves[number].physical_offset + 88] ^= 1  # in its body
+    segment.write_bytes(content)
+    with MessageStore.open(tmp_path) as store:
+        transactions = Transactions(store, "sellers")
+        for count in (2, 0):
+            assert transactions.check(lambda _: Outcome.COMMIT, -1) == count
+        assert bodies(store) == [b"1", b"3"]
+        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 1
+        with pytest.raises(CorruptRecord):
+            transactions.commit(halves[1:2])
+        for number in (1, 3):
+            transactions.roll_back(halves[number : number + 1])
+        assert transactions.check(lambda _: Outcome.COMMIT, -1) == 0
+        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 4
+        with pytest.raises(TransactionEnded, match=f"before: {halves[0].transaction_id}"):
+            transactions.roll_back(halves[:1])
+    assert caplog.text.count("a transaction is open, and nobody is asked about it: ") == 2
 
 
 def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
