@@ -269,6 +269,8 @@ class Writer:
             self._lock.exclusively(self._leave, timeout)
         finally:
             try:
+                self._deliverer.stop()  # again, where an interrupt came: nobody appends who has left
+                self._flusher.end()
                 self._figures.close()
                 self._deliverer.leave()
             finally:

@@ -83,12 +83,16 @@ class Flusher:
         return self._thread is threading.current_thread()
 
     def stop(self) -> None:
-        """End the background thread and flush what is left. Raises `FlushFailed`."""
+        """`end`, and flush what is left. Raises `FlushFailed`."""
+        self.end()
+        self._attend = _nothing  # which may refer to this
+        self.flush()
+
+    def end(self) -> None:
+        """End the background thread, after its turn."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._attend = _nothing  # which may refer to this
-        self.flush()
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""

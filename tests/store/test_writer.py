@@ -12,12 +12,15 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType, FunctionType
 
 import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreConfig, StoreLocked
+from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
+from store.publish.flusher import Flusher
 from store.publish.published_end import PublishedEnd
 from tests.waiting import until
 
@@ -80,6 +83,28 @@ def test_a_dropped_store_is_gone(path: Path, read_only: bool, appends: bool) -> 
     assert not (path / "abort").exists()
     published = PublishedEnd(path, writable=False)
     assert published.flushed_offset == published.confirm_offset
+
+
+@pytest.mark.parametrize("step", [Deliverer.stop, Flusher.stop])
+def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: FunctionType) -> None:
+    """Which would go on in a directory that others may have by then."""
+    store, tracing, threads = MessageStore.open(path), sys.gettrace(), threading.active_count()
+    store.put(Message("t", b"later", delay_level=18))
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is step.__code__:
+            raise KeyboardInterrupt
+
+    assert threading.active_count() == threads + 1, "one delivers"
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.close()
+    finally:
+        sys.settrace(tracing)
+    assert threading.active_count() == threads - 1
+    with MessageStore.open(path) as again:
+        assert again.max_offset("t", 0) == 1
 
 
 def test_a_dropped_store_that_others_write_to(path: Path) -> None:
