@@ -38,11 +38,6 @@ class Opened:
         if self._is_over:
             raise self._not_open()
 
-    def must_be_of_this_process(self) -> None:
-        """Raises `StoreForked`, also in the middle of a verb that goes on where this was closed meanwhile."""
-        if os.getpid() != self._process:
-            raise self._not_open()
-
     def _not_open(self) -> StoreNotOpen:
         """Why this is of no use any more."""
         if os.getpid() != self._process:

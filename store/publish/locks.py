@@ -141,6 +141,11 @@ class StoreLock(Opened):
                 "signal's handler?), which cannot end meanwhile; call it from another thread, or later"
             )
 
+    def must_be_of_this_process(self) -> None:
+        """Raises `StoreForked`, also in the middle of a verb that goes on while this is closed."""
+        if os.getpid() != self._process:
+            raise self._not_open()
+
     def _leave(self) -> None:
         if not self.is_inside:
             return
