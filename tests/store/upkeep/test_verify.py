@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,10 +33,8 @@ def test_what_rocketmq_wrote_is_right(name: str) -> None:
     assert seen[-1] == (report.log_bytes, report.log_bytes)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+def filled(path: Path) -> Path:
     """Queue 0 of 30 messages, three a segment; queue 1 of 15 small ones that lie between them."""
-    path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 3)
         for number in range(30):
@@ -45,6 +42,11 @@ def path(tmp_path: Path) -> Path:
             if number % 2:
                 store.put(Message("t", b"small", queue_id=1, tags="a"))
     return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return filled(tmp_path / "mq")
 
 
 def entry(path: Path, offset: int, queue: str = QUEUE) -> np.void:
@@ -144,52 +146,6 @@ def test_every_record_damaged_is_not_a_finding_each_for_ever(path: Path) -> None
     assert len(verify(path).findings) == MAX_FINDINGS
 
 
-DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
-    "empty": (lambda path: patch_entry(path, 7, bytes(40)), "offset 7", "2 messages have no entry in the queue"),
-    "tags code": (lambda path: patch_entry(path, 7, entry(path, 8).tobytes()), "offset 7", "1 entries are not what"),
-    "size": (
-        lambda path: patch_entry(path, 12, entry(path, 12).tobytes()[:8] + b"\0\0\0\1"),
-        "offset 12",
-        r"1 entries are not what their records say; the first is 1 bytes at log offset (\d+), tags code 0, "
-        r"its record 1092 bytes at log offset \1, tags code 0",
-    ),
-    "one more": (lambda path: patch_entry(path, 30, entry(path, 3).tobytes()), "offset 30", "1 entries have no sound"),
-    "stale": (lambda path: patch_entry(path, 35, entry(path, 3).tobytes()), "offset 35", "something is left behind"),
-    "cut": (
-        lambda path: (path / QUEUE / segment_name(400)).unlink(),
-        "offset 20",
-        "10 messages have no entry in the queue",
-    ),
-    "hole": (lambda path: (path / QUEUE / segment_name(200)).unlink(), "queue 0", "no file for bytes 200 to 400"),
-    "first file": (
-        lambda path: (path / QUEUE / segment_name(0)).unlink(),
-        "offset 0",
-        "10 messages have no entry in the queue",
-    ),
-    "gone": (lambda path: shutil.rmtree(path / QUEUE), "offset 0", "30 messages have no entry"),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGED_QUEUES)
-def test_a_damaged_queue_is_found_and_repaired(path: Path, case: str) -> None:
-    damage, where, what = DAMAGED_QUEUES[case]
-    if case in ("one more", "stale"):
-        (path / QUEUE / segment_name(600)).write_bytes(bytes(200))
-    damage(path)
-    (finding,) = verify(path).findings
-    assert finding.where.startswith("topic t, queue 0")
-    assert finding.where.endswith(where)
-    assert re.search(what, finding.what)
-    assert "verify --repair" in finding.remedy
-    if case == "hole":
-        shutil.rmtree(path / QUEUE)
-    repair(path)
-    assert verify(path).findings == []
-    with MessageStore.open(path) as store:
-        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 30
-        assert [row["body"][0] for b in store.scan("t", 0, 0, 30) for row in b.to_pylist()] == list(range(30))
-
-
 def test_something_behind_the_log(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as store:
         end = store.confirm_offset
@@ -241,22 +197,6 @@ def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(pat
         looks += 1
     assert writer.returncode == 0
     assert looks
-    assert verify(path).findings == []
-
-
-def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (path / "watermark").unlink()
-    late = path / QUEUE / segment_name(400)
-    entries = late.read_bytes()
-    late.write_bytes(bytes(len(entries)))
-    (finding,) = verify(path).findings
-    assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
-
-    def fill(seconds: float) -> None:
-        with late.open("r+b") as file:  # as it is: threads of others sleep, too
-            file.write(entries)
-
-    monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # while it waits
     assert verify(path).findings == []
 
 

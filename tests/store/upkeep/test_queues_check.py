@@ -1,0 +1,82 @@
+"""What is wrong with a queue is found, and what helps puts it right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore
+from store.format.layout import segment_name
+from store.upkeep.repair import repair
+from store.upkeep.verify import verify
+from tests.store.upkeep.test_verify import QUEUE, Damage, entry, filled, patch_entry
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return filled(tmp_path / "mq")
+
+
+DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
+    "empty": (lambda path: patch_entry(path, 7, bytes(40)), "offset 7", "2 messages have no entry in the queue"),
+    "tags code": (lambda path: patch_entry(path, 7, entry(path, 8).tobytes()), "offset 7", "1 entries are not what"),
+    "size": (
+        lambda path: patch_entry(path, 12, entry(path, 12).tobytes()[:8] + b"\0\0\0\1"),
+        "offset 12",
+        r"1 entries are not what their records say; the first is 1 bytes at log offset (\d+), tags code 0, "
+        r"its record 1092 bytes at log offset \1, tags code 0",
+    ),
+    "one more": (lambda path: patch_entry(path, 30, entry(path, 3).tobytes()), "offset 30", "1 entries have no sound"),
+    "stale": (lambda path: patch_entry(path, 35, entry(path, 3).tobytes()), "offset 35", "something is left behind"),
+    "cut": (
+        lambda path: (path / QUEUE / segment_name(400)).unlink(),
+        "offset 20",
+        "10 messages have no entry in the queue",
+    ),
+    "hole": (lambda path: (path / QUEUE / segment_name(200)).unlink(), "queue 0", "no file for bytes 200 to 400"),
+    "first file": (
+        lambda path: (path / QUEUE / segment_name(0)).unlink(),
+        "offset 0",
+        "10 messages have no entry in the queue",
+    ),
+    "gone": (lambda path: shutil.rmtree(path / QUEUE), "offset 0", "30 messages have no entry"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_QUEUES)
+def test_a_damaged_queue_is_found_and_repaired(path: Path, case: str) -> None:
+    damage, where, what = DAMAGED_QUEUES[case]
+    if case in ("one more", "stale"):
+        (path / QUEUE / segment_name(600)).write_bytes(bytes(200))
+    damage(path)
+    (finding,) = verify(path).findings
+    assert finding.where.startswith("topic t, queue 0")
+    assert finding.where.endswith(where)
+    assert re.search(what, finding.what)
+    assert "verify --repair" in finding.remedy
+    if case == "hole":
+        shutil.rmtree(path / QUEUE)
+    repair(path)
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 30
+        assert [row["body"][0] for b in store.scan("t", 0, 0, 30) for row in b.to_pylist()] == list(range(30))
+
+
+def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path / "watermark").unlink()
+    late = path / QUEUE / segment_name(400)
+    entries = late.read_bytes()
+    late.write_bytes(bytes(len(entries)))
+    (finding,) = verify(path).findings
+    assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
+
+    def fill(seconds: float) -> None:
+        with late.open("r+b") as file:  # as it is: threads of others sleep, too
+            file.write(entries)
+
+    monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # while it waits
+    assert verify(path).findings == []
