@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("pyspark_mq")
 _SIZES_AT_ONCE = 1 << 16  # messages of which the sizes are looked up; those behind them count as the average of these
 
+Labels = tuple[str, str, str]  # query, topic and queue
 _FARTHEST = 3  # queues that a log line names
 
 
@@ -121,7 +122,8 @@ class LagListener(StreamingQueryListener):
 
     With each progress that Spark reports it writes a line to the logger `pyspark_mq` (INFO), at most every `every`
     seconds a query; with `registry` it keeps the gauges `mq_lag_messages`, `mq_lag_bytes` and `mq_lag_seconds` with the
-    labels query, topic and queue there (`prometheus_client.REGISTRY`; `pip install 'pyspark-mq[prometheus]'`).
+    labels query, topic and queue there (`prometheus_client.REGISTRY`; `pip install 'pyspark-mq[prometheus]'`). A query
+    that has ended has none: what it was behind last says nothing of what came since.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class LagListener(StreamingQueryListener):
         self._every = every
         self._told: dict[str, float] = {}  # by query, time.monotonic()
         self._gauges = _gauges(registry) if registry is not None else []
+        self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by the id of the query
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -142,18 +145,31 @@ class LagListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         query = progress.name or str(progress.id)
+        series: set[tuple[Gauge, Labels]] = set()
         for by_queue in self._lags(progress.sources):
             for queue, lag in by_queue.items():
+                labels = query, queue.topic, str(queue.queue_id)
                 for gauge, value in zip(self._gauges, lag, strict=False):
                     if value is not None:
-                        gauge.labels(query, queue.topic, str(queue.queue_id)).set(value)
+                        gauge.labels(*labels).set(value)
+                        series.add((gauge, labels))
             now = time.monotonic()
             if now - self._told.get(query, -self._every) >= self._every:
                 self._told[query] = now
                 _logger.info("Query %s is behind by %s", query, described(by_queue))
 
+        self._keep(str(progress.id), series)
+
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._told.clear()
+        self._keep(str(event.id), set())
+
+    def _keep(self, query: str, series: set[tuple[Gauge, Labels]]) -> None:
+        """Those of a query, and none that it had before."""
+        for gauge, labels in self._series.pop(query, set()) - series:
+            gauge.remove(*labels)
+        if series:
+            self._series[query] = series
 
     def _lags(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[dict[Queue, Lag]]:
         if self._log is None:

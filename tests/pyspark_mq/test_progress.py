@@ -99,12 +99,18 @@ def test_a_query_that_falls_behind_is_seen(
         rows = spark.readStream.format("mq").option("path", path).option("subscribe", "orders")
         limited = rows.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 10).load()
         with caplog.at_level(logging.INFO, "pyspark_mq"):
-            query = limited.writeStream.format("noop").queryName("slow").trigger(availableNow=True).start()
-            query.awaitTermination()
+            query = limited.writeStream.format("noop").queryName("slow").start()
+            query.processAllAvailable()
             until(lambda: "Query slow is behind by 0 messages" in caplog.text)
+            assert gauges(registry) == [0, 0, 0]
+            query.stop()
+            until(lambda: gauges(registry) == [None, None, None])
     finally:
         spark.streams.removeListener(listener)
     assert "Query slow is behind by 90 messages" in caplog.text
     assert "(orders/0 45, orders/1 45)" in caplog.text
-    for name in ("mq_lag_messages", "mq_lag_bytes", "mq_lag_seconds"):
-        assert registry.get_sample_value(name, {"query": "slow", "topic": "orders", "queue": "1"}) == 0
+
+
+def gauges(registry: CollectorRegistry) -> list[float | None]:
+    labels = {"query": "slow", "topic": "orders", "queue": "1"}
+    return [registry.get_sample_value(name, labels) for name in ("mq_lag_messages", "mq_lag_bytes", "mq_lag_seconds")]
