@@ -33,7 +33,7 @@ from store.format.layout import (
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
 )
-from store.format.properties import encode_properties, properties_too_large
+from store.format.properties import join_properties, properties_too_large
 from store.format.property_columns import PropertyColumns
 from store.format.record_view import RecordView
 from store.format.records import Encoding, Records, gather_rows, rows_as_binary
@@ -107,7 +107,7 @@ class Copies:
         for row, (ip, port) in enumerate(host_of(each.born_host) for each in messages):
             headers["born_ip"][row, : len(ip)] = np.frombuffer(ip, np.uint8)
             headers["born_port"][row] = port
-        parts = [each.body for each in messages], [encode_properties(each.properties) for each in messages]
+        parts = [each.body for each in messages], [join_properties(each.properties) for each in messages]
         return Copies(headers, *(pa.array(part, pa.binary()) for part in parts))
 
     @staticmethod

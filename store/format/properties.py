@@ -40,6 +40,11 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
             )
         if LIKE_A_LOST_SECTOR in name or LIKE_A_LOST_SECTOR in value:
             raise too_many_zeros(f"property {name!r:.40}")
+    return join_properties(properties, behind)
+
+
+def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
+    """`encode_properties` of what was read: only what is too large by now is refused, and what has no UTF-8 form."""
     text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
     try:
         encoded = text.encode() + behind

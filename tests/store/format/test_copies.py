@@ -162,3 +162,12 @@ def test_a_checksum_can_follow_properties_without_their_last_separator() -> None
     copies = copies_of(with_properties(b"p\1value"), with_properties(b"p\1v\2"))
     (made,) = copies.records(Places("here", np.arange(2)), replace(ENCODING, with_crc=True))
     assert [each.properties for each in stored([made], [0, 1])] == [{"p": "value"}, {"p": "v"}]
+
+
+def test_what_was_read_is_put_again_whatever_only_a_broker_takes() -> None:
+    """Or who fails to process it keeps it for ever."""
+    was = decode_record(with_properties(b"p\1a\1b\2zeros\1" + bytes(2 * SECTOR_BYTES) + b"\2"), "t")
+    (made,) = Copies.of_messages([was]).records(Places("here", np.array([0])), ENCODING)
+    (copy,) = stored([made], [0])
+    assert made.with_crc
+    assert copy.properties == was.properties == {"p": "a\1b", "zeros": "\0" * 2 * SECTOR_BYTES}
