@@ -99,6 +99,8 @@ class Timers:
     def _add(self, first: int, stop: int) -> None:
         entries = self._queue.entries(first, stop)
         offsets, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
+        if (damaged := int((offsets < 0).sum())) > 0:  # of what is before the log otherwise, retention took the record
+            _logger.error("%s: %d delayed messages are lost: entries of their queue are damaged", TIMER_TOPIC, damaged)
         there = offsets >= self._log.min_offset()
         if not there.any():
             return

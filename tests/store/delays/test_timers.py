@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.format.layout import TIMER_TOPIC, segment_name
+from store.format.layout import CQ_ENTRY, TIMER_TOPIC, segment_name
 from tests.store.format.test_delayed import all_of
 from tests.waiting import until
 
@@ -34,3 +34,19 @@ def test_a_lost_segment_takes_no_others_with_it(tmp_path: Path, caplog: pytest.L
         found = [each.body.rstrip(b"\0") for each in all_of(store, "t")]
     assert sorted(found, key=int) == [b"%d" % number for number in left]
     assert f"{40 - len(left)} delayed messages are lost so" in caplog.text
+
+
+def test_a_damaged_entry_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its record is not where retention took others."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        due = int(time.time() * 1000) + 1000
+        store.put_many([Message("t", b"%d" % number, deliver_at=due) for number in range(3)])
+    (entries,) = (tmp_path / "consumequeue" / TIMER_TOPIC / "0").iterdir()
+    content = bytearray(entries.read_bytes())
+    content[CQ_ENTRY.itemsize] = 0x80
+    entries.write_bytes(content)
+    with caplog.at_level(logging.ERROR, "store"), MessageStore.open(tmp_path) as store:
+        until(lambda: store.max_offset("t", 0) == 2)
+        assert [each.body for each in all_of(store, "t")] == [b"0", b"2"]
+    assert "1 delayed messages are lost: entries of their queue are damaged" in caplog.text
