@@ -25,6 +25,7 @@ from store.remoting.header import Header
 from store.remoting.headers import (
     CommitOffset,
     ConsumeStats,
+    GroupQueue,
     Offset,
     Pulled,
     PullMessage,
@@ -46,6 +47,7 @@ from tests.waiting import until
 
 ORDERS = Queue("orders", 0)
 COUNT = 300
+COMMIT = 1  # of a pull's sysFlag
 MOST = (1 << 31) - 1
 
 
@@ -178,6 +180,28 @@ def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, s
         assert store.clean(forced=True).log
         assert store.min_offset(*ORDERS) > end
         assert number(archived(broker, end)) == end
+
+
+def test_a_pull_says_how_far_its_group_is(broker: Broker) -> None:
+    header = replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
+    assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.SUCCESS
+    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", *ORDERS))
+    assert Offset.of(committed.fields).offset == 17
+
+
+def test_what_is_deleted_while_a_pull_is_held_is_not_skipped(broker: Broker, store: MessageStore) -> None:
+    """It waits for a tag that none has of what comes, and goes."""
+    end = store.max_offset(*ORDERS)
+    held = broker.pull(end, seconds=1.5, tags="C")
+    until(lambda: broker.serving.held == 1)
+    put(store, end, 200)
+    store.archive()
+    assert store.clean(forced=True).log
+    assert store.min_offset(*ORDERS) > end
+    assert broker.serving.held == 1
+    answer = held.result()
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY, answer.remark
+    assert Pulled.of(answer.fields).next_begin_offset == store.min_offset(*ORDERS)
 
 
 def ask(broker: Broker, code: int, header: Header) -> dict[str, str]:
