@@ -79,3 +79,21 @@ def test_a_brokers_files(tmp_path: Path) -> None:
         assert (store.max_offset(SCHEDULE_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0)) == (1, 1)
     with MessageStore.open(tmp_path) as store:
         until(lambda: delivered(store) == names(b"new"))
+
+
+def test_what_a_broker_delivered_before_us_is_not_delivered_again(tmp_path: Path) -> None:
+    """Nothing in the log says so; but a level goes in order, and what is behind was delivered here."""
+    file = tmp_path / DELAY_OFFSETS_FILE
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"by the broker", delay_level=1))
+    file.write_text(json.dumps({"offsetTable": {"1": 1}}))
+    with MessageStore.open(tmp_path) as store:
+        store.put(Message("t", b"by us", delay_level=1))
+        until(lambda: delivered(store) == [b"by us"])
+    said = json.loads(file.read_text())
+    said["delivered"]["to"] = 1 << 40
+    file.write_text(json.dumps(said))
+    with MessageStore.open(tmp_path) as store:
+        assert json.loads(file.read_text())["offsetTable"] == {"1": 2}
+        assert delivered(store) == [b"by us"]
