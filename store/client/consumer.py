@@ -200,14 +200,17 @@ class Consumer(Opened):
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages as they come; each is acknowledged when the next one is asked for. It ends with `close`."""
         most = self._config.consume_message_batch_max_size
+        self._must_not_be_forked()
         while (taken := self._queues.take(most)) is not None:
             yield from self._one_by_one(taken)
+            self._must_not_be_forked()
         self._must_not_have_failed()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """As iterating; others run while there is no message."""
         most, loop = self._config.consume_message_batch_max_size, asyncio.get_running_loop()
         while not self._queues.is_closed:
+            self._must_not_be_forked()
             woken = asyncio.Event()
             taken = self._queues.take_or_tell(most, partial(_tell, loop, woken))
             if taken is None:
@@ -327,6 +330,11 @@ class Consumer(Opened):
     def _must_be_well(self) -> None:
         self.must_be_open()
         self._must_not_have_failed()
+
+    def _must_not_be_forked(self) -> None:
+        """As `must_be_open`, where what was closed meanwhile ends in its own way."""
+        if os.getpid() != self._process:
+            raise self._not_open()
 
     def _must_not_have_failed(self) -> None:
         if self._error is not None:

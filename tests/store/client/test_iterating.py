@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Consumer, MessageStore, StoreError
+from store import Consumer, MessageStore, StoreError, StoreForked
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
 
 
@@ -49,6 +50,24 @@ def test_what_was_in_hand_when_a_loop_was_left_comes_first_in_the_next(store: Me
                 break
     assert found == [0, 0, 0, *range(10)]
     assert committed(store)[TOPIC[0]] == 9
+
+
+def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
+    """What its parent has in memory is its parent's, also in a loop that was begun there."""
+    put(store, range(40))
+    with Consumer(store.path, "g", "t", config=config()) as consumer:
+        begun = iter(consumer)
+        next(begun)
+        child = os.fork()
+        if not child:
+            refused = 0
+            for messages in (begun, iter(consumer)):
+                try:
+                    next(messages)
+                except StoreForked:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
 def test_iterating_ends_when_another_thread_closes_it(store: MessageStore) -> None:
