@@ -157,6 +157,7 @@ class RocketMQ:
     def __init__(self, line: str) -> None:
         self.line = line
         self._target = HERE / "target" / line
+        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # logs and offsets of clients
         self._target.parent.mkdir(exist_ok=True)
         with open(self._target.with_name(f"{line}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -310,7 +311,7 @@ class RocketMQ:
 
     def _java(self, main: str, *arguments: str, properties: Mapping[str, object] | None = None) -> list[str]:
         classpath = f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath.txt').read_text()}"
-        given = {"tls.enable": False, "user.home": self._target / "home", **(properties or {})}  # for logs of clients
+        given = {"tls.enable": False, "user.home": self._home.name, **(properties or {})}
         return [
             "java",
             *JVM_OPTIONS,
