@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_mq.cli.places import bounds_of
 from store import OffsetNotYet
-from store.any_log import Log, MessageFilter, Positions, QueueRange, ReadSpec
+from store.any_log import Fingerprints, Log, MessageFilter, Positions, QueueRange, ReadSpec
 
 # An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
 # broker has in its log, but not yet in its queues; and whether somebody still reads what is printed.
@@ -53,13 +53,19 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
 def follow(log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec) -> Iterator[Iterator[Row]]:
     """The messages from `begin` on in rounds, one for what is there and one for each arrival; never ends.
 
-    `queue` None follows all queues, also those added later, from their first message. A round, which may be empty,
-    must be read to its end before the next. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    `queue` None follows all queues, also those added later, from their first message; and those of a topic that is
+    deleted and created anew, as far as the log tells it. A round, which may be empty, must be read to its end before
+    the next. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
+    last: Fingerprints = {}
     while True:
         bounds = bounds_of(log, topic, queue)
-        starts = {each: begin.get(each, has.min_offset) for each, has in bounds.items()}
+        others = log.strangers(begin, last)
+        starts = {
+            each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
+        }
         end = {each: has.max_offset for each, has in bounds.items()}
+        last = log.fingerprints(end)
         yield between(log, starts, end, spec)
         begin = end
         log.wait(end, WAIT_SECONDS)

@@ -10,6 +10,7 @@ import pytest
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from store import Message, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.any_log import MessageFilter, Queue
+from store.broker.deletion import delete_topic
 from store.local import LocalAddress
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
@@ -45,6 +46,21 @@ def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> 
         store.create_topic("t", 2)
         filled.put("t", 1, 3)
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[250:]]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 3])
+def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path, more: int) -> None:
+    filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
+    with filled.store as store, LocalAddress(filled.path).open() as log:
+        filled.put("t", 0, 5)
+        rounds = follow(log, "t", {QUEUE: 2}, None, spec)
+        assert bodies(next(rounds)) == [row[3] for row in filled.rows[2:]]
+        delete_topic(filled.path, "t")
+        store.create_topic("t", 1)
+        filled.put("t", 0, 5 + more)
+        assert bodies(next(rounds)) == [row[3] for row in filled.rows[5:]]
+        filled.put("t", 0, 1)
+        assert bodies(next(rounds)) == [filled.rows[-1][3]]
 
 
 def bodies(found: Iterable[Row]) -> list[bytes]:
