@@ -81,8 +81,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not is_enough(offset.next, self._bounds, least) and start == self._known:
             return self._idle(start)
         end = self._end(offset, once)
-        if end is None:
-            return self._idle(start)
+        if end is None:  # another member has a queue that is new: the unchanged offset would end a Trigger.AvailableNow
+            return self._idle(start) if waits else self.latestOffset(start, limit)
         if end is offset:
             self._known = start
             return self._idle(start)

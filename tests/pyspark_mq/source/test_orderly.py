@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 from typing import Any
 
 import pytest
@@ -170,6 +171,31 @@ def test_a_queue_that_is_added_is_locked_before_it_is_read(reader: Readers, fill
     filled.put("orders", 2, 2)
     assert latest(it, end)["orders"] == {"0": 3, "1": 5, "2": 2}
     assert group.members()[0].queues == (Q0, Q1, Queue("orders", 2))
+
+
+def test_a_queue_that_another_locks_while_a_batch_is_planned_does_not_end_a_query_that_is_to_end(
+    reader: Readers, filled: Filled, group: LocalGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, q2 = reader(), Queue("orders", 2)
+    start = it.initialOffset()
+    it.prepareForTriggerAvailableNow()
+    with group.join(EVERYTHING, orderly=True) as member, ThreadPoolExecutor() as pool:
+        look, was_added = it._queues.hold, Event()
+
+        def after_a_queue_is_added(*given: Any) -> Any:
+            if not was_added.is_set():
+                filled.store.create_topic("orders", 3)
+                assert member.lock([q2]) == {q2}
+                was_added.set()
+            return look(*given)
+
+        monkeypatch.setattr(it._queues, "hold", after_a_queue_is_added)
+        asked = pool.submit(latest, it, start)
+        assert was_added.wait(60)
+        until(lambda: asked.done() or not any(Q0 in each.queues for each in group.members()))
+        assert not asked.done()
+        member.unlock([q2])
+        assert bare(asked.result())["orders"] == {"0": 3, "1": 5}
 
 
 def test_real_time_tasks_wait_for_the_lock(reader: Readers, filled: Filled) -> None:
