@@ -62,12 +62,19 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
 
 
 def lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, Lag]:
-    """The lag in each queue of one source, an entry of a progress' `sources`; {} for a source of another kind."""
+    """The lag in each queue of one source, an entry of a progress' `sources`; {} for a source of another kind.
+
+    log: by which messages that are deleted do not count. Without it a queue that was never read counts from 0.
+    """
     found = positions(source)
     if found is None:
         return {}
     reached, ends = found
-    left = {queue: QueueRange(*queue, min(reached.get(queue, 0), end), end) for queue, end in ends.items()}
+    first = {} if log is None else {queue: there.min_offset for queue, there in log.bounds(ends).items()}
+    left = {
+        queue: QueueRange(*queue, min(max(reached.get(queue, 0), first.get(queue, 0)), end), end)
+        for queue, end in ends.items()
+    }
     return {queue: _lag(wanted, log) for queue, wanted in left.items()}
 
 

@@ -70,6 +70,21 @@ def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
         assert gone == {Queue("orders", 0): Lag(98)}
 
 
+def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
+    """Of a queue that was never read, and of one that retention overtook."""
+    filled = Filled(tmp_path / "mq", {"orders": 2})
+    with filled.store as store, LocalAddress(filled.path).open() as log:
+        for queue in range(2):
+            filled.put("orders", queue, 150, size=1000)
+        filled.put("orders", 0, 100, size=1000)
+        store.clean(forced=True)
+        first = [store.min_offset("orders", queue) for queue in range(2)]
+        assert min(first) > 1
+        by_queue = lags(source({"orders": {"0": 1}}, {"orders": {"0": 250, "1": 150}}), log)
+        assert [by_queue[Queue("orders", queue)].messages for queue in range(2)] == [250 - first[0], 150 - first[1]]
+        assert None not in by_queue[Queue("orders", 0)]
+
+
 def test_of_a_cluster(tmp_path: Path) -> None:
     """It cannot say how large messages are; what a query reports names brokers."""
     with MessageStore.open(tmp_path / "mq") as store, serve(store, "127.0.0.1:0", broker="b") as serving:
