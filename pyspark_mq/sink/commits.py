@@ -3,13 +3,15 @@
 Each batch is appended together with a record of it, a message to `COMMITS_TOPIC` with the query as its key: both are
 there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
 
-    commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b..."}
+    commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
+                                  "last": [104857, 1763772000123]}
 
 The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
 batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
 never appended; an earlier one was, and is refused; for the file's own, if it is not written for all that the file
 knows, a record counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile:
-a driver that was killed may leave a commit behind which goes on.
+a driver that was killed may leave a commit behind which goes on. A log that ends before `since`, or has another message
+before it than `last` says, is an older one, and has not all that this query wrote.
 
 A number says little of a batch that was planned anew, or that two writes of one `foreachBatch` share. What is skipped
 therefore has as many rows for each topic as what was written, and is of another run of the query.
@@ -20,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +30,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pyspark_mq.errors import CommitError
-from store.any_log import Bounds, LogWriter, Queue, QueueRange, ReadSpec
+from store.any_log import Bounds, Fingerprint, LogWriter, Queue, QueueRange, ReadSpec
 from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
 from store.format import compute as pc
@@ -37,6 +39,10 @@ from store.format.topic_names import COMMITS_TOPIC
 from store.read.filters import EVERYTHING
 
 _RECORDS = Queue(COMMITS_TOPIC, 0)
+_LACKS = (
+    "the log has nothing of it: it is older than this file (put back from a backup), or the topic "
+    f"{COMMITS_TOPIC} was deleted"
+)
 _SHOWN = 3
 _MAX_BYTES = 64 << 20  # a batch may go to any number of topics
 
@@ -52,19 +58,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mark:
-    """What the file of a query says. since: queue offset. rows, run: of the batch; an earlier version noted none."""
+    """What the file of a query says. since: queue offset. rows, run: of the batch; last: the fingerprint of the message
+    before `since`; an earlier version noted none of these."""
 
     batch: int
     written: bool
     since: int
     rows: Mapping[str, int] | None = None
     run: str = ""
+    last: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
-        counts = [] if self.rows is None else [*self.rows.values()]
-        kinds = (int, self.batch), (bool, self.written), (int, self.since), (str, self.run), *((int, n) for n in counts)
-        if any(type(value) is not kind for kind, value in kinds):
+        numbers = [self.batch, self.since, *(self.rows or {}).values(), *(self.last or ())]
+        kinds = (bool, self.written), (str, self.run), *((int, number) for number in numbers)
+        if any(type(value) is not kind for kind, value in kinds) or len(self.last or (0, 0)) != 2:
             raise ValueError("values of other kinds")
 
 
@@ -109,6 +117,12 @@ class Commits:
                 "that go on behind what was written"
             )
         if mark is not None and mark.batch < batch.number:
+            if mark.written and self._is_older(mark):
+                raise CommitError(
+                    f"{self._path}: batch {mark.batch} was written, now comes batch {batch.number}, and {_LACKS}. "
+                    "Nothing was appended. Put the newest log back; or delete the file, and the query goes on with "
+                    "this batch, without the rows that are missing"
+                )
             return False
         if not self._was_written(mark, batch.number):
             return False
@@ -118,24 +132,27 @@ class Commits:
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
         """mark: of this batch, None without one. Raises `CommitError`."""
-        first, end = self._bounds()
-        if mark is not None and mark.written and mark.since <= end:
+        if mark is not None and mark.written and not self._is_older(mark):
             return True
         if self._is_recorded(batch, 0 if mark is None or mark.written else mark.since):
             return True
         if mark is not None and mark.written:
             raise CommitError(
-                f"{self._path}: batch {batch} was written, and the log has nothing of it: it is older than this file "
-                f"(put back from a backup), or the topic {COMMITS_TOPIC} was deleted. Nothing was appended. If the "
-                'batch\'s rows are not there, delete the file, and it is written; otherwise make "since" 0 there'
+                f"{self._path}: batch {batch} was written, and {_LACKS}. Nothing was appended. If the batch's "
+                'rows are not there, delete the file, and it is written; otherwise make "since" 0 and "last" null there'
             )
-        if mark is not None and first > mark.since:
+        if mark is not None and self._bounds().min_offset > mark.since:
             raise CommitError(
                 f"{self._path}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
                 'tells whether it was written. If you find its rows in what was read since, write "written": true '
                 "into this file; otherwise delete the file, and the batch is written"
             )
         return False
+
+    def _is_older(self, mark: Mark) -> bool:
+        """Whether this is not the log in which a batch was noted, or lacks its end."""
+        last = {} if mark.last is None else {_RECORDS: Fingerprint(*mark.last)}
+        return mark.since > self._bounds().max_offset or bool(self._log.strangers({_RECORDS: mark.since}, last))
 
     def _must_be_same(self, mark: Mark, batch: Batch) -> None:
         """Raises `CommitError` for a batch that is not the one which was written, as far as can be told."""
@@ -200,7 +217,9 @@ class Commits:
             ) from error
 
     def _note(self, batch: Batch, *, written: bool) -> None:
-        mark = Mark(batch.number, written, self._bounds()[1], dict(batch.rows), batch.run)
+        end = self._bounds().max_offset
+        last = self._log.fingerprints({_RECORDS: end}).get(_RECORDS)
+        mark = Mark(batch.number, written, end, dict(batch.rows), batch.run, last)
         try:
             write_file(self._path, json.dumps(asdict(mark)).encode())
         except OSError as error:
