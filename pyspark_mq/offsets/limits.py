@@ -132,7 +132,7 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
             raise OptionError(f"{option}=group: whose? Give the option consumerGroup")
         return GroupOffsets(group)
     if last := _LAST_MESSAGES.fullmatch(word):
-        return LastMessages(int(last[1]))
+        return LastMessages(int(last[1])) if int(last[1]) else Named(LATEST)
     expected = (
         f"{option} takes earliest, latest, group, -1000 for the last 1,000 messages of each queue, or JSON such as "
         '{"orders": {"0": 23, "1": -1}} (-2 earliest, -1 latest)'

@@ -68,8 +68,9 @@ ONCE_ON_A_CLUSTER = (
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
     """The cluster that options name. Raises `OptionError`, also for one that no cluster has."""
-    for name in NOT_ON_A_CLUSTER.keys() & given.keys():
-        raise OptionError(f"{name} does not go with nameServer: {NOT_ON_A_CLUSTER[name]}")
+    for name, why in NOT_ON_A_CLUSTER.items():
+        if given.get(name):
+            raise OptionError(f"{name} does not go with nameServer: {why}")
     if ("accessKey" in given) != ("secretKey" in given):
         raise OptionError("accessKey and secretKey go together: give both, or none")
     credentials = Credentials(given["accessKey"], given["secretKey"]) if "accessKey" in given else None

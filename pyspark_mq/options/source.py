@@ -75,6 +75,11 @@ class SourceOptions:
         """From Spark's options (names in any case). Raises `OptionError`."""
         _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
+        if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
+            raise OptionError(
+                "maxTriggerDelay goes with minOffsetsPerTrigger: a batch that waits for no number of messages comes at "
+                "once; leave it out, or set that, too"
+            )
         return cls(
             address=address_of(given),
             subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),

@@ -8,6 +8,7 @@ import pytest
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.addresses import address_of
+from store import ConfigError
 from store.archive.log import ArchiveAddress
 from store.local import LocalAddress
 from store.through import ThroughAddress
@@ -50,3 +51,9 @@ def test_an_archive(filled: Filled, tmp_path: Path) -> None:
 def test_options_that_would_say_nothing(filled: Filled, more: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         address_of({"path": filled.path, **more})
+
+
+@pytest.mark.parametrize("given", ["{", "[]", "anon=true"])
+def test_storage_options_are_read_where_nothing_needs_them(filled: Filled, given: str) -> None:
+    with pytest.raises(ConfigError, match=r"storage options are (no JSON|a JSON object)"):
+        address_of({"path": filled.path, "storageOptions": given})

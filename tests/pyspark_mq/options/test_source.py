@@ -66,9 +66,6 @@ def test_defaults() -> None:
         ("maxBytesPerTrigger", "2 GB", "max_bytes_per_trigger", 2 << 30),
         ("maxBytesPerTrigger", "512k", "max_bytes_per_trigger", 512 << 10),
         ("minOffsetsPerTrigger", "8", "min_offsets_per_trigger", 8),
-        ("maxTriggerDelay", "2m", "max_trigger_delay_seconds", 120.0),
-        ("maxTriggerDelay", "15min", "max_trigger_delay_seconds", 900.0),
-        ("maxTriggerDelay", "1500ms", "max_trigger_delay_seconds", 1.5),
         ("minPartitions", "8", "min_partitions", 8),
         ("maxRecordsPerPartition", "8", "max_records_per_partition", 8),
         ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
@@ -210,6 +207,14 @@ def test_limits_do_not_go_with_real_time(limit: str) -> None:
         SourceOptions.parse({**BASE, "realTime": "true", limit: "5"}).stream_start()
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("2m", 120.0), ("15min", 900.0), ("1500ms", 1.5)])
+def test_a_delay_is_of_a_least_number_of_messages(text: str, seconds: float) -> None:
+    given = {**BASE, "maxTriggerDelay": text}
+    with pytest.raises(OptionError, match="maxTriggerDelay goes with minOffsetsPerTrigger"):
+        SourceOptions.parse(given)
+    assert SourceOptions.parse({**given, "minOffsetsPerTrigger": "4"}).max_trigger_delay_seconds == seconds
+
+
 def test_no_batch_is_larger_than_the_largest() -> None:
     options = {**BASE, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}
     with pytest.raises(OptionError, match=r"minOffsetsPerTrigger \(6\) is above maxOffsetsPerTrigger \(5\)"):
@@ -239,6 +244,7 @@ def test_a_stream_is_handed_no_conditions() -> None:
     ("name", "text", "message"),
     [
         ("startingOffsets", "latest", "startingOffsets cannot be latest"),
+        ("startingOffsets", "-0", "startingOffsets cannot be latest"),
         ("startingOffsets", '{"orders": {"0": -1}}', "read nothing for orders/0"),
         ("endingOffsets", "earliest", "endingOffsets cannot be earliest"),
         ("endingOffsets", '{"orders": {"0": -2}}', "read nothing for orders/0"),
