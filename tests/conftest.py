@@ -29,8 +29,10 @@ MEMORY = Path("/dev/shm")
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# Every Spark that the tests start lives for seconds: compiling its code well takes longer than it gains.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Every Spark that the tests start lives for seconds: compiling its code well takes longer than it gains. The stack is
+# for a regular expression with which Spark looks at what foreachBatch raises: a long text overflows the usual one, and
+# the query ends without a word.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -Xss16m")
 
 
 @pytest.fixture(scope="session")

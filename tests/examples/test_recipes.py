@@ -107,8 +107,10 @@ def test_the_source_and_sql(
 ) -> None:
     assert source_recipes["last_hour"].count() == 4
     assert source_recipes["rows"].isStreaming
-    query = source_recipes["matching"].writeStream.format("noop").trigger(availableNow=True).queryName("lags").start()
-    query.awaitTermination()
+    query = source_recipes["matching"].writeStream.format("noop").queryName("lags").start()
+    labels = {"query": "lags", "topic": "orders", "queue": "0"}
+    until(lambda: REGISTRY.get_sample_value("mq_lag_messages", labels) == 0)
+    query.stop()
 
     for table in spark.catalog.listTables():  # other tests make views of the same names in this session
         if table.isTemporary:
@@ -122,6 +124,3 @@ def test_the_source_and_sql(
     capsys.readouterr()
     assert run(spark, recipe)["totals"].isStreaming
     assert re.findall(r"\|\s*(\w+)\|\s*(\d+)\|", capsys.readouterr().out) == [("open", "1"), ("paid", "3")]
-
-    labels = {"query": "totals", "topic": "orders", "queue": "0"}
-    until(lambda: REGISTRY.get_sample_value("mq_lag_messages", labels) == 0)

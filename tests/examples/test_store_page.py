@@ -30,7 +30,7 @@ def shown(path: str) -> list[str]:
 def test_verbs(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     verbs, one_append = shown(path)
-    names: dict[str, Any] = {"table": pa.table({"body": ["4", "5"]}), "offset": 0, "start": 0, "end": 1, "ms": 0}
+    names: dict[str, Any] = {"table": pa.table({"body": ["4", "5"]}), "offset": 1, "start": 0, "end": 1, "ms": 0}
     exec(compile(verbs, str(PAGE), "exec"), names)
     assert isinstance(names["result"], PutResult)
     fields = re.search(r"a named tuple: `(.*?)`", PAGE.read_text("utf-8"))
@@ -38,7 +38,7 @@ def test_verbs(tmp_path: Path) -> None:
     assert tuple(fields[1].split(", ")) == PutResult._fields
 
     with MessageStore.open(path) as store:
-        assert store.consumer_offset("group", "orders", 0) == 17
+        assert store.consumer_offset("group", "orders", 0) == 1
         store.create_topic("audit", 1)
         exec(compile(one_append, str(PAGE), "exec"), {**names, "store": store, "Message": Message})
         bodies = [body for batch in store.to_arrow("orders", ("body",)) for body in batch.column(0).to_pylist()]
