@@ -131,8 +131,15 @@ class Ledger:
         last = fingerprints_to_json(record.last)
         content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last, _SLOTS: record.slots}
         with self._usable():
-            self._folders.create(folder, _file(name), json.dumps(content).encode("ascii"))
-        return self.find(name, record.next) or record
+            is_first = self._folders.create(folder, _file(name), json.dumps(content).encode("ascii"))
+        found = self.find(name, record.next)
+        if found is None and not is_first:
+            raise LedgerError(
+                f"{self._folders.place(folder, _file(name))}: is there, written by another attempt at this task, and "
+                "cannot be read yet; run the task again. A directory that several machines see must show what another "
+                "one wrote"
+            )
+        return found or record
 
     def any_ended(self, name: TaskName) -> bool:
         """Whether any task of the same batch has a record. Raises `LedgerError`."""

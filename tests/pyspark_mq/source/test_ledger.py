@@ -60,6 +60,15 @@ def test_the_first_record_wins(place: str) -> None:
     assert ledger.find(TASK, QUEUES) == record(7)
 
 
+def test_a_record_that_is_there_and_not_seen_yet_is_not_replaced_by_an_own_one(tmp_path: Path) -> None:
+    """As on a file system that remembers that there was none."""
+    ledger = Ledger(tmp_path)
+    ledger.prepare(A)
+    (tmp_path / A / "3-0.json").symlink_to("elsewhere")
+    with pytest.raises(LedgerError, match=r"3-0\.json: is there, written by another attempt .* run the task again"):
+        ledger.record(TASK, record(8))
+
+
 def test_one_of_many_at_once_wins_and_all_agree(place: str) -> None:
     start = threading.Barrier(8)
     answers: list[TaskRecord] = []
