@@ -1,5 +1,6 @@
 """The command `pyspark-mq`, also as `python -m pyspark_mq`; it says in one line what it cannot start without."""
 
+import signal
 import sys
 
 from pyspark_mq.neighbours import require_own_store
@@ -8,11 +9,14 @@ from pyspark_mq.neighbours import require_own_store
 def main() -> None:
     """Run `pyspark_mq.cli`, which imports `store`."""
     try:
-        require_own_store()
-    except ImportError as error:
-        sys.exit(f"Error: {error}")
-    from pyspark_mq import cli
-
+        try:
+            require_own_store()
+        except ImportError as error:
+            sys.exit(f"Error: {error}")
+        from pyspark_mq import cli
+    except KeyboardInterrupt:  # this takes half a second, and no command is there yet to answer Ctrl-C
+        print("Interrupted: nothing was done", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     cli.main(prog_name="pyspark-mq")
 
 

@@ -56,6 +56,26 @@ def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
     assert run("tail", path, "orders", "--from", "yesterday").returncode == 2
 
 
+INTERRUPTED = """
+import os, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+from pyspark_mq.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "store.append"])
+def test_ctrl_c_while_a_command_starts_is_one_line(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted: nothing was done\n")
+
+
 def test_importing_the_command_line_does_not_import_spark() -> None:
     check = "import sys, pyspark_mq.cli; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=TIMEOUT_SECONDS).returncode == 0
