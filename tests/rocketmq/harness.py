@@ -135,6 +135,9 @@ class Clients(Running):
         return found
 
 
+_given: set[int] = set()  # ports
+
+
 def free_ports() -> dict[str, int]:
     """For the name server, and for the broker, which also takes the port two below."""
     broker = free_port(-2)
@@ -142,13 +145,18 @@ def free_ports() -> dict[str, int]:
 
 
 def free_port(*also: int) -> int:
-    """One that nobody listens at, nor so many above it; none of those that the system gives to connections."""
+    """One that nobody listens at, nor so many above it; none of those that the system gives to connections, nor that
+    other processes of this run choose from, nor one that was given before."""
+    first = 12_000 + 2_500 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8)
     while True:
-        port = random.randrange(12_000, 32_000)
+        port = random.randrange(first + 2, first + 2_500)
+        wanted = {port, *(port + distance for distance in also)}
         with suppress(OSError), ExitStack() as taken:
-            for each in (port, *(port + distance for distance in also)):
+            for each in wanted - _given:
                 taken.enter_context(socket.create_server(("127.0.0.1", each), reuse_port=False))
-            return port
+            if wanted.isdisjoint(_given):
+                _given.update(wanted)
+                return port
 
 
 class RocketMQ:

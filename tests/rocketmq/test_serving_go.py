@@ -6,6 +6,9 @@ import hashlib
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -39,12 +42,16 @@ def program() -> Path:
     return built
 
 
-def run(program: Path, *arguments: str) -> tuple[list[Json], list[Json]]:
-    """What it sent, and what it consumed."""
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    return [line for line in said if line["kind"] == "sent"], [line for line in said if line["kind"] == "consumed"]
+@contextmanager
+def running(program: Path, *arguments: str) -> Iterator[Iterator[Json]]:
+    """What it says; it leaves at the end."""
+    with subprocess.Popen(
+        [program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield (json.loads(line) for line in process.stdout)
+        _, errors = process.communicate(timeout=COMMAND_SECONDS)
+    assert process.returncode == 0, errors
 
 
 @pytest.mark.parametrize("account", [(), ("gopher", "secret")])
@@ -55,8 +62,12 @@ def test_it_sends_and_consumes(program: Path, tmp_path: Path, account: tuple[str
     )
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("orders", 3)
-        with serve(store, "127.0.0.1:0", access=Access.load(path) if account else None) as serving:
-            sent, came = run(program, serving.address, "orders", "gophers", "20", *account)
+        with (
+            serve(store, "127.0.0.1:0", access=Access.load(path) if account else None) as serving,
+            running(program, serving.address, "orders", "gophers", "20", *account) as said,
+        ):
+            lines = list(islice(said, 2 * 20))
+            sent, came = ([line for line in lines if line["kind"] == kind] for kind in ("sent", "consumed"))
             ends = [store.max_offset("orders", queue) for queue in range(3)]
             until(lambda: [store.consumer_offset("gophers", "orders", queue) for queue in range(3)] == ends)
         assert {line["msgId"] for line in sent} == {line["msgId"] for line in came}

@@ -1,4 +1,5 @@
-// RocketMQ's client for Go against any name server: sends messages, and consumes them until all have come.
+// RocketMQ's client for Go against any name server: sends messages, consumes them, and leaves when all have come and its
+// standard input ends.
 // Usage: program 127.0.0.1:9876 topic group messages [accessKey secretKey]
 package main
 
@@ -6,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"time"
@@ -79,6 +81,8 @@ func main() {
 			must(fmt.Errorf("only %d of %d messages came", i, messages))
 		}
 	}
+	_, err = io.Copy(io.Discard, os.Stdin) // a message counts as consumed some time after it came
+	must(err)
 	must(reader.Shutdown())
 	must(sender.Shutdown())
 }
