@@ -116,7 +116,9 @@ class Archiving:
         self._published = published
         self._place = place
         self._piece_bytes = piece_bytes
-        self._catalog = place.load() or Catalog(broker)
+        catalog = place.load()
+        self._is_begun = catalog is not None
+        self._catalog = catalog or Catalog(broker)
         self._kin = Kin(log, published)
         self._filing = Filing()
         self._unsaved = 0
@@ -132,6 +134,8 @@ class Archiving:
     ) -> Archived:
         """Archive each queue up to its end, which is published. queues: all those of a topic, or none. is_remembered:
         the store's settings name this archive.
+
+        progress: called when there is an archive to read, but for the first time, at 0.
 
         Raises `ArchiveOfAnother` where nothing is archived, `QueuesPassedOver` where some of it is, and
         `ArchiveUnavailable`.
@@ -159,7 +163,7 @@ class Archiving:
             while added := self._passing(queue, passed, partial(next, pieces, None)):
                 changed = True
                 done, taken = done + added.messages, taken + added.bytes
-                if self._unsaved >= _PIECES_AT_ONCE * self._piece_bytes:
+                if not self._is_begun or self._unsaved >= _PIECES_AT_ONCE * self._piece_bytes:
                     self._save()
                 progress(done, total)
         if changed:
@@ -189,7 +193,7 @@ class Archiving:
         index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
-        self._unsaved = 0
+        self._is_begun, self._unsaved = True, 0
         self._place.delete(replaced)
 
     def _born(self, queues: Sequence[Queue]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from store.any_log import Queue
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import alone, remembered
+from store.through import address_at
 from tests.filled import Filled
 from tests.store.archive.test_archiving import rows, same
 
@@ -88,6 +89,30 @@ def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path
     filled.put("orders", 0, 300, 1000)
     (tmp_path / "archive").rename(tmp_path / "elsewhere")
     assert filled.store.clean(forced=True).log == []
+
+
+def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> None:
+    """What the settings remember from then on is there to be asked."""
+    config, seen = StoreConfig(mappedFileSizeCommitLog=16 << 10), list[tuple[int, list[int]]]()
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        for topic in ("orders", "others"):
+            store.create_topic(topic, 1)
+        for _ in range(60):
+            for topic in ("orders", "others"):
+                store.put(Message(topic, b"x" * 500, queue_id=0))
+        assert store.clean(forced=True).log
+        began = [store.min_offset(topic, 0) for topic in ("orders", "others")]
+        assert min(began) > 0
+
+        def look(done: int, total: int) -> None:
+            with address_at(str(store.path)).open() as log:
+                seen.append((done, [bounds.min_offset for bounds in log.bounds(queues).values()]))
+
+        queues = [Queue("orders", 0), Queue("others", 0)]
+        total = store.archive(str(tmp_path / "archive"), progress=look).messages
+    assert [offsets for _, offsets in seen] == [began] * len(seen)
+    assert [0, total] == [seen[0][0], seen[-1][0]]
+    assert len(seen) == 3
 
 
 def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
