@@ -25,6 +25,7 @@ from store.format.layout import CQ_ENTRY
 from store.format.stored_message import decode_record
 from store.read.filters import EVERYTHING
 from store.remoting.connection import Connection
+from store.remoting.loop import settle
 from store.remoting.reads import Reads
 from store.remoting.request import Answer, Request, Response
 from store.through import ThroughLog
@@ -96,9 +97,15 @@ class Older:
             return work()
         return self._reads.begin(request.connection, work)
 
-    def answer_of(self, request: Request, physical_offset: int, work: Callable[[], Response]) -> Answer:
-        """Likewise, about the message that a client names so."""
-        return self._reads.begin(request.connection, work) if is_name(physical_offset) else work()
+    def answer_of(self, request: Request, physical_offset: int, work: Callable[[bytes], Response]) -> Answer:
+        """What `work` answers about the record of the message that a client names so: now, or when the archive has
+        given it. Where it did so too late, and the client was refused, nothing is done: it does something else."""
+        if not is_name(physical_offset):
+            return work(self._store.record_at(physical_offset))
+        answered: Future[Response] = Future()
+        asked = self._reads.begin(request.connection, lambda: self._named(physical_offset))
+        asked.add_done_callback(lambda done: settle(answered, lambda: work(done.result())))
+        return answered
 
     def pulled(self, connection: Connection, pull: PullRequest) -> Future[PullResponse]:
         """The answer to a pull from before what the store has."""
@@ -129,18 +136,15 @@ class Older:
         log = self._log()
         return None if log is None or log.begin(queue) > offset else log.archived_time(queue, offset)
 
-    def record(self, physical_offset: int) -> bytes:
-        """The record of the message that a client names so. Raises as `MessageStore.record_at`, `OffsetLost`."""
-        if not is_name(physical_offset):
-            return self._store.record_at(physical_offset)
+    def records(self, messages: Iterable[StoredMessage]) -> list[bytes]:
+        """The records of messages that were found by their key, wherever they are."""
+        return [self._own_record(message) or self._archived_record(message) for message in messages]
+
+    def _named(self, physical_offset: int) -> bytes:
         log = self._log()
         if log is None:
             raise OffsetLost(f"{self._store.path}: commit log offset {physical_offset} is of an archived message")
         return log.record(log.named(physical_offset))
-
-    def records(self, messages: Iterable[StoredMessage]) -> list[bytes]:
-        """The records of messages that were found by their key, wherever they are."""
-        return [self._own_record(message) or self._archived_record(message) for message in messages]
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
         """None where the log has another one there, for the place is one in the archive."""

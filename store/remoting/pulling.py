@@ -118,9 +118,9 @@ class Pulling:
         told = self._told.setdefault(request.connection, {})
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
         born, response = self._now(pull, told)
-        if _is_before(response):
-            return self._from_before(request.connection, pull, born, told, commit_offset)
         self._commit(pull, response, commit_offset)
+        if _is_before(response):
+            return self._from_before(request.connection, pull, born, told)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
         if self._count >= self._max_held:
@@ -166,23 +166,22 @@ class Pulling:
         return answered
 
     def _from_before(
-        self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue, commit_offset: int = 0
+        self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue
     ) -> Future[Response]:
         """The answer from before what the store has."""
         answered: Future[Response] = Future()
 
         def answer(done: Future[PullResponse]) -> Response:
-            response = self._noted(pull, told, born, done.result())
-            self._commit(pull, response, commit_offset)
-            return _answer(response)
+            return _answer(self._noted(pull, told, born, done.result()))
 
         asked = self._older.pulled(connection, pull)
         asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: answer(done)))
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """What a pull says beside of how far its group has come; 0: nothing."""
-        if offset > 0 and response.code in _OF_A_QUEUE:
+        """What a pull says beside of how far its group has come; 0: nothing. It counts when it is said: an archive may
+        answer when the topic is another one, or somebody has set the group back."""
+        if offset > 0 and (response.code in _OF_A_QUEUE or _is_before(response)):
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)
 
     def _now(self, pull: PullRequest, told: _ByQueue) -> tuple[int | None, PullResponse]:

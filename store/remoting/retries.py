@@ -40,10 +40,10 @@ class Retries:
 
     def _send_back(self, request: Request) -> Answer:
         header = SendBack.of(request.command.fields)
-        return self._older.answer_of(request, header.offset, lambda: self._sent_back(header))
+        return self._older.answer_of(request, header.offset, lambda record: self._sent_back(header, record))
 
-    def _sent_back(self, header: SendBack) -> Response:
-        message = decode_record(self._older.record(header.offset), f"commit log offset {header.offset}")
+    def _sent_back(self, header: SendBack, record: bytes) -> Response:
+        message = decode_record(record, f"commit log offset {header.offset}")
         _must_be_meant(message, header)
         most = header.max_reconsume_times
         send_back(self._store, header.group, [message], level=header.delay_level, max_reconsume_times=most)

@@ -99,8 +99,7 @@ class ServedTopics:
     def _view(self, request: Request) -> Answer:
         header = ViewMessage.of(request.command.fields)
 
-        def view() -> Response:
-            record = self._older.record(header.offset)
+        def view(record: bytes) -> Response:
             message = decode_record(record, f"commit log offset {header.offset}", check_crc=False)
             must_be_of(message, header.topic)
             return Response(body=(record,))

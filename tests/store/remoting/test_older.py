@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
 from store.any_log import Boundary, Bounds, BrokerQueueId, Queue, QueueRange, ReadSpec
-from store.archive.names import is_name
+from store.archive.names import is_name, names
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.format.stored_message import decode_record, offset_msg_id
@@ -310,6 +311,40 @@ def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: Message
         Gated.gate.set()
         assert [number(each) for each in records(bytes(mine.result().body))][:2] == [3, 4]
         assert all(each.result().code == ResponseCode.SUCCESS for each in flood)
+
+
+@pytest.mark.parametrize("url", ["remote"], indirect=True)
+def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: MessageStore) -> None:
+    """Its consumer sends that message as a new one, and it would come twice."""
+    reads = broker.serving._reads
+    back = SendBack(int(names(0, ORDERS.queue_id, np.array([1]))[0]), "group", -1, "id-1", "orders")
+    Gated.gate.clear()
+    reads._seconds = 0
+    asked = broker.begin(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+    until(lambda: Gated.waiting > 0)
+    assert asked.result().code == ResponseCode.SYSTEM_BUSY
+    reads._seconds = 10
+    Gated.gate.set()
+    until(lambda: reads._turns._idle == len(reads._turns._threads))
+    assert "%DLQ%group" not in store.topics()
+    assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == ResponseCode.SUCCESS
+    assert [number(each) for each in store.get_message("g", "%DLQ%group", 0, 0).messages] == [1]
+
+
+@pytest.mark.parametrize("url", ["remote"], indirect=True)
+def test_what_a_slow_pull_says_is_not_said_of_another_topic(broker: Broker, store: MessageStore) -> None:
+    """Or else its group would pass over what is there now."""
+    Gated.gate.clear()
+    header = replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
+    asked = broker.begin(RequestCode.PULL_MESSAGE, header)
+    until(lambda: Gated.waiting > 0)
+    assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders")).code == ResponseCode.SUCCESS
+    store.create_topic("orders", 2)
+    put(store, 0, 30)
+    Gated.gate.set()
+    asked.result()
+    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", *ORDERS))
+    assert committed.code == ResponseCode.QUERY_NOT_FOUND or Offset.of(committed.fields).offset == 0
 
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)
