@@ -159,8 +159,11 @@ class QueueEnds:
         if appended is None:
             return False
         self._merge({name: stop for name, (_, stop) in appended.items()})
-        folders = {name: f"{root}/{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}" for name in self.of if name[0] in topics}
+        folders = {name: _folder(root, name) for name in self.of if name[0] in topics}
         if not all(_reaches(folder, self.of[name], queue_file_size, end, is_clean) for name, folder in folders.items()):
+            return False
+        others = (name for name in Topics(root).queues_on_disk() if name[0] in topics and name not in self.of)
+        if is_clean and not all(_is_empty(_folder(root, name)) for name in others):
             return False
         several = {
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
@@ -204,7 +207,7 @@ class QueueEnds:
 
 def _reaches(folder: str, stop: int, file_size: int, end: int, is_last: bool) -> bool:
     """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`; and, if that
-    `is_last`, none behind it in the same file.
+    `is_last`, none behind it.
 
     Without `Segments`, paths and arrays: there may be ten thousand queues, and this is all that is asked of most.
     """
@@ -221,7 +224,23 @@ def _reaches(folder: str, stop: int, file_size: int, end: int, is_last: bool) ->
     # Without their signs: what is negative is behind every end then.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     is_there = size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)
-    return is_there and not (is_last and any(data[CQ_ENTRY.itemsize :]))
+    if not (is_there and is_last):
+        return is_there
+    if data[CQ_ENTRY.itemsize :]:
+        return not any(data[CQ_ENTRY.itemsize :])
+    return not os.path.exists(f"{folder}/{segment_name(start + file_size)}")
+
+
+def _is_empty(folder: str) -> bool:
+    """Whether a queue has no entry, by its first."""
+    for name, _ in list_files(Path(folder))[:1]:
+        with open(f"{folder}/{name}", "rb", buffering=0) as file:
+            return not any(file.read(CQ_ENTRY.itemsize))
+    return True
+
+
+def _folder(root: Path, name: QueueName) -> str:
+    return f"{root}/{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
 
 
 def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:

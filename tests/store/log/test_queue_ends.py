@@ -46,13 +46,23 @@ def test_ends_of_another_log_do_not_hold(path: Path) -> None:
     assert not hold(path, at=last), f"{last} to {end} is no record"
 
 
-@pytest.mark.parametrize("newer", ["consumequeue", "index"])
-def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str) -> None:
-    """As from a backup: what it says would count for other records when the log has come so far."""
-    live = tmp_path / "live"
+@pytest.mark.parametrize(
+    ("newer", "had"),
+    [("consumequeue", 25), ("consumequeue", 30), ("consumequeue", 0), ("index", 25)],
+    ids=["in a file", "in the next file", "a whole queue", "keys"],
+)
+def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str, had: int) -> None:
+    """As from a backup: what it says would count for other records when the log has come so far.
+
+    had: messages of the queue that got more.
+    """
+    live, queue_id = tmp_path / "live", 2 if had else 3
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 4)
+        store.put_many([Message("t", b"some", queue_id=2)] * (had - 25))
     shutil.copytree(path, live)
     with MessageStore.open(live) as store:
-        store.put_many([Message("t", bytes(300), keys="later", queue_id=2)] * 4)
+        store.put_many([Message("t", bytes(300), keys="later", queue_id=queue_id)] * 4)
     shutil.rmtree(path / newer)
     shutil.copytree(live / newer, path / newer)
     with MessageStore.open(path) as store:
@@ -60,7 +70,7 @@ def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str)
         store.put_many([Message("t", b"new", keys="new", queue_id=0)] * 40)
         assert [message.body for message in store.query("t", "new")] == [b"new"] * 40
         assert list(store.query("t", "later")) == []
-        assert store.max_offset("t", 2) == 25
+        assert store.max_offset("t", queue_id) == had
         assert {place: body for place, body in bodies(store).items() if body != b"new"} == before
     assert verify(path).findings == []
 
