@@ -17,6 +17,7 @@ from store.remoting.codes import RequestCode
 from store.remoting.headers import SendBack
 from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response
+from store.remoting.topics import must_be_of
 
 
 class Retries:
@@ -51,8 +52,9 @@ class Retries:
 
 
 def _must_be_meant(message: StoredMessage, header: SendBack) -> None:
-    """Raises `RequestRefused` where a client says by its producer's id that it means another message; it sends that one
-    back as a new one then."""
+    """Raises `RequestRefused` where a client says by its topic, or by its producer's id, that it means another message;
+    it sends that one back as a new one then."""
+    must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
     if own and meant and meant != own and not _is_of_place(meant, header.offset):
         raise RequestRefused(

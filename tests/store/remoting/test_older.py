@@ -272,6 +272,23 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
         assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == code
 
 
+def test_what_was_pulled_from_another_archive_is_not_taken_for_another_message(
+    broker: Broker, store: MessageStore, tmp_path: Path
+) -> None:
+    """Whose topics have other numbers: it would never come again, and another one would."""
+    message = archived(broker, 3)
+    assert "UNIQ_KEY" not in message.properties
+    put(store, 6, 200, "others")
+    other = str(tmp_path / "other")
+    conf = store.path / "config" / "store.conf"
+    conf.write_text("".join(line for line in conf.read_text().splitlines(True) if not line.startswith("archive=")))
+    store.archive(other, topics=["others"])
+    assert store.clean(forced=True).log
+    back = SendBack(message.physical_offset, "group", -1, message.msg_id, "orders")
+    assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == ResponseCode.QUERY_NOT_FOUND
+    assert "%DLQ%group" not in store.topics()
+
+
 def test_a_consumer_that_fails_once(broker: Broker, store: MessageStore) -> None:
     """Of some archived messages, of which some have ids of their own, and of some of the store's."""
     failing = {*range(0, 20, 2), *range(COUNT - 20, COUNT, 3)}
