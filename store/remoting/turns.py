@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -19,16 +19,18 @@ Result = TypeVar("Result")
 
 
 class Turns:
-    """So many threads, made as they are needed. Any thread may call.
+    """So many threads, made as they are needed, and half of them for one connection at the most. Any thread may call.
 
     Of a connection whose other end does not read nothing is begun meanwhile: the answers would be kept in memory.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
+        self._share = max(1, threads // 2)
         self._name = name
         self._changed = threading.Condition()
         self._waiting: dict[Connection, deque[Callable[[], None]]] = {}  # whose turn is next first
+        self._begun: Counter[Connection] = Counter()  # that are not done
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
@@ -73,11 +75,16 @@ class Turns:
             thread.join()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        connection = None
+        while (turn := self._next(connection)) is not None:
+            connection, work = turn
             work()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self, done: Connection | None) -> tuple[Connection, Callable[[], None]] | None:
+        """done: whose work this thread has done just now."""
         with self._changed:
+            if done is not None:
+                self._begun -= Counter((done,))  # without those that have none
             while True:
                 connection = next(filter(self._may_go_on, self._waiting), None)
                 if connection is not None:
@@ -85,7 +92,8 @@ class Turns:
                     work = waiting.popleft()
                     if waiting:
                         self._waiting[connection] = waiting
-                    return work
+                    self._begun[connection] += 1
+                    return connection, work
                 if self._is_over:
                     return None
                 self._idle += 1
@@ -93,4 +101,5 @@ class Turns:
                 self._idle -= 1
 
     def _may_go_on(self, connection: Connection) -> bool:
-        return self._is_over or connection.is_over or not connection.is_stuck_writing
+        is_served = connection.is_over or not connection.is_stuck_writing
+        return self._is_over or (is_served and self._begun[connection] < self._share)

@@ -56,7 +56,7 @@ def test_who_waits_too_long_is_told_to_ask_again(reads: Reads) -> None:
 def test_who_is_gone_and_who_leaves(reads: Reads) -> None:
     archive, gone, there = Archive(), connection(), connection()
     for _ in range(8):
-        reads.begin(there, lambda: archive.work("there"))
+        reads.begin(connection(), lambda: archive.work("there"))
     until(lambda: len(archive.asked) == 8)
     reads.begin(gone, lambda: archive.work("gone"))
     reads.lost(gone)
