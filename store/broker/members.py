@@ -20,23 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import finalize
 
-import numpy as np
-
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
 from store.errors import CorruptStore, StoreReplaced
 from store.files.atomic import make_folder, open_file, read_file, write_at
+from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, note_at, noted
 from store.files.opened import Opened, Place, opening
-from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
+from store.format.layout import CONSUMERS_DIR
 from store.publish.lock_holders import holders
 from store.publish.locks import is_held, set_lock
 from store.publish.published_end import current_boot_id
 
 _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
-_SUFFIX = ".member"
-_DONE_DIR = "done"
 _LOCK_BYTE = 0
-_MAX_BYTES = 64 << 20  # of a file: a hundred bytes for each of 65,536 queues take a tenth
 _TRIES = 100  # to read an entry while it is written
 
 
@@ -63,21 +59,21 @@ class Roster:
                 entry = _last_entry(path)
                 if entry is not None and entry.boot == _boot():  # what a crash of the machine leaves may be anything
                     inherit(entry, _done(path, entry))
-                _done_path(path).unlink(missing_ok=True)
+                done_path(path).unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
 
     def enter(self, entry: Entry) -> Seat:
         """Become a member; the dead are buried. Raises `GroupConflict` for one that does not fit the others."""
-        make_folder(self.path / _DONE_DIR)
+        make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
         return Seat(self._file(entry), entry)
 
     def _file(self, entry: Entry) -> Path:
-        return self.path / f"{entry.id}{_SUFFIX}"
+        return self.path / f"{entry.id}{MEMBER_SUFFIX}"
 
     def _files(self) -> list[Path]:
-        return sorted(self.path.glob(f"*{_SUFFIX}"))
+        return sorted(self.path.glob(f"*{MEMBER_SUFFIX}"))
 
 
 class Seat(Opened):
@@ -91,7 +87,7 @@ class Seat(Opened):
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
         with opening:
             self._fd = open_file(path, os.O_EXCL)
-            self._done_fd = open_file(_done_path(path), os.O_TRUNC)
+            self._done_fd = open_file(done_path(path), os.O_TRUNC)
             self._closes = finalize(self, _close, self._fd, self._done_fd)
             self._closes.atexit = False
         self._place = Place(path, os.fstat(self._fd))
@@ -142,7 +138,7 @@ class Seat(Opened):
         if slot is not None:
             with self._threads:
                 self.must_be_open()
-                write_at(self._done_fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
+                note_at(self._done_fd, slot, offset)
 
     def leave(self) -> None:
         """The second time, and in a forked process, this does nothing."""
@@ -151,7 +147,7 @@ class Seat(Opened):
             with suppress(StoreReplaced):
                 self._place.check()
                 self._path.unlink()
-                _done_path(self._path).unlink(missing_ok=True)
+                done_path(self._path).unlink(missing_ok=True)
             with self._threads:
                 self._let_go()
 
@@ -173,7 +169,7 @@ def _is_alive(path: Path) -> bool:
 def _last_entry(path: Path) -> Entry | None:
     """What one that is dead said of itself; None where it was killed while it wrote, or this is no member's."""
     try:
-        return Entry.of_json(read_file(path, _MAX_BYTES))
+        return Entry.of_json(read_file(path, MAX_BYTES))
     except (FileNotFoundError, ValueError, CorruptStore):
         return None
 
@@ -188,7 +184,7 @@ def _entry(path: Path) -> Entry | None:
         for attempt in range(_TRIES):
             if not is_held(fd, _LOCK_BYTE):
                 return None
-            text = os.pread(fd, min(os.fstat(fd).st_size, _MAX_BYTES), 0)
+            text = os.pread(fd, min(os.fstat(fd).st_size, MAX_BYTES), 0)
             try:
                 return Entry.of_json(text) if text else None
             except ValueError:
@@ -202,19 +198,9 @@ def _entry(path: Path) -> Entry | None:
 
 def _done(path: Path, entry: Entry) -> Positions:
     """What a member that is dead has done in the queues that it had."""
-    try:
-        noted = read_file(_done_path(path), _MAX_BYTES)
-    except (FileNotFoundError, CorruptStore):
-        return {}
-    noted = noted[: len(noted) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize]  # the device may have been full
-    done_of_slots = np.frombuffer(noted, DONE_OFFSET).tolist()
     return {
-        queue: done for queue, done in zip(entry.slots, done_of_slots, strict=False) if done and queue in entry.claims
+        queue: done for queue, done in zip(entry.slots, noted(path), strict=False) if done and queue in entry.claims
     }
-
-
-def _done_path(path: Path) -> Path:
-    return path.parent / _DONE_DIR / path.name.removesuffix(_SUFFIX)
 
 
 def _processes(path: Path) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from store.any_log import Positions, Queue
 from store.errors import CorruptStore
 from store.files.consumer_offsets import ConsumerOffsets
+from store.files.members_done import step_back_done
 from store.files.reached import forget_beyond
 from store.files.topics import Topics
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
@@ -45,11 +46,24 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
                     "%s: the offsets of group %s stood behind what the log has, and it goes on at %s: %s",
                     *(root, group, positions, WHY),
                 )
+    for member, positions in step_back_done(root, partial(_at_most, root, queues, end)).items():
+        _logger.warning(
+            "%s: member %s of group %s had done more than the log has, and the group inherits %s: %s",
+            *(root, member.stem, member.parent.name, positions, WHY),
+        )
     for name, reached in forget_beyond(root, partial(queues.at_most, PRODUCERS_TOPIC, 0, end)).items():
         _logger.warning(
             "%s: producer %s noted that it had reached %s, of more than the log has; the log alone tells now: %s",
             *(root, name, reached.sequences, WHY),
         )
+
+
+def _at_most(root: Path, queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
+    """`offset`, or where the queue ends, if that is less: 0 of one that is not there."""
+    if offset <= queues.expected.get((queue.topic, queue.queue_id), 0):
+        return offset
+    is_there = 0 <= queue.queue_id < Topics(root).queue_counts().get(queue.topic, 0)
+    return queues.at_most(*queue, end, offset) if is_there else 0
 
 
 def _beyond(offsets: ConsumerOffsets, root: Path, queues: ConsumeQueues, end: int) -> Iterator[tuple[str, Positions]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore
+from store import ConsumeFromWhere, Consumer, ConsumerConfig, Message, MessageStore
 from store.broker.deletion import delete_topic
 from store.broker.transactions import Transactions
 from store.files.consumer_offsets import ConsumerOffsets
@@ -51,6 +51,37 @@ def test_no_group_stands_behind_what_was_lost(
         assert store.consumer_offset("g", "u", 0) == 0
         assert ConsumerOffsets.of_instance(after, "b", "i").offsets("b", "t") == {2: 3}
     assert "group g stood behind what the log has" in caplog.text
+
+
+def test_nobody_inherits_of_a_dead_member_what_was_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A backup was taken while a member was alive, its files last."""
+    path, after = tmp_path / "mq", tmp_path / "after"
+    config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"old", queue_id=queue) for queue in (0, 0, 1)])
+        store.flush()
+    shutil.copytree(path, after)
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", b"gone", queue_id=0)] * 5)
+        with Consumer(path, "g", "t", config=config) as consumer:
+            for count, message in enumerate(consumer, 1):
+                message.stored()
+                if count == 8:
+                    break
+            for folder in ("config", "consumers"):
+                shutil.copytree(path / folder, after / folder, dirs_exist_ok=True)
+    with MessageStore.open(after) as store:
+        store.put_many([Message("t", b"%d" % number, queue_id=0) for number in range(9)])
+        store.put(Message("t", b"last", queue_id=1))
+        found = []
+        with Consumer(after, "g", "t", config=config) as consumer:
+            for message in consumer:
+                found.append(message.body)
+                if {b"8", b"last"} <= set(found):
+                    break
+    assert {*found} >= {b"%d" % number for number in range(9)}
+    assert "had done more than the log has" in caplog.text
 
 
 def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""What each member of a consumer group notes of how far it has got, for who inherits it when it dies.
+
+consumers/{group}/{member id}.member    JSON; its `slots` are the queues
+consumers/{group}/done/{member id}      one `DONE_OFFSET` for each of the slots; 0: nothing
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from store.any_log import Positions, Queue
+from store.errors import CorruptStore
+from store.files.atomic import open_file, read_file, write_at
+from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
+
+MEMBER_SUFFIX = ".member"
+DONE_DIR = "done"
+MAX_BYTES = 64 << 20  # of a file: a hundred bytes for each of 65,536 queues take a tenth
+
+
+def done_path(member: Path) -> Path:
+    """Where the member of this file notes it."""
+    return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
+
+
+def noted(member: Path) -> list[int]:
+    """The offsets, by slot; there may be fewer than slots."""
+    try:
+        found = read_file(done_path(member), MAX_BYTES)
+    except (FileNotFoundError, CorruptStore):
+        return []
+    whole = len(found) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize  # the device may have been full
+    offsets: list[int] = np.frombuffer(found[:whole], DONE_OFFSET).tolist()
+    return offsets
+
+
+def note_at(fd: int, slot: int, offset: int) -> None:
+    """fd: of the file at `done_path`."""
+    write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
+
+
+def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
+    """Who inherits gets no more than the log has. Answers what was set, by the members' files.
+
+    at_most: a queue and an offset to that, or to where the queue ends.
+    """
+    found = {}
+    for member in sorted((root / CONSUMERS_DIR).glob(f"*/*{MEMBER_SUFFIX}")):
+        pairs = enumerate(zip(_slots(member), noted(member), strict=False))
+        ends = {slot: (queue, at_most(queue, done)) for slot, (queue, done) in pairs if at_most(queue, done) < done}
+        if ends:
+            fd = open_file(done_path(member), 0)
+            try:
+                for slot, (_, end) in ends.items():
+                    note_at(fd, slot, end)
+            finally:
+                os.close(fd)
+            found[member] = dict(ends.values())
+    return found
+
+
+def _slots(member: Path) -> list[Queue]:
+    """None where no member wrote this, or was killed while it did: nobody inherits of those."""
+    try:
+        return [
+            Queue(str(topic), int(queue_id)) for topic, queue_id in json.loads(read_file(member, MAX_BYTES))["slots"]
+        ]
+    except (FileNotFoundError, CorruptStore, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return []
