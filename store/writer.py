@@ -77,7 +77,8 @@ class Writer:
         parts = log, index, queues, unflushed, self._deletion.finish
         self._appender = Appender(lock, self.published, *parts, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
-        self._flusher = Flusher(self.published, log, queues, unflushed, self._note_ends, interval, lock.place)
+        apart = log.opened_again()
+        self._flusher = Flusher(self.published, apart, queues, unflushed, self._note_ends, interval, lock.place)
         append = partial(_append, self._flusher, self._appender, directory.root, config)  # refers to no writer
         rooms = directory.root, log, queues, self.published, encoding_of(config), append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))

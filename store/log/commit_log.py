@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.errors import MessageRefused, PutStatus
+from store.files.segment_file import OpenFiles
 from store.files.segments import Segments
 from store.format.layout import (
     BLANK,
@@ -47,9 +48,16 @@ class Placement:
 class CommitLog:
     """The log's segments, and the rule by which a record goes to the next one."""
 
-    def __init__(self, root: Path, file_size: int | None, *, writable: bool) -> None:
-        """file_size: as `Segments` takes it."""
-        self.segments = Segments(root, COMMIT_LOG_DIR, file_size, writable=writable)
+    def __init__(self, root: Path, file_size: int | None, *, writable: bool, files: OpenFiles | None = None) -> None:
+        """file_size, files: as `Segments` takes them."""
+        self.segments = Segments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
+
+    def opened_again(self) -> CommitLog:
+        """The same to be flushed beside appends, by a descriptor of its own: the system tells of a page that the device
+        did not take once to each that is open, and whoever is not told takes his own for flushed.
+        """
+        segments = self.segments
+        return CommitLog(segments.directory.parent, segments.size, writable=False, files=OpenFiles(1))
 
     def min_offset(self) -> int:
         """Log offset of the first byte still there; 0 for an empty log."""

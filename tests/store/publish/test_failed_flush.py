@@ -127,6 +127,47 @@ def test_a_put_that_is_not_flushed_is_not_acknowledged(path: Path, device: Devic
         store.close()
 
 
+def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells each open descriptor of a failure once: of two threads with the same one, the other is told
+    nothing, and what it put would count as flushed before the first one has said what it heard.
+    """
+    if sys.platform != "linux":
+        pytest.skip("names of open files are read from /proc")
+    real_flush, told, has_heard, goes_on = os.fdatasync, set[int](), threading.Event(), threading.Event()
+
+    def flush(fd: int) -> None:
+        if "commitlog" in os.readlink(f"/proc/self/fd/{fd}") and fd not in told:
+            told.add(fd)
+            if threading.current_thread() is other:
+                has_heard.set()
+                goes_on.wait(30)
+            raise OSError(errno.EIO, "Input/output error")
+        real_flush(fd)
+
+    store = MessageStore.open(path)  # not flushed by its puts, so there is something for the other to flush
+    with suppress(FlushFailed), MessageStore.open(path, config=SYNC) as synced:
+
+        def flush_beside() -> None:
+            with pytest.raises(FlushFailed):
+                synced.flush()
+
+        other = threading.Thread(target=flush_beside)
+        put(store, 10, 11)
+        monkeypatch.setattr(os, "fdatasync", flush)
+        other.start()
+        assert has_heard.wait(30)
+        confirm = store.confirm_offset
+        try:
+            with pytest.raises(FlushFailed):
+                synced.put(Message("t", b"x"))
+            assert store.confirm_offset == confirm
+        finally:
+            goes_on.set()
+            other.join()
+    with pytest.raises(FlushFailed):
+        store.close()
+
+
 def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Device) -> None:
     for number in (1, 2, 3):
         store = MessageStore.open(path)
@@ -215,6 +256,7 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"first"))
+        store.put(Message("t", b"by an open descriptor"))
         wait(lambda: PublishedEnd(tmp_path, writable=False).flushed_offset == store.confirm_offset)
         published = PublishedEnd(tmp_path, writable=False)
         open_files = [int(fd) for fd in os.listdir("/proc/self/fd")]
