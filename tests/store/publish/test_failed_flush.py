@@ -144,28 +144,28 @@ def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: 
             raise OSError(errno.EIO, "Input/output error")
         real_flush(fd)
 
-    store = MessageStore.open(path)  # not flushed by its puts, so there is something for the other to flush
-    with suppress(FlushFailed), MessageStore.open(path, config=SYNC) as synced:
+    store, synced = MessageStore.open(path), MessageStore.open(path, config=SYNC)
+    put(store, 10, 11)
+    confirm = store.confirm_offset
 
-        def flush_beside() -> None:
-            with pytest.raises(FlushFailed):
-                synced.flush()
+    def flush_beside() -> None:
+        with pytest.raises(FlushFailed):
+            synced.flush()
 
-        other = threading.Thread(target=flush_beside)
-        put(store, 10, 11)
-        monkeypatch.setattr(os, "fdatasync", flush)
-        other.start()
-        assert has_heard.wait(30)
-        confirm = store.confirm_offset
-        try:
-            with pytest.raises(FlushFailed):
-                synced.put(Message("t", b"x"))
-            assert store.confirm_offset == confirm
-        finally:
-            goes_on.set()
-            other.join()
-    with pytest.raises(FlushFailed):
-        store.close()
+    other = threading.Thread(target=flush_beside)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    other.start()
+    assert has_heard.wait(30)
+    try:
+        with pytest.raises(FlushFailed):
+            synced.put(Message("t", b"x"))
+    finally:
+        goes_on.set()
+        other.join()
+    assert store.confirm_offset == confirm
+    for each in (store, synced):
+        with pytest.raises(FlushFailed):
+            each.close()
 
 
 def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Device) -> None:
