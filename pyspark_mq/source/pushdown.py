@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 
 from store import TagFilter
 from store.any_log import Log, MessageFilter, QueueRange
-from store.format.layout import KEY_SEPARATOR
+from store.format.layout import KEY_SEPARATOR, LIGHT_PREFIX
 
 _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,6 +71,8 @@ def narrow_tags(message_filter: MessageFilter, filters: Iterable[Filter]) -> Mes
 
 def _narrow(r: QueueRange, one: Filter) -> QueueRange:
     column, values = _column(one), _values(one)
+    if column in ("topic", "queueOffset") and r.topic.startswith(LIGHT_PREFIX):
+        return r  # a light queue's messages say where they were sent to
     if column in ("topic", "queueId"):
         constant = r.topic if column == "topic" else int(r.queue_id)
         return r if values is None or constant in values else r._replace(end=r.start)

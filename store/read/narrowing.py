@@ -12,6 +12,7 @@ from itertools import groupby, islice
 
 from store.any_log import QueueRange
 from store.errors import ConfigError, InvalidMessageId, OffsetLost
+from store.format.layout import LIGHT_PREFIX
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
@@ -88,6 +89,8 @@ class Narrowing:
         return joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
 
     def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
+        if topic.startswith(LIGHT_PREFIX):  # its messages are filed by the topic that they were sent to
+            return ranges
         most = _MOST_SEARCHES // len(ranges)
         found = sorted(set(islice(self._candidates(topic, keys), most + 1)))
         if len(found) > most:

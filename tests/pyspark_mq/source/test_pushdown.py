@@ -59,6 +59,12 @@ def test_ranges(filters: list[Filter], ranges: list[QueueRange]) -> None:
     assert narrow([A0, A1, B0], filters) == ranges
 
 
+def test_messages_of_a_light_queue_have_topic_and_offset_of_where_they_were_sent_to() -> None:
+    light = QueueRange("%LMQ%x", 0, 0, 3)
+    assert narrow([light], [EqualTo(TOPIC, "a"), GreaterThan(OFFSET, 7), EqualTo(QUEUE, 0)]) == [light]
+    assert narrow([light], [EqualTo(QUEUE, 1)]) == []
+
+
 @pytest.mark.parametrize(
     ("expression", "filters", "tags"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import Queue
+from store.any_log import Queue, QueueRange
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.store.read.test_golden import GOLDEN
@@ -19,10 +19,10 @@ SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200
 MULTI = StoreConfig(maxHashSlotNum=100, maxIndexNum=400)
 
 
-def made_up(queues: str, offsets: str, topic: str = "t") -> Message:
+def made_up(queues: str, offsets: str, topic: str = "t", keys: str = "") -> Message:
     """What our own door refuses, but for the first letters; see `broker_has_it`."""
     properties = {"_NNER_MULTI_DISPATCH": queues, "_NNER_MULTI_QUEUE_OFFSET": offsets}
-    return Message(topic, b"made up", properties=properties, queue_id=0)
+    return Message(topic, b"made up", properties=properties, keys=keys.split(), queue_id=0)
 
 
 def broker_has_it(path: Path) -> None:
@@ -103,3 +103,17 @@ def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> Non
     with pytest.warns(RuntimeWarning, match="there they are passed over"):
         repair(path)
     assert verify(path).findings == []
+
+
+def test_keys_hide_nothing_of_a_light_queue(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        for n in range(3):
+            store.put(made_up("%LMQ%x", f"{n}", keys=f"k{n}"))
+    broker_has_it(path)
+    shutil.rmtree(path / "consumequeue")
+    shutil.rmtree(path / "index")
+    with MessageStore.open(path) as store:
+        of_topic, light = (QueueRange(topic, 0, *store.offsets(topic, 0)) for topic in ("t", "%LMQ%x"))
+        assert store.with_keys([of_topic, light], ["k1"]) == [of_topic._replace(start=1, end=2), light]
