@@ -9,8 +9,9 @@ from pathlib import Path
 
 from store import MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
 from store.any_log import Queue
-from store.files.consumer_offsets import check_group_name
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
+from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
 _logger = logging.getLogger("store.remoting")
@@ -35,6 +36,7 @@ class ServedOffsets:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self._files = ConsumerOffsets(store.path)
         self._topics = Topics(Path(store.path))
         self._lock = threading.Lock()
         self._known: dict[str, dict[Queue, _Known]] = {}
@@ -95,22 +97,31 @@ class ServedOffsets:
                 _logger.warning("offsets of group %s in %s: %s", group, topic, error)
 
     def _persist(self, group: str, topic: str, queues: list[Queue]) -> None:
-        offsets: dict[int, int] = {}
-        for queue in queues:
-            known = self._known[group].get(queue)
-            if known is None:  # forgotten meanwhile
-                continue
-            now = self._store.consumer_offset(group, *queue), self._topics.born(topic)
-            if now == (known.persisted, known.born):
-                offsets[queue.queue_id] = known.offset
-            else:  # somebody else's word, or of a topic that was deleted
-                self.drop(group, queue)
-        if offsets:
-            self._store.flush()  # first, what clients sent back and take for done
-            self._store.commit_offsets(group, topic, offsets)
-        for queue_id, offset in offsets.items():
-            if (known := self._known[group].get(Queue(topic, queue_id))) is not None:
-                known.persisted = offset
+        with self._lock:
+            of_group = self._known[group]
+            said = {queue: (known, known.offset) for queue in queues if (known := of_group.get(queue)) is not None}
+        if not said:  # forgotten meanwhile
+            return
+        self._store.flush()  # first, what clients sent back and take for done
+
+        def commit() -> None:
+            """In turn: who resets the group meanwhile is told that it is done."""
+            offsets: dict[int, int] = {}
+            for queue, (known, offset) in said.items():
+                now = self._store.consumer_offset(group, *queue), self._topics.born(topic)
+                if of_group.get(queue) is not known:  # what was said before counts no more
+                    continue
+                if now == (known.persisted, known.born):
+                    self._topics.check_queue(*queue)
+                    offsets[queue.queue_id] = offset
+                else:  # somebody else's word, or of a topic that was deleted
+                    self.drop(group, queue)
+            if offsets:
+                self._files.commit(group, topic, offsets)
+            for queue_id, offset in offsets.items():
+                said[Queue(topic, queue_id)][0].persisted = offset
+
+        among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000, commit)
 
     def drop(self, group: str, queue: Queue) -> None:
         """What the files say of it counts from now on."""

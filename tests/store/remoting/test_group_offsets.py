@@ -73,6 +73,25 @@ def test_what_somebody_else_sets_counts_more(store: MessageStore, offsets: Serve
     assert store.consumer_offset("g", *QUEUE) == 3
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_reset_while_what_was_said_before_is_being_persisted(
+    store: MessageStore, offsets: ServedOffsets, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process of its own, or by an admin tool that asks the broker."""
+    flush = store.flush
+
+    def flush_and_reset() -> None:
+        flush()
+        store.commit_offsets("g", "orders", {1: 2})
+        if is_told:
+            offsets.drop("g", QUEUE)
+
+    offsets.commit("g", QUEUE, 7)
+    monkeypatch.setattr(store, "flush", flush_and_reset)
+    offsets.persist()
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (2, 2)
+
+
 def test_nothing_is_written_for_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
