@@ -238,14 +238,14 @@ final class LiveKinds {
     }
 
     private void deleted() throws Exception {
-        send(topic("deleted", QUEUES), QUEUES, 20);
-        delete("deleted", QUEUES, 20);
+        sendDispatched(topic("deleted", QUEUES), QUEUES, 20);
+        delete("deleted", QUEUES);
     }
 
     /** With fewer messages than before. */
     private void recreated() throws Exception {
-        send(topic("recreated", QUEUES), QUEUES, 40);
-        delete("recreated", QUEUES, 40);
+        sendDispatched(topic("recreated", QUEUES), QUEUES, 40);
+        delete("recreated", QUEUES);
         send(topic("recreated", QUEUES), QUEUES, 10);
     }
 
@@ -271,9 +271,7 @@ final class LiveKinds {
         return name;
     }
 
-    /** Not before the queues have all: what the broker dispatches afterwards makes queues again. */
-    private void delete(String topic, int queues, int count) throws Exception {
-        await(() -> messagesIn(topic, queues) == count);
+    private void delete(String topic, int queues) throws Exception {
         admin.deleteTopicInBroker(Set.of(address), topic);
         await(() -> messagesIn(topic, queues) == 0);
     }
@@ -282,6 +280,13 @@ final class LiveKinds {
         for (int i = 0; i < count; i++) {
             sent(producer.send(message(topic, i), new MessageQueue(topic, "harness", i % queues)));
         }
+    }
+
+    /** Until the queues have all: what the broker dispatches after a deletion makes queues again. */
+    private void sendDispatched(String topic, int queues, int count) throws Exception {
+        long all = messagesIn(topic, queues) + count;
+        send(topic, queues, count);
+        await(() -> messagesIn(topic, queues) == all);
     }
 
     private static Message message(String topic, int number) {
