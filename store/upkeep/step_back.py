@@ -7,9 +7,9 @@ newer than its log; and where a broker served an append whose writer had died, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from store.any_log import Positions, Queue
@@ -36,17 +36,19 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     behind the end, what comes before that offset is not of the topic that was deleted. Named producers go by what the
     log has. What cannot be read stays: whoever needs it is told.
     """
-    for topic in Topics(root).deleted_up_to(end):
+    topics = Topics(root)
+    at_most = partial(_at_most, topics, lru_cache(1)(topics.batches), queues, end)
+    for topic in topics.deleted_up_to(end):
         _logger.warning("%s: topic %s was deleted behind the end of the log, %d: %s", root, topic, end, WHY)
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
         with suppress(CorruptStore):
-            for group, positions in _beyond(offsets, root, queues, end):
+            for group, positions in _beyond(offsets, queues, at_most):
                 among_groups(root, _TURN_SECONDS, partial(offsets.set_positions, group, positions))
                 _logger.warning(
                     "%s: the offsets of group %s stood behind what the log has, and it goes on at %s: %s",
                     *(root, group, positions, WHY),
                 )
-    for member, positions in step_back_done(root, partial(_at_most, root, queues, end)).items():
+    for member, positions in step_back_done(root, at_most).items():
         _logger.warning(
             "%s: member %s of group %s had done more than the log has, and the group inherits %s: %s",
             *(root, member.stem, member.parent.name, positions, WHY),
@@ -58,22 +60,26 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
         )
 
 
-def _at_most(root: Path, queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """`offset`, or where the queue ends, if that is less: 0 of one that is not there."""
-    if offset <= queues.expected.get((queue.topic, queue.queue_id), 0):
+def _at_most(
+    topics: Topics, batches: Callable[[], set[str]], queues: ConsumeQueues, end: int, queue: Queue, offset: int
+) -> int:
+    """`offset`, or where the queue ends, if that is less: 0 of one that is not there, for it may be made anew.
+
+    batches: topics of which nothing is known here.
+    """
+    if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches():
         return offset
-    is_there = 0 <= queue.queue_id < Topics(root).queue_counts().get(queue.topic, 0)
+    is_there = 0 <= queue.queue_id < topics.queue_count(queue.topic)
     return queues.at_most(*queue, end, offset) if is_there else 0
 
 
-def _beyond(offsets: ConsumerOffsets, root: Path, queues: ConsumeQueues, end: int) -> Iterator[tuple[str, Positions]]:
+def _beyond(
+    offsets: ConsumerOffsets, queues: ConsumeQueues, at_most: Callable[[Queue, int], int]
+) -> Iterator[tuple[str, Positions]]:
     """The groups that have offsets behind the ends of queues, with those ends."""
-    found = offsets.beyond(queues.expected)
-    counts = Topics(root).queue_counts() if found else {}
-    for group, positions in found.items():
-        there = {queue: at for queue, at in positions.items() if queue.queue_id < counts.get(queue.topic, 0)}
-        ends = {queue: queues.at_most(*queue, end, at) for queue, at in there.items()}
-        ends = {queue: at for queue, at in ends.items() if at < there[queue]}
+    for group, positions in offsets.beyond(queues.expected).items():
+        ends = {queue: at_most(queue, at) for queue, at in positions.items()}
+        ends = {queue: at for queue, at in ends.items() if at < positions[queue]}
         if ends and group == TRANSACTIONS_GROUP:  # what ended half messages may be gone: the op messages left tell
             ends = dict.fromkeys((Queue(HALF_TOPIC, 0), Queue(OP_TOPIC, 0)), 0)
         if ends:
