@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from store.errors import FlushFailed, StoreReplaced
@@ -44,6 +44,7 @@ class Flusher:
         self._log = log
         self._queues = queues
         self._unflushed = unflushed
+        self._under_way = _UnderWay()
         self._flushed_to: dict[QueueName, int] = {}
         self._deletions = 0  # when that was noted
         self._note = note
@@ -96,8 +97,13 @@ class Flusher:
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
+        self._flush()
+        self._under_way.wait()
         self._published_end.check_device()
-        with self._published_end.noting_failure():
+
+    def _flush(self) -> None:
+        self._published_end.check_device()
+        with self._under_way.one(), self._published_end.noting_failure():
             self._place.check()  # or the checkpoint would be that of another store
             store_timestamp = self._published_end.store_timestamp
             begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
@@ -129,7 +135,7 @@ class Flusher:
         root, told = self._published_end.path.parent, ""
         while not self._stop.wait(self._interval):
             try:
-                self.flush()
+                self._flush()
                 self._attend()
                 told = ""
             except (FlushFailed, StoreReplaced):
@@ -138,6 +144,31 @@ class Flusher:
             except Exception as error:
                 if told != (told := repr(error)):  # once, not at every turn
                     _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)
+
+
+class _UnderWay:
+    """The flushes by one descriptor that several threads are in: the system tells one of them of what the device did
+    not take, and the others that all is well.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[threading.Event, int] = {}
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        over = threading.Event()
+        self._threads[over] = threading.get_ident()
+        try:
+            yield
+        finally:
+            del self._threads[over]
+            over.set()
+
+    def wait(self) -> None:
+        """Until others have said what they were told; not one that a signal's handler interrupts, which this is in."""
+        for over, thread in self._threads.copy().items():
+            if thread != threading.get_ident():
+                over.wait()
 
 
 def flush_log(root: Path) -> None:

@@ -19,6 +19,7 @@ from store import FlushFailed, Message, MessageStore, StoreConfig
 from store.files.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
+from tests.waiting import PATIENCE
 
 NEVER = 3_600_000
 CONFIG = StoreConfig(
@@ -166,6 +167,41 @@ def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: 
     for each in (store, synced):
         with pytest.raises(FlushFailed):
             each.close()
+
+
+def test_two_flushes_of_one_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One descriptor, so one of them hears of the failure: the other is not over before that one has said so."""
+    real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
+
+    def flush(fd: int) -> None:
+        if threading.current_thread() is first:
+            has_heard.set()
+            goes_on.wait(PATIENCE)
+            raise OSError(errno.EIO, "Input/output error")
+        real_flush(fd)
+
+    store, told = MessageStore.open(path), []
+    put(store, 10, 11)
+
+    def hear() -> None:
+        try:
+            store.flush()
+            told.append("all is flushed")
+        except FlushFailed:
+            told.append("failed")
+
+    first, second = threading.Thread(target=hear), threading.Thread(target=hear)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    first.start()
+    assert has_heard.wait(PATIENCE)
+    second.start()
+    second.join(0.1)  # it came back by then
+    goes_on.set()
+    first.join()
+    second.join()
+    assert told == ["failed", "failed"]
+    with pytest.raises(FlushFailed):
+        store.close()
 
 
 def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Device) -> None:
