@@ -126,7 +126,8 @@ class Member(Protocol):
 
     def reset(self, positions: Positions) -> None:
         """Let the group go on from there, in queues of this member's, also where that is less than it has done: they
-        are others now, or shorter. This member learns it from `resets`. Raises `UnknownTopic`."""
+        are others now, or shorter; of a broadcasting one this member alone. It learns it from `resets`. Raises
+        `UnknownTopic`."""
 
     def forget(self, queues: Iterable[Queue]) -> None:
         """What was committed in these does not count: they are gone, and it would mean others of the same name."""

@@ -212,11 +212,11 @@ class LocalMember:
 
     def resets(self) -> Positions:
         self._seat.must_be_open()
-        if not self._files.resets.since(self._seat.entry.resets)[1]:
+        if not self._unseen()[1]:
             return {}
 
         def resets() -> Positions:
-            count, news = self._files.resets.since(self._seat.entry.resets)
+            count, news = self._unseen()
             self._offsets.forget(news)  # first: who is killed now leaves nothing of before
             self._seat.claim(self._seat.entry.claims, count)
             own = self._seat.entry.claims
@@ -227,7 +227,7 @@ class LocalMember:
 
     def reset(self, positions: Positions) -> None:
         if positions:
-            self._in_turn(lambda: self._files.reset(positions))
+            self._in_turn(lambda: self._files.reset_by(self._seat.entry, positions))
 
     def forget(self, queues: Iterable[Queue]) -> None:
         self._seat.must_be_open()
@@ -273,9 +273,14 @@ class LocalMember:
 
     def _persist(self) -> None:
         entry = self._seat.entry
-        _, reset = self._files.resets.since(entry.resets)
+        _, reset = self._unseen()
         own = entry.claims.keys() - self._taken(time.monotonic()) - reset.keys()
         self._offsets.persist(self._files.there(own), self._flush)
+
+    def _unseen(self) -> tuple[int, Positions]:
+        """The resets that this member does not know of yet."""
+        entry = self._seat.entry
+        return self._files.resets.since(entry.resets, entry.instance)
 
     def _flush(self) -> None:
         """What was sent back is on the device before the group's offsets say that it is done."""

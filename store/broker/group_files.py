@@ -10,7 +10,7 @@ from pathlib import Path
 from store.any_group import MessageModel
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry
-from store.broker.group_offsets import Resets, advance
+from store.broker.group_offsets import ALL, Resets, advance
 from store.broker.members import Roster, Seat
 from store.errors import FlushFailed, InvalidGroup
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
@@ -62,12 +62,22 @@ class GroupFiles:
 
     def reset(self, positions: Positions) -> None:
         """Set offsets, for all, and let members know. In turn. Raises `UnknownTopic`, `OffsetOutOfRange`."""
+        self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
+
+    def reset_by(self, entry: Entry, positions: Positions) -> None:
+        """`reset` by a member of what it reads: where each has its own offsets, the others go on as they were."""
+        if entry.model is MessageModel.CLUSTERING:
+            self.reset(positions)
+        else:
+            self._reset([self.offsets_of(entry)], positions, entry.instance)
+
+    def _reset(self, files: Iterable[ConsumerOffsets], positions: Positions, whose: str) -> None:
         for queue in positions:
             self._topics.check_queue(*queue)
-        for offsets in (self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)):
+        for offsets in files:
             offsets.commit_positions(self.name, positions)
         if self.roster.present():
-            self.resets.add(positions)
+            self.resets.add(positions, whose)
         else:
             self.resets.forget()
 
@@ -90,7 +100,7 @@ class GroupFiles:
 
     def _inherit(self, entry: Entry, done: Positions) -> None:
         """What a member that died had done, the group has done, unless it was reset meanwhile."""
-        _, reset = self.resets.since(entry.resets)
+        _, reset = self.resets.since(entry.resets, entry.instance)
         counts = self.there(done.keys() - reset.keys())
         if not counts:
             return

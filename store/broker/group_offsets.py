@@ -4,7 +4,7 @@ A member commits in memory, and persists now and then. Offsets never go backward
 resets leaves a note for the members that consume meanwhile, and what they commit counts no longer until they have
 read it:
 
-    consumers/{group}/resets.json    {"count": of all resets, "queues": [[topic, queue id, number, offset], ...]}
+    consumers/{group}/resets.json    {"count": of all resets, "queues": [[topic, queue id, number, offset, whose], ...]}
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from store.files.admin_files import MAX_BYTES
 from store.files.atomic import make_folder, read_file, write_file
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
+
+ALL = ""  # for every member
 
 
 class GroupOffsets:
@@ -104,10 +106,11 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
 
 
 class Reset(NamedTuple):
-    """number: which it was, of all of the group. offset: where to go on."""
+    """number: which it was, of all of the group. offset: where to go on. whose: the instance that it is for alone."""
 
     number: int
     offset: int
+    whose: str = ALL
 
 
 class Resets:
@@ -116,29 +119,37 @@ class Resets:
     def __init__(self, root: Path, group: str) -> None:
         self._path = root / CONSUMERS_DIR / group / "resets.json"
 
-    def read(self) -> tuple[int, Mapping[Queue, Reset]]:
-        """How many there were, and the last one of each queue. Raises `CorruptStore`."""
+    def read(self) -> tuple[int, Mapping[tuple[Queue, str], Reset]]:
+        """How many there were, and the last one of each queue, for all and for each instance, in their order.
+
+        Raises `CorruptStore`.
+        """
         try:
             text = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
             return 0, {}
         try:
             content = json.loads(text)
-            queues = {Queue(topic, queue_id): Reset(*reset) for topic, queue_id, *reset in content["queues"]}
-            return content["count"], queues
+            resets = [(Queue(topic, queue_id), Reset(*reset)) for topic, queue_id, *reset in content["queues"]]
+            return content["count"], {(queue, reset.whose): reset for queue, reset in resets}
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptStore(f"{self._path}: not what a reset writes ({error}); remove the file") from error
 
-    def since(self, count: int) -> tuple[int, Positions]:
-        """How many there are by now, and where to go on after those behind the first `count`."""
-        now, queues = self.read()
-        return now, {queue: reset.offset for queue, reset in queues.items() if reset.number > count}
+    def since(self, count: int, instance: str) -> tuple[int, Positions]:
+        """How many there are by now, and where an instance is to go on after those behind the first `count`."""
+        now, resets = self.read()
+        return now, {
+            queue: reset.offset
+            for (queue, whose), reset in resets.items()
+            if reset.number > count and whose in (ALL, instance)
+        }
 
-    def add(self, positions: Positions) -> None:
+    def add(self, positions: Positions, whose: str = ALL) -> None:
         """Call it in turn."""
-        count, queues = self.read()
-        queues = {**queues, **{queue: Reset(count + 1, offset) for queue, offset in positions.items()}}
-        content = {"count": count + 1, "queues": [[*queue, *reset] for queue, reset in queues.items()]}
+        count, resets = self.read()
+        new = {(queue, whose): Reset(count + 1, offset, whose) for queue, offset in positions.items()}
+        kept = {key: reset for key, reset in resets.items() if key not in new}
+        content = {"count": count + 1, "queues": [[*queue, *reset] for (queue, _), reset in (kept | new).items()]}
         make_folder(self._path.parent)
         write_file(self._path, json.dumps(content).encode())
 

@@ -347,10 +347,13 @@ class GroupTests:
                 group.reset({self.Q1: 1})
                 assert y.resets() == {self.Q1: 1}
                 assert x.call("resets") == {self.Q1: 1}
+                y.reset({self.Q0: 2, self.Q1: 3})
+                assert (x.call("resets"), y.resets()) == ({}, {self.Q0: 2, self.Q1: 3}), "each has its own"
+                assert x.call("committed", self.ALL) == {self.Q0: 5, self.Q1: 1}
             x.call("commit", {self.Q0: 8})
         with group.join(EVERYTHING, model=BROADCASTING, instance="x") as member:
             assert member.committed(self.ALL) == {self.Q0: 8, self.Q1: 1}
         with group.join(EVERYTHING, model=BROADCASTING, instance="y") as member:
-            assert member.committed(self.ALL) == {self.Q0: 7, self.Q1: 1}
+            assert member.committed(self.ALL) == {self.Q0: 2, self.Q1: 3}
         with group.join(EVERYTHING, model=BROADCASTING) as member:
             assert member.committed(self.ALL) == {}

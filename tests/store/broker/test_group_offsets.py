@@ -66,12 +66,17 @@ def test_what_was_sent_back_is_read_from_the_first(log: LocalLog, member: LocalM
 
 def test_each_reset_is_told_to_who_does_not_know_it(tmp_path: Path) -> None:
     resets = Resets(tmp_path, "g")
-    assert resets.since(0) == (0, {})
+    assert resets.since(0, "x") == (0, {})
     resets.add({Q0: 1, Q1: 2})
     resets.add({Q0: 5})
-    assert [resets.since(known) for known in range(3)] == [(2, {Q0: 5, Q1: 2}), (2, {Q0: 5}), (2, {})]
+    assert [resets.since(known, "x") for known in range(3)] == [(2, {Q0: 5, Q1: 2}), (2, {Q0: 5}), (2, {})]
+    resets.add({Q0: 6, Q1: 7}, "y")
+    assert [resets.since(known, "x") for known in (0, 2)] == [(3, {Q0: 5, Q1: 2}), (3, {})]
+    assert [resets.since(known, "y") for known in (0, 2)] == [(3, {Q0: 6, Q1: 7})] * 2
+    resets.add({Q0: 8})
+    assert [resets.since(0, instance) for instance in "xy"] == [(4, {Q0: 8, Q1: 2}), (4, {Q0: 8, Q1: 7})]
     resets.forget()
-    assert resets.since(0) == (0, {})
+    assert resets.since(0, "x") == (0, {})
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"count": 1, "queues": [["t"]]}', '{"count": 1, "queues": 3}'])

@@ -30,6 +30,7 @@ from store import (
 from store.broker import hold
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
+from store.files.consumer_offsets import ConsumerOffsets
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
@@ -152,6 +153,19 @@ def test_broadcasting_each_gets_everything(store: MessageStore) -> None:
     ):
         until(lambda: len(one.numbers) + len(two.numbers) >= 40)
     assert sorted(one.numbers) == sorted(two.numbers) == [*range(20)]
+
+
+def test_a_broadcasting_one_that_stood_behind_the_end_does_not_take_the_others_along(store: MessageStore) -> None:
+    put(store, range(20))
+    each = config(message_model=MessageModel.BROADCASTING)
+    for instance, position in (("ahead", 50), ("behind", 3)):
+        positions = dict.fromkeys(TOPIC, position)
+        ConsumerOffsets.of_instance(Path(store.path), "g", instance).commit_positions("g", positions)
+    with Consumer(store.path, "g", "t", instance="ahead", config=each) as ahead:
+        until(lambda: ahead._member.committed(TOPIC) == dict.fromkeys(TOPIC, 5))
+    with Consumer(store.path, "g", "t", behind := Seen(), instance="behind", config=each):
+        until(lambda: len(behind.numbers) >= 8)
+    assert sorted(behind.numbers) == [*range(12, 20)]
 
 
 def test_members_that_subscribe_otherwise(store: MessageStore) -> None:
