@@ -4,7 +4,7 @@ Each batch is appended together with a record of it, a message to `COMMITS_TOPIC
 there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
 
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
-                                  "last": [104857, 1763772000123]}
+                                  "last": [104857, 1763772000123], "consecutive": true}
 
 The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
 batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
@@ -12,6 +12,10 @@ never appended; an earlier one was, and is refused; for the file's own, if it is
 knows, a record counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile:
 a driver that was killed may leave a commit behind which goes on. A log that ends before `since`, or has another message
 before it than `last` says, is an older one, and has not all that this query wrote.
+
+Spark has every batch of a stream committed, also those without rows, and goes on only behind one that was: so each
+leaves its note ("consecutive"), and one that is older than the batch before says that the store is. What is written in
+`foreachBatch` has gaps.
 
 A number says little of a batch that was planned anew, or that two writes of one `foreachBatch` share. What is skipped
 therefore has as many rows for each topic as what was written, and is of another run of the query.
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,28 +43,34 @@ from store.format.arrays import constant, texts
 from store.format.topic_names import COMMITS_TOPIC
 from store.read.filters import EVERYTHING
 
+_log = logging.getLogger("pyspark_mq")
+
 _RECORDS = Queue(COMMITS_TOPIC, 0)
 _LACKS = (
     "the log has nothing of it: it is older than this file (put back from a backup), or the topic "
     f"{COMMITS_TOPIC} was deleted"
 )
+_GO_ON = "delete the file, and the query goes on with this batch, without the rows that are missing"
 _SHOWN = 3
 _MAX_BYTES = 64 << 20  # a batch may go to any number of topics
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that is to be written. rows: to each topic. run: the id of the query's run, "" where Spark tells none."""
+    """A batch that is to be written. rows: to each topic. run: the id of the query's run, "" where Spark tells none.
+    consecutive: whether every batch before it was noted, too: of a stream, not in `foreachBatch`.
+    """
 
     number: int
     rows: Mapping[str, int]
     run: str = ""
+    consecutive: bool = False
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the file of a query says. since: queue offset. rows, run: of the batch; last: the fingerprint of the message
-    before `since`; an earlier version noted none of these."""
+    """What the file of a query says. since: queue offset. rows, run, consecutive: of the batch; last: the fingerprint
+    of the message before `since`; an earlier version noted none of these."""
 
     batch: int
     written: bool
@@ -67,11 +78,13 @@ class Mark:
     rows: Mapping[str, int] | None = None
     run: str = ""
     last: Sequence[int] | None = None
+    consecutive: bool = False
 
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
         numbers = [self.batch, self.since, *(self.rows or {}).values(), *(self.last or ())]
-        kinds = (bool, self.written), (str, self.run), *((int, number) for number in numbers)
+        flags = (bool, self.written), (bool, self.consecutive)
+        kinds = *flags, (str, self.run), *((int, number) for number in numbers)
         if any(type(value) is not kind for kind, value in kinds) or len(self.last or (0, 0)) != 2:
             raise ValueError("values of other kinds")
 
@@ -116,19 +129,42 @@ class Commits:
                 "Nothing was appended. Put the newest checkpoint back; or start with a new one and startingOffsets "
                 "that go on behind what was written"
             )
-        if mark is not None and mark.batch < batch.number:
-            if mark.written and self._is_older(mark):
-                raise CommitError(
-                    f"{self._path}: batch {mark.batch} was written, now comes batch {batch.number}, and {_LACKS}. "
-                    "Nothing was appended. Put the newest log back; or delete the file, and the query goes on with "
-                    "this batch, without the rows that are missing"
-                )
+        if mark is not None and (mark.batch < batch.number or mark.rows == {}):
+            self._must_follow(mark, batch)
             return False
         if not self._was_written(mark, batch.number):
+            if mark is None and batch.consecutive and batch.number > 0:
+                _log.warning(
+                    "%s: there is none, now comes batch %d, and nothing tells whether those before were written here. "
+                    "If the store was put back from a backup, they were not",
+                    self._path,
+                    batch.number,
+                )
             return False
         if mark is not None:
             self._must_be_same(mark, batch)
         return True
+
+    def _must_follow(self, mark: Mark, batch: Batch) -> None:
+        """mark: of an earlier batch, or of this one without rows. Raises `CommitError` where the log lacks any between,
+        as far as can be told.
+        """
+        now = f"now comes batch {batch.number}"
+        if mark.written and self._is_older(mark):
+            raise CommitError(
+                f"{self._path}: batch {mark.batch} was written, {now}, and {_LACKS}. Nothing was appended. Put the "
+                f"newest log back; or {_GO_ON}"
+            )
+        is_here = mark.written or self._is_recorded(mark.batch, mark.since)
+        last = mark.batch if is_here else mark.batch - 1
+        if mark.consecutive and last < batch.number - 1 and not self._is_recorded(batch.number - 1, mark.since):
+            raise CommitError(
+                f"{self._path}: batch {mark.batch} was {'written' if is_here else 'begun'} last, {now}, and what was "
+                "written between is not here: the store is older than the checkpoint (put back from a backup), or the "
+                "query wrote elsewhere meanwhile, or with delivery=at-least-once. Nothing was appended. Put the newest "
+                "store back, or the checkpoint of the same time, or delete in the checkpoint's folders offsets and "
+                f"commits the files of batches above {last}; or {_GO_ON}"
+            )
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
         """mark: of this batch, None without one. Raises `CommitError`."""
@@ -187,7 +223,7 @@ class Commits:
         return pa.RecordBatch.from_arrays([texts([body]), texts([self._query])], ["body", "keys"])
 
     def end(self, batch: Batch) -> None:
-        """Note that a batch was written, and flushed. Raises `CommitError`."""
+        """Note that a batch was written, and flushed; or skipped, or has no rows. Raises `CommitError`."""
         self._note(batch, written=True)
 
     def _is_recorded(self, batch: int, since: int) -> bool:
@@ -219,7 +255,7 @@ class Commits:
     def _note(self, batch: Batch, *, written: bool) -> None:
         end = self._bounds().max_offset
         last = self._log.fingerprints({_RECORDS: end}).get(_RECORDS)
-        mark = Mark(batch.number, written, end, dict(batch.rows), batch.run, last)
+        mark = Mark(batch.number, written, end, dict(batch.rows), batch.run, last, batch.consecutive)
         try:
             write_file(self._path, json.dumps(asdict(mark)).encode())
         except OSError as error:
@@ -233,5 +269,5 @@ class Commits:
 
 
 def _counted(rows: Mapping[str, int]) -> str:
-    shown = [f"{count:,} rows for {topic}" for topic, count in sorted(rows.items())]
+    shown = [f"{count:,} rows for {topic}" for topic, count in sorted(rows.items())] or ["no rows"]
     return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} topics more" if len(shown) > _SHOWN else "")

@@ -25,7 +25,7 @@ from pyspark_mq.errors import OptionError, StagingError, SubscriptionError
 from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.sink.commits import Batch, Commits
 from pyspark_mq.sink.schema import tables_by_topic
-from pyspark_mq.sink.staging import BATCH, Staging
+from pyspark_mq.sink.staging import BATCH, Staging, run_of_batch
 from store.any_log import Log, LogAddress, LogWriter
 from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
 
@@ -107,7 +107,7 @@ class AllOrNothing:
         self._staging.begin(BATCH, self._run)
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
-        file, rows = self._stage(BATCH, batches)
+        file, rows = self._stage(BATCH, self._run, batches)
         return Sent(rows, file)
 
     def commit(self, sent: Sequence[Sent]) -> None:
@@ -119,11 +119,11 @@ class AllOrNothing:
     def abort(self) -> None:
         self._staging.forget(BATCH, self._run)
 
-    def _stage(self, owner: str, batches: Iterable[pa.RecordBatch]) -> tuple[str, Counter[str]]:
+    def _stage(self, owner: str, run: str, batches: Iterable[pa.RecordBatch]) -> tuple[str, Counter[str]]:
         context = _context()
         tables = (table for batch in batches for table in tables_by_topic(batch, self._options.topic))
         checked = tables if self._options.topic is not None else _of_known_topics(self._options.address, tables)
-        return self._staging.write(owner, self._run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
+        return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[Sent], more: Mapping[str, pa.RecordBatch]) -> None:
         """Append what was staged, and to each topic what `more` says. Readers see all of it at once, and it is on the
@@ -148,34 +148,40 @@ class OncePerBatch(AllOrNothing):
     """The write of one micro-batch of a streaming query, or one write of several in its `foreachBatch`.
 
     The query is known by the id in its checkpoint, which lasts as long as that; and by `producerGroup` where it is
-    given, which tells apart the writes of one `foreachBatch`.
+    given, which tells apart the writes of one `foreachBatch`. Those need not write anything in a batch; a stream has
+    every batch committed, and noted, also one without rows.
     """
+
+    @property
+    def _is_stream(self) -> bool:
+        return self._options.producer_group is None
 
     def prepare(self) -> None:
         self._staging.prepare()
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
         query, batch, run = _streaming_batch()
-        if self._options.producer_group is not None:
+        if not self._is_stream:
             query = f"{query}-{self._options.producer_group}"
-        self._staging.begin(query, self._run)
-        file, rows = self._stage(query, batches)
+        attempt = run_of_batch(batch, self._run)
+        self._staging.begin(query, attempt)
+        file, rows = self._stage(query, attempt, batches)
         return Sent(rows, file, query, batch, run)
 
     def commit(self, sent: Sequence[Sent]) -> None:
-        if any(each.rows for each in sent):
+        if self._is_stream or any(each.rows for each in sent):
             with self._options.address.open_writer() as log:
                 self._commit(Commits(log, self._options.commits_path, sent[0].query), log, sent)
-        self._staging.forget(sent[0].query, self._run)
+        self._staging.forget(sent[0].query, run_of_batch(sent[0].batch, self._run))
 
     def _commit(self, commits: Commits, log: LogWriter, sent: Sequence[Sent]) -> None:
-        batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run)
+        batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run, self._is_stream)
         with commits.turn():
             if commits.has(batch):
                 _log.warning("Batch %d of query %s was written before: it is skipped", batch.number, sent[0].query)
-                return
-            commits.begin(batch)
-            self._append(log, sent, {COMMITS_TOPIC: commits.record(batch)})
+            elif batch.rows:
+                commits.begin(batch)
+                self._append(log, sent, {COMMITS_TOPIC: commits.record(batch)})
             commits.end(batch)
 
 

@@ -2,9 +2,10 @@
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
-An owner is a streaming query or, for other writes, "batch"; a run is one attempt of Spark's at one write. An owner has
-one live run at a time, except "batch": so whoever commits for a query deletes all its runs, and of the others those
-that nobody touched for `RETENTION_SECONDS`. A file need not outlive the machine: what is not committed is run again. On
+An owner is a streaming query or, for other writes, "batch"; a run is one attempt of Spark's at one write, which for a
+query begins with the number of its batch. Whoever commits for a query deletes its runs of this batch and of those
+before, never of those behind it, for a driver that was killed may be late; and of the others those that nobody touched
+for `RETENTION_SECONDS`. A file need not outlive the machine: what is not committed is run again. On
 an object store files are objects; tasks and driver have them on their own disks while they write and read them.
 
 Where a run is over its folder is gone, and a task that Spark has given up, but that still lives, cannot write any more.
@@ -87,13 +88,13 @@ class Staging:
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
-        """Delete what a write that is over has kept: all runs of its owner, or of "batch" this one."""
+        """Delete what a write that is over has kept: of "batch" this run, of a query all up to this batch."""
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
             with suppress(OSError):  # somebody else deletes it; or it stays until the next time
-                mine = (whose == owner != BATCH) or which == run or folder.endswith(GONE)
-                if mine or max(self._folders.files(folder).values(), default=oldest) < oldest:
+                mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which == run
+                if mine or folder.endswith(GONE) or max(self._folders.files(folder).values(), default=oldest) < oldest:
                     self._folders.remove(folder)
 
     def _runs(self) -> list[str]:
@@ -116,3 +117,12 @@ class Staging:
 
 def _folder(owner: str, run: str) -> str:
     return f"{owner}.{run}"
+
+
+def run_of_batch(batch: int, attempt: str) -> str:
+    """The name of a run of a query; those of earlier batches sort before it."""
+    return f"{batch:019}-{attempt}"
+
+
+def _batch(run: str) -> str:
+    return run.partition("-")[0]

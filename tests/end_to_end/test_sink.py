@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -226,13 +227,20 @@ def copying(frame: DataFrame, store: MessageStore, checkpoint: Path, **options: 
 
 def forget_last_commit(checkpoint: Path) -> None:
     """As if the driver had died before Spark noted that the last batch is done."""
-    forget_last(checkpoint / "commits")
+    forget_above(last_of(checkpoint) - 1, checkpoint / "commits")
 
 
-def forget_last(folder: Path) -> None:
-    last = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    for name in (str(last), f".{last}.crc"):
-        (folder / name).unlink(missing_ok=True)
+def last_of(checkpoint: Path) -> int:
+    return max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+
+
+def forget_above(batch: int, *folders: Path) -> None:
+    """Files of batches in a checkpoint, and their checksums."""
+    for folder in folders:
+        for path in folder.iterdir():
+            number = path.name.removeprefix(".").removesuffix(".crc")
+            if number.isdigit() and int(number) > batch:
+                path.unlink()
 
 
 def put(spark: SparkSession, store: MessageStore, first: int, end: int) -> None:
@@ -274,8 +282,7 @@ def test_a_checkpoint_without_its_newest_files(spark: SparkSession, store: Messa
     frame, checkpoint = source(spark, store).select("body"), tmp_path / "checkpoint"
     with copying(frame, store, checkpoint):
         pass
-    forget_last(checkpoint / "commits")
-    forget_last(checkpoint / "offsets")
+    forget_above(-1, checkpoint / "commits", checkpoint / "offsets")
     put(spark, store, 20, 50)
     with (
         pytest.raises(PySparkException, match="with 20 rows for copies, and now comes with 50 rows for copies"),
@@ -283,6 +290,33 @@ def test_a_checkpoint_without_its_newest_files(spark: SparkSession, store: Messa
     ):
         pass
     assert sorted(bodies(store, "copies")) == numbers(20)
+
+
+def test_a_store_that_is_put_back_under_a_newer_checkpoint(
+    spark: SparkSession, store: MessageStore, tmp_path: Path
+) -> None:
+    """Every second batch has no rows. What the error says to delete of the checkpoint brings all rows, once."""
+    checkpoint, target, backup = (tmp_path / name for name in ("checkpoint", "target", "backup"))
+    with MessageStore.open(target) as it:
+        it.create_topic("copies", 1)
+    frame = source(spark, store, maxOffsetsPerTrigger="10").where("int(string(body)) % 20 < 10").select("body")
+
+    def copy(end: int) -> None:
+        put(spark, store, end - 20, end)
+        with MessageStore.open(target, read_only=True) as it, copying(frame, it, checkpoint):
+            pass
+
+    copy(20)
+    shutil.copytree(target, backup)
+    copy(40)
+    shutil.rmtree(target)
+    backup.rename(target)
+    with pytest.raises(PySparkException, match=r"batch 1 was written last, now comes batch 4, .* batches above 1; or"):
+        copy(60)
+    forget_above(1, checkpoint / "commits", checkpoint / "offsets")
+    copy(80)
+    with MessageStore.open(target) as it:
+        assert sorted(bodies(it, "copies")) == sorted(b"%d" % n for n in range(80) if n % 20 < 10)
 
 
 def test_another_checkpoint_is_another_query(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:

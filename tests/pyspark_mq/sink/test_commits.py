@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,9 +33,11 @@ def commits_of(store: MessageStore, query: str = QUERY) -> Commits:
     return Commits(LocalWriter(store), Path(store.path, "commits"), query)
 
 
-def write(store: MessageStore, number: int, *, until: str = "end", query: str = QUERY) -> None:
+def write(
+    store: MessageStore, number: int, *, until: str = "end", query: str = QUERY, consecutive: bool = False
+) -> None:
     """Write a batch as a delivery does, or up to a step after which its process dies."""
-    commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run")
+    commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run", consecutive)
     with commits.turn():
         commits.begin(batch)
         if until == "begin":
@@ -48,9 +51,17 @@ def write(store: MessageStore, number: int, *, until: str = "end", query: str = 
         commits.end(batch)
 
 
-def has(store: MessageStore, number: int, query: str = QUERY, *, rows: int = 1, run: str = "next run") -> bool:
+def has(
+    store: MessageStore,
+    number: int,
+    query: str = QUERY,
+    *,
+    rows: int = 1,
+    run: str = "next run",
+) -> bool:
+    batch = Batch(number, {"orders": rows} if rows else {}, run, consecutive=True)
     with commits_of(store, query).turn():
-        return commits_of(store, query).has(Batch(number, {"orders": rows}, run))
+        return commits_of(store, query).has(batch)
 
 
 def delete_old(store: MessageStore) -> None:
@@ -187,6 +198,75 @@ def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
         assert has(older, 7)
 
 
+UNTIL = pytest.mark.parametrize("until", ["begin", "append", "end"])
+
+
+@contextmanager
+def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageStore]:
+    """A store that is put back from a backup of this moment."""
+    path = Path(store.path).parent / name
+    shutil.copytree(store.path, path, ignore=shutil.ignore_patterns("abort", "lock"))
+    with MessageStore.open(path) as it:
+        yield it
+
+
+@UNTIL
+def test_a_stream_whose_store_was_put_back(store: MessageStore, until: str) -> None:
+    """Its checkpoint is newer: what it wrote between is gone."""
+    for batch in range(7):
+        write(store, batch, consecutive=True)
+    write(store, 7, consecutive=True, until=until)
+    last = 6 if until == "begin" else 7
+    verb = "begun" if until == "begin" else "written"
+    with put_back(store) as it:
+        assert has(it, 7) is (until != "begin")
+        assert not has(it, last + 1)
+        for batch in (last + 2, last + 20):
+            with pytest.raises(CommitError, match=rf"batch 7 was {verb} last.* batches above {last}; or delete"):
+                has(it, batch)
+        Path(it.path, "commits", QUERY, "mark.json").unlink()
+        assert not has(it, 27)
+
+
+@UNTIL
+def test_a_note_that_is_older_than_the_log_says_nothing_of_a_loss(store: MessageStore, until: str) -> None:
+    """It was put back alone: the log has the batch before."""
+    write(store, 6, consecutive=True)
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    before = mark.read_bytes()
+    write(store, 7, consecutive=True)
+    write(store, 8, consecutive=True, until=until)
+    mark.write_bytes(before)
+    assert has(store, 8) is False
+    if until == "begin":
+        with pytest.raises(CommitError, match="batch 6 was written last, now comes batch 9"):
+            has(store, 9)
+    else:
+        assert not has(store, 9)
+
+
+def test_batches_of_foreach_batch_and_of_an_earlier_version_have_gaps(store: MessageStore) -> None:
+    write(store, 7)
+    assert not has(store, 9)
+    write(store, 9, consecutive=True)
+    assert not has(store, 10)
+
+
+def test_a_batch_without_rows_that_comes_again_with_some_is_written(store: MessageStore) -> None:
+    """Its checkpoint lacks its newest files, so it was planned anew; and nothing of it is here."""
+    commits = commits_of(store)
+    write(store, 6, consecutive=True)
+    with commits.turn():
+        commits.end(Batch(7, {}, "first run", consecutive=True))
+    assert not has(store, 7)
+    assert not has(store, 8)
+    with pytest.raises(CommitError, match="batch 7 was written last, now comes batch 9"):
+        has(store, 9)
+    write(store, 7, consecutive=True)
+    with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with no rows"):
+        has(store, 7, rows=0)
+
+
 def test_without_its_file_the_records_tell(store: MessageStore) -> None:
     for batch in range(5):
         write(store, batch)
@@ -199,6 +279,7 @@ def test_without_its_file_the_records_tell(store: MessageStore) -> None:
 
 DAMAGED = [
     *(b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000),
+    b'{"batch": 0, "written": true, "since": 0, "consecutive": 1}',
     *(b'{"batch": 0, "written": true, "since": 0, "rows": %s}' % rows for rows in (b"3", b"[3]", b'{"orders": "3"}')),
 ]
 

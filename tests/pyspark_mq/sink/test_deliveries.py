@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from pyspark_mq.errors import StagingError
+from pyspark_mq.errors import CommitError, StagingError
 from pyspark_mq.options.sink import WriteOptions
-from pyspark_mq.sink.deliveries import AllOrNothing, Sent
-from pyspark_mq.sink.staging import BATCH, Staging
+from pyspark_mq.sink.deliveries import AllOrNothing, OncePerBatch, Sent
+from pyspark_mq.sink.staging import BATCH, Staging, run_of_batch
 from store import MessageStore
 
 
@@ -33,3 +34,68 @@ def test_a_file_that_became_shorter(tmp_path: Path) -> None:
         assert store.max_offset("orders", 0) == 0
         AllOrNothing(options).commit([Sent(rows, file) for file, rows in (whole, one)])
         assert store.max_offset("orders", 0) == 6
+
+
+QUERY = "9577ed49-f0eb-46cd-854c-2aee57a024df"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(tmp_path / "mq") as it:
+        it.create_topic("orders", 1)
+        yield it
+
+
+def options_of(store: MessageStore, **more: str) -> WriteOptions:
+    return WriteOptions.parse({"path": str(store.path), "topic": "orders", **more})
+
+
+def staged(store: MessageStore, number: int, *bodies: str, run: str = "1", attempt: str = "a") -> Sent:
+    """What the only task of a batch kept."""
+    staging, folder = Staging(options_of(store).staging_path), run_of_batch(number, attempt)
+    staging.begin(QUERY, folder)
+    tables = [("orders", pa.record_batch({"body": list(bodies)}))] if bodies else []
+    file, rows = staging.write(QUERY, folder, "0-0", tables)
+    return Sent(rows, file, QUERY, number, run)
+
+
+def commit(store: MessageStore, sent: Sent, **options: str) -> None:
+    OncePerBatch(options_of(store, **options)).commit([sent])
+
+
+def test_a_stream_notes_batches_without_rows_so_that_one_that_is_missing_is_told(store: MessageStore) -> None:
+    commit(store, staged(store, 0))
+    commit(store, staged(store, 1, "a"))
+    commit(store, staged(store, 2))
+    commit(store, staged(store, 2, run="2"))
+    commit(store, staged(store, 3, "b"))
+    for bodies in (["c"], []):
+        with pytest.raises(CommitError, match="batch 3 was written last, now comes batch 5"):
+            commit(store, staged(store, 5, *bodies))
+    assert store.max_offset("orders", 0) == 2
+
+
+def test_writes_in_foreach_batch_may_leave_batches_out(store: MessageStore) -> None:
+    for number, *bodies in ((0,), (3, "a"), (4,), (7, "b"), (7,)):
+        commit(store, staged(store, number, *bodies), producerGroup="copier")
+    assert store.max_offset("orders", 0) == 2
+
+
+def test_a_second_write_of_one_name_is_told_in_the_run_that_skips_the_first(store: MessageStore) -> None:
+    """The run before was killed between the two: this one's rows are nowhere."""
+    commit(store, staged(store, 7, "a", run="1"), producerGroup="copier")
+    commit(store, staged(store, 7, "a", run="2"), producerGroup="copier")
+    with pytest.raises(CommitError, match=r"batch 7 was written before in this run .* have the same producerGroup"):
+        commit(store, staged(store, 7, "b", run="2"), producerGroup="copier")
+    assert store.max_offset("orders", 0) == 1
+
+
+def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: MessageStore) -> None:
+    """Of a driver that was killed; the next one has written its batch, and its tasks keep rows by now."""
+    late = staged(store, 7, "a", run="1", attempt="a")
+    commit(store, staged(store, 7, "a", run="2", attempt="b"))
+    following = staged(store, 8, "c", run="2", attempt="c")
+    commit(store, late)
+    commit(store, following)
+    assert store.max_offset("orders", 0) == 2
+    assert os.listdir(options_of(store).staging_path) == []

@@ -14,7 +14,7 @@ import pytest
 
 from pyspark_mq.errors import StagingError
 from pyspark_mq.shared_folders import ITSELF, shared_folders
-from pyspark_mq.sink.staging import RETENTION_SECONDS, Staging
+from pyspark_mq.sink.staging import RETENTION_SECONDS, Staging, run_of_batch
 
 
 @pytest.fixture(params=["directory", "memory", "s3"])
@@ -53,16 +53,28 @@ def test_a_task_without_rows_makes_no_file(place: str) -> None:
     assert shared_folders(place).files("q.run").keys() == {ITSELF}
 
 
-def test_a_query_has_one_live_run_and_batches_have_many(place: str) -> None:
+def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
     staging, folders = Staging(place), shared_folders(place)
     staging.prepare()
-    for owner, run in (("q", "1"), ("q", "2"), ("q-group", "3"), ("other", "4"), ("batch", "5"), ("batch", "6")):
+    q1, q9, q10 = run_of_batch(1, "5"), run_of_batch(9, "a"), run_of_batch(10, "b")
+    for owner, run in (
+        ("q", q1),
+        ("q", q9),
+        ("q", q10),
+        ("q-group", q1),
+        ("other", q1),
+        ("batch", "5"),
+        ("batch", "6"),
+    ):
         staging.begin(owner, run)
         staging.write(owner, run, "0-0", [("a", batch("1"))])
-    staging.forget("q", "9")  # the commit of a stream does not know which run its tasks were
-    assert sorted(folders.folders()) == ["batch.5", "batch.6", "other.4", "q-group.3"]
+    others = [f"other.{q1}", f"q-group.{q1}"]
+    staging.forget("q", run_of_batch(9, "c"))  # the commit of a stream does not know which run its tasks were
+    assert sorted(folders.folders()) == sorted(["batch.5", "batch.6", *others, f"q.{q10}"])
     staging.forget("batch", "5")
-    assert sorted(folders.folders()) == ["batch.6", "other.4", "q-group.3"]
+    assert sorted(folders.folders()) == sorted(["batch.6", *others, f"q.{q10}"])
+    staging.forget("q", q10)
+    assert sorted(folders.folders()) == sorted(["batch.6", *others])
 
 
 def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
