@@ -25,10 +25,10 @@ def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
     RocketMQ broker runs here).
     """
     with MessageStore.open(path, create=False) as store:
-        queues = [Queue(topic, queue_id) for queue_id in range(store.topics().get(topic, 0))]
         timeout = store.config.lockTimeoutMillis / 1000
 
         def forget() -> None:
+            queues = [Queue(topic, queue_id) for queue_id in range(store.topics().get(topic, 0))]  # none comes any more
             for group in GroupFiles.of_all(store.path, timeout):
                 group.forget(queues)
 

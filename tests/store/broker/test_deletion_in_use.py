@@ -386,6 +386,27 @@ def test_who_dies_while_it_deletes_leaves_no_member_behind_what_comes(
         member.leave()
 
 
+def test_a_queue_that_comes_while_a_deletion_waits_for_its_turn_goes_as_the_others_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, delete = Queue("t", 1), MessageStore.delete_topic
+    with MessageStore.open(path, config=CONFIG) as store, LocalGroup(path, "g").join({"t": Subscription()}) as member:
+        store.create_topic("t", 1)
+
+        def late(*arguments: Any) -> None:
+            store.create_topic("t", 2)
+            assert member.lock([queue]) == {queue}
+            member.commit({queue: 7})
+            delete(*arguments)
+
+        monkeypatch.setattr(MessageStore, "delete_topic", late)
+        delete_topic(path, "t")
+        store.create_topic("t", 2)
+        member.persist()
+        assert store.consumer_offset("g", *queue) is None
+        assert member.resets()[queue] == 0
+
+
 def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
     """Or the thousandth cost as much as a thousand; and a folder may be there again that no table lists."""
     delete_topic(path, "t")
