@@ -309,13 +309,18 @@ class Consumer(Opened):
 
     def _rebalance(self) -> None:
         while not self._over.is_set():
-            try:
-                self._rebalancer.step()
-            except (StoreBusy, ArchiveUnavailable, Unreachable) as error:
-                # What is consumed here is its own for a while yet.
-                _logger.warning("%s: tried again: %s", self._what, error)
-            self._figures.write()
-            self._rebalancer.wait()
+            self._rebalance_by(self._rebalancer.step)
+        while any(worker.is_alive() for worker in self._workers):  # nobody else may have what is in hand, however long
+            self._rebalance_by(self._rebalancer.renew)
+
+    def _rebalance_by(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (StoreBusy, ArchiveUnavailable, Unreachable) as error:
+            # What is consumed here is its own for a while yet.
+            _logger.warning("%s: tried again: %s", self._what, error)
+        self._figures.write()
+        self._rebalancer.wait()
 
     def _end(self) -> None:
         self._queues.close()

@@ -81,8 +81,7 @@ class Rebalancer:
         Raises `StoreBusy` where others have the turn for too long; it may be repeated.
         """
         now = time.monotonic()
-        if now >= self._renewed + _RENEW_SECONDS:
-            self._renew(now)
+        self.renew()
         self._begin_anew(self._queues.forget(self._member.resets), now)
         self._correct()
         wanted = set(allocate(self._known(), self._member.members(), self._member.id))
@@ -95,17 +94,11 @@ class Rebalancer:
             self._persisted = now
         self._name_what_hangs(now)
 
-    def wait(self) -> None:
-        """Until there may be something to do."""
-        self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
-
-    def _known(self) -> list[Queue]:
-        topics = self._log.topics()
-        self._were_gone |= self._pullers.keys() - topics.keys()
-        return [queue for topic in self._pullers for queue in topics.get(topic, ())]
-
-    def _renew(self, now: float) -> None:
-        """Hold the locks for another while; what another has by now is lost here at once."""
+    def renew(self) -> None:
+        """Hold the locks for another while, when it is time; what another has by then is lost here at once."""
+        now = time.monotonic()
+        if now < self._renewed + _RENEW_SECONDS:
+            return
         held = {**self._mine, **{queue: leaving.queue for queue, leaving in self._leaving.items()}}
         kept = self._member.lock(held)
         for queue in held.keys() - kept:
@@ -115,6 +108,15 @@ class Rebalancer:
             self._leaving.pop(queue, None)
         self._renewed = now
         self._queues.lease(now + _LEASE_SECONDS)
+
+    def wait(self) -> None:
+        """Until there may be something to do."""
+        self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
+
+    def _known(self) -> list[Queue]:
+        topics = self._log.topics()
+        self._were_gone |= self._pullers.keys() - topics.keys()
+        return [queue for topic in self._pullers for queue in topics.get(topic, ())]
 
     def _begin_anew(self, resets: Positions, now: float) -> None:
         """Of a queue that leaves already, to be begun anew, the last reset counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,26 @@ def test_an_orderly_queue_is_not_given_away_while_a_call_is_under_way(store: Mes
             until(lambda: len(two.assigned) == 2)
             until(lambda: len(seen.numbers) == 8)
     assert sorted(seen.numbers) == [*range(8)]
+
+
+def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that takes longer than locks live."""
+    monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.01)
+    put(store, [0])
+    hold = threading.Event()
+    with Consumer(store.path, "g", "t", seen := Seen(lambda message: hold.wait(60) and None), config=config()) as one:
+        until(lambda: seen.numbers == [0])
+        close = threading.Thread(target=one.close)
+        close.start()
+        until(lambda: one._queues.is_closed)
+        for _ in range(3):  # the first may be of a step that was under way
+            since = time.monotonic()
+            until(lambda: min(one._member._seat.entry.claims.values()) > since)  # type: ignore[attr-defined] # noqa: B023
+        hold.set()
+        close.join()
 
 
 def test_a_topic_that_grows(store: MessageStore) -> None:
