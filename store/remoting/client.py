@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimedOut
@@ -26,7 +27,8 @@ _OPAQUES = 1 << 31
 class Client(Opened):
     """Asks any addresses, from any threads; a context manager. Its connections share one thread.
 
-    A connection is made when it is needed, and again after it was lost: what was under way on it has failed.
+    A connection is made when it is needed, and again after it was lost: what was under way on it has failed. One on
+    which nothing comes while an answer is due is given up, for it may lead nowhere any more, and nobody would say so.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Client(Opened):
     # --- in the loop's thread ----------------------------------------------------------------------------
 
     async def _ask(self, address: str, command: Command, timeout: float) -> Command:
-        peer = self._peer(address)
+        peer, asked = self._peer(address), time.monotonic()
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(_retrieve)
@@ -104,6 +106,7 @@ class Client(Opened):
         except asyncio.CancelledError as error:
             raise Unreachable(f"{address}: this client was closed before the answer came") from error
         except (TimeoutError, TimedOut) as error:
+            peer.doubt(asked)
             raise Unreachable(
                 f"{address}: no answer to request {int(command.code)} within {timeout:g} s; is it RocketMQ that "
                 "listens there, and is it busy?"
@@ -159,7 +162,7 @@ class _Peer:
     async def connected(self) -> Connection:
         """Raises `Unreachable`."""
         async with self._connecting:
-            if self._connection is None:
+            if self._connection is None or self._connection.is_over:
                 host, port = host_and_port(self._address)
                 loop = asyncio.get_running_loop()
                 try:
@@ -170,6 +173,11 @@ class _Peer:
                     hint = "is a name server or broker running there?"
                     raise not_connected(self._address, error, hint, tls=self._tls is not None) from error
             return self._connection
+
+    def doubt(self, since: float) -> None:
+        """Give the connection up if nothing has come on it since then, `time.monotonic()`."""
+        if self._connection is not None and self._connection.heard < since:
+            self._connection.abort(TimeoutError("nothing comes on it any more"))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -186,7 +194,8 @@ class _Peer:
             answer.set_result(command)
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
-        self._connection = None
+        if connection is not self._connection:
+            return
         why = f": {error}" if error is not None else ""
         if not self._has_answered and self._tls is None:
             why += "; does it want TLS? (option useTls)"

@@ -11,8 +11,8 @@ from store import BadFrame, InvalidArgument, RequestRefused, StoreClosed, Unreac
 from store.broker.response_codes import ResponseCode
 from store.remoting.addresses import host_and_port
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
-from store.remoting.command import MAX_FRAME_BYTES
+from store.remoting.codes import CommandFlag, RequestCode
+from store.remoting.command import LENGTH, MAX_FRAME_BYTES, Command, decode, encode
 from store.remoting.headers import GetRoute, TopicQueue
 from tests.store.remoting.broker import Broker
 
@@ -66,6 +66,42 @@ def test_a_connection_that_was_lost_is_made_again(broker: Broker) -> None:
     assert broker.ask(RequestCode.GET_BROKER_CLUSTER_INFO).code == 0
     broker.serving.close()
     assert isinstance(broker.begin(RequestCode.GET_BROKER_CLUSTER_INFO).exception(), Unreachable)
+
+
+def answered(connection: socket.socket) -> Command:
+    """The next request on a connection, once it has got an answer."""
+    (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
+    request = decode(connection.recv(length, socket.MSG_WAITALL))
+    connection.sendall(encode(Command(ResponseCode.SUCCESS, opaque=request.opaque, flag=CommandFlag.RESPONSE)))
+    return request
+
+
+def test_a_connection_on_which_nothing_comes_any_more_is_given_up(client: Client) -> None:
+    """As behind a machine that forgot it: both ends take it for alive, and what is sent goes nowhere."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        there.settimeout(30)
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        for _ in range(2):
+            asked = client.ask(address, RequestCode.HEART_BEAT)
+            connection, _ = there.accept()
+            answered(connection)
+            assert asked.result().code == ResponseCode.SUCCESS
+            other = client.ask(address, RequestCode.PULL_MESSAGE)
+            with pytest.raises(Unreachable, match=r"no answer to request 34 within 0\.1 s"):
+                client.request(address, RequestCode.HEART_BEAT, timeout=0.1)
+            with pytest.raises(Unreachable, match="nothing comes on it any more"):
+                other.result()
+
+
+def test_a_connection_that_is_younger_than_what_nobody_answered_is_kept(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        silent = client.ask(address, RequestCode.HEART_BEAT, timeout=0.5)
+        connection, _ = there.accept()
+        other = client.ask(address, RequestCode.PULL_MESSAGE)
+        assert isinstance(silent.exception(), Unreachable)
+        assert [answered(connection).code for _ in range(2)] == [RequestCode.HEART_BEAT, RequestCode.PULL_MESSAGE]
+        assert other.result().code == ResponseCode.SUCCESS
 
 
 def test_what_is_too_large_is_not_sent(client: Client) -> None:
