@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
+from store.cluster.copies import Copies
 from store.cluster.name_servers import NameServers
 from store.cluster.refusals import explained, may_pass
 from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route
@@ -57,6 +58,7 @@ class Brokers:
         self.tls = None if address.tls is None else address.tls.context()
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
+        self._copies = Copies()
         self._missed: dict[str, float] = {}  # since when brokers are in no route that had them
         self._server = 0  # of the name servers, the one that answered last
 
@@ -183,10 +185,13 @@ class Brokers:
         """Ask a broker."""
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
-    @staticmethod
-    def take(answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """The answer, None where there is no such topic. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
-        command = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
+    def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
+        """The answer as it counts, see `Copies`; None where there is no such topic.
+
+        Raises `Unreachable`, `Untrusted`, `RequestRefused`.
+        """
+        said = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
+        command = self._copies.heard(broker, ask.queue, ask.code, said)
         return command if command.code in ask.answers else None
 
     def send(

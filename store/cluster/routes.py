@@ -26,14 +26,20 @@ class Broker(NamedTuple):
     addresses: tuple[tuple[int, str], ...]
 
     def next(self, attempt: int) -> Broker:
-        """To read from at an attempt, the first of which is 0: its copies have their turn where it failed."""
-        turn = attempt % len(self.addresses)
+        """To read from at an attempt, the first of which is 0: each has two, for it is the connection that is lost more
+        often than a broker, and copies may be behind."""
+        turn = attempt // 2 % len(self.addresses)
         return self._replace(addresses=self.addresses[turn:] + self.addresses[:turn])
 
     @property
     def readable(self) -> str:
         """Where to read."""
         return self.addresses[0][1]
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether what is read there is a copy."""
+        return self.addresses[0][0] != _MASTER
 
     @property
     def writable(self) -> list[str]:

@@ -22,8 +22,8 @@ def test_a_route_over_two_brokers_with_integer_keys_as_old_name_servers_write_th
     assert [str(queue) for queue in route.write] == ["orders/broker-a:0"]
     a = route.read[Queue("orders", BrokerQueueId("broker-a", 1))]
     assert (a.readable, a.writable) == ("10.0.0.1:10911", ["10.0.0.1:10911"])
-    assert [a.next(attempt).readable for attempt in range(3)] == ["10.0.0.1:10911", "10.0.0.3:10911", "10.0.0.1:10911"]
-    assert a.next(1).writable == a.writable
+    assert [a.next(attempt).is_copy for attempt in range(5)] == [False, False, True, True, False]
+    assert (a.next(2).readable, a.next(2).writable) == ("10.0.0.3:10911", a.writable)
 
 
 def test_a_broker_whose_master_is_gone_is_read_and_not_written() -> None:

@@ -1,0 +1,84 @@
+"""What a copy of a broker says while its master is away: it may be behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, Unreachable
+from store.any_log import BrokerQueueId, Queue, QueueRange
+from store.cluster.address import ClusterAddress
+from store.read.filters import EVERYTHING
+from store.remoting.serving import Serving, serve
+from tests.store.cluster.test_pulls import Moody
+
+QUEUE = Queue("orders", BrokerQueueId("b", 0))
+COUNT, COPIED = 10, 7
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Iterator[Moody]:
+    """A name server of one broker."""
+    it = Moody(tmp_path)
+    yield it
+    it.close()
+
+
+def _opened(path: Path, count: int) -> Iterator[MessageStore]:
+    with MessageStore.open(path) as it:
+        it.create_topic("orders", 1)
+        it.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(count)])
+        yield it
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    yield from _opened(tmp_path / "master", COUNT)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Serving]:
+    for copied in _opened(tmp_path / "copy", COPIED):
+        with serve(copied, "127.0.0.1:0") as it:
+            yield it
+
+
+def test_where_a_group_is_only_a_master_knows_not_to_know(store: MessageStore, names: Moody, copy: Serving) -> None:
+    """Or the group would begin anew, behind what it has not read."""
+    address = ClusterAddress((names.server.address,), patience=0.0)
+    with serve(store, "127.0.0.1:0") as master:
+        names.addresses = {"0": master.address, "1": copy.address}
+        with address.open() as log:
+            assert log.committed("g", [QUEUE]) == {}
+            log.commit("g", {QUEUE: 3})
+    names.addresses = {"1": copy.address}
+    with address.open() as log:
+        with pytest.raises(Unreachable, match=rf"{copy.address}, QUERY_CONSUMER_OFFSET of .*: it is a copy"):
+            log.committed("g", [QUEUE])
+        log.commit("g", {QUEUE: 4})
+        assert log.committed("g", [QUEUE]) == {QUEUE: 4}
+
+
+def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: Moody, copy: Serving) -> None:
+    address = ClusterAddress((names.server.address,), patience=30.0)
+    with address.open() as log:
+        with serve(store, "127.0.0.1:0") as master:
+            names.addresses = {"0": master.address, "1": copy.address}
+            assert log.bounds([QUEUE]) == {QUEUE: (0, COUNT)}
+        names.addresses = {"1": copy.address}
+        assert log.bounds([QUEUE]) == {QUEUE: (0, COUNT)}
+        with address.open() as another:
+            assert another.bounds([QUEUE]) == {QUEUE: (0, COPIED)}
+        with log.hold({QUEUE: COUNT}, time.monotonic() + 60, EVERYTHING, 0.2) as held:
+            assert next(held) is None
+            with serve(store, master.address):
+                names.addresses = {"0": master.address, "1": copy.address}
+                store.put(Message("orders", b"x", queue_id=0))
+                assert next(there for there in held if there) == QueueRange(*QUEUE, COUNT, COUNT + 1)
+        names.addresses = {"1": copy.address}
+        assert "orders" in log.topics()
+        with log.hold({QUEUE: COUNT}, time.monotonic(), EVERYTHING, 60) as held:
+            assert list(held) == []
