@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from pyspark.sql import SparkSession
 
 from store import Message, MessageStore
 from tests.end_to_end.sink_query import start
-from tests.end_to_end.test_realtime import java, kill_tree, needs_pipelined_workers, open_files, tree
+from tests.end_to_end.test_realtime import needs_pipelined_workers
+from tests.processes import java, kill, kill_tree, open_files, seen, tree
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -142,23 +142,6 @@ def staging(pid: int, target: Path) -> list[int]:
     return [each for each in tree(pid) if any(f"{target}/staging/" in name for name in open_files(each))]
 
 
-def seen_first(look: Callable[[int, Path], list[int]], pid: int, target: Path) -> list[int]:
-    """Who is found as soon as somebody is: for some milliseconds, so this looks often, however long it takes."""
-    begin = time.monotonic()
-    while not (found := look(pid, target)):
-        assert time.monotonic() - begin < PATIENCE, "nobody came"
-        time.sleep(0.005)
-    return found
-
-
-def kill(pids: list[int]) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # it came to its end
-
-
 def test_every_row_once_whoever_is_killed(
     spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
 ) -> None:
@@ -172,12 +155,12 @@ def test_every_row_once_whoever_is_killed(
             with copy.running(maxOffsetsPerTrigger="60", minPartitions="4") as process:
                 sessions.append(process.pid)
                 for look in chance.choices((staging, committing), k=KILLS):
-                    found = seen_first(look, process.pid, target)
+                    found = seen(lambda look=look: look(process.pid, target))
                     time.sleep(chance.uniform(0, 0.02))
                     kill(found)
                 # Then the driver, in turn at any moment and inside a commit, which goes on without it.
                 if number % 2 == 0:
-                    seen_first(committing, process.pid, target)
+                    seen(lambda: committing(process.pid, target))
                 time.sleep(chance.uniform(0, 0.02 if number % 2 == 0 else 2))
                 kill([java(process.pid)])
     copy.drain(spark)
