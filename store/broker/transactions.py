@@ -112,8 +112,8 @@ class Transactions:
         self._turn = threading.RLock()  # of what is known of half messages
         for topic in (HALF_TOPIC, OP_TOPIC):
             _make(store, topic)
+        self._ops_seen = self._done(OP_TOPIC)  # first, for others go on meanwhile: what these end is before `_begin`
         self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
-        self._ops_seen = self._done(OP_TOPIC)
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
         self._last_half: dict[int, int] = {}  # of op messages that were seen: the last half message that they end
         self._told: set[int] = set()  # queue offsets of half messages that cannot be read
@@ -215,7 +215,7 @@ class Transactions:
                 self._end(append, [half for half, _, _ in outcomes], wanted)
                 break
             except TransactionEnded:
-                outcomes = [each for each in outcomes if each[0].queue_offset not in self._ended]
+                outcomes = [each for each in outcomes if self._is_open(each[0].queue_offset)]
             except (UnknownTopic, MessageRefused, OffsetLost, CorruptRecord) as error:
                 middle = len(outcomes) // 2
                 if middle == 0:
@@ -295,14 +295,17 @@ class Transactions:
             append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=_QUEUE)])
         placed = append.publish(unless=lambda: not (self._are_open(offsets) and self._are_there(wanted)))
         if placed is None:
-            are_open = (self._begin <= half.queue_offset and half.queue_offset not in self._ended for half in halves)
-            over = ", ".join(half.transaction_id for half, is_open in zip(halves, are_open, strict=True) if not is_open)
+            over = ", ".join(half.transaction_id for half in halves if not self._is_open(half.queue_offset))
             raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
         return placed
 
     def _are_open(self, offsets: list[int]) -> bool:
         self._look()
-        return self._ended.isdisjoint(offsets) and all(offset >= self._begin for offset in offsets)
+        return all(map(self._is_open, offsets))
+
+    def _is_open(self, offset: int) -> bool:
+        """As far as is known."""
+        return self._begin <= offset and offset not in self._ended
 
     def _look(self) -> None:
         """Learn from the op messages that were put since."""

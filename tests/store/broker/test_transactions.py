@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,38 @@ def test_one_that_is_ended_while_it_is_asked_for(store: MessageStore) -> None:
 
     assert transactions.check(decide, immunity=-1) == 2
     assert bodies(store) == [b"2"]
+
+
+def test_one_that_is_ended_and_forgotten_while_it_is_asked_for(store: MessageStore) -> None:
+    transactions = Transactions(store, "sellers")
+    halves = transactions.prepare(orders(1, 2))
+
+    def decide(message: StoredMessage) -> Outcome:
+        if message.body == b"1":
+            with ThreadPoolExecutor(1) as other:
+                other.submit(transactions.commit, halves[:1]).result()
+                other.submit(transactions.check, lambda _: Outcome.UNKNOWN).result()
+        return Outcome.COMMIT
+
+    assert transactions.check(decide, immunity=-1) == 2
+    assert bodies(store) == [b"1", b"2"]
+
+
+def test_one_begins_while_another_notes_what_is_ended(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ended is not asked about, whenever that is noted."""
+    first = Transactions(store, "sellers")
+    first.commit(first.prepare(orders(1)))
+    asked_for = MessageStore.consumer_offset
+
+    def meanwhile(store: MessageStore, *queue: Any) -> int | None:
+        found = asked_for(store, *queue)
+        monkeypatch.undo()
+        first.check(lambda _: Outcome.UNKNOWN)
+        return found
+
+    monkeypatch.setattr(MessageStore, "consumer_offset", meanwhile)
+    assert Transactions(store, "sellers").check(lambda _: Outcome.COMMIT, immunity=-1) == 0
+    assert bodies(store) == [b"1"]
 
 
 def test_refused(store: MessageStore) -> None:
