@@ -37,7 +37,7 @@ from store.publish.results import AppendResult
 from store.remoting.headers import Offset
 from store.remoting.routes import DEFAULT_TOPIC, READ_WRITE
 
-_LOOK_AGAIN_SECONDS = 0.05
+_FIRST_LOOK_SECONDS, _LOOK_AGAIN_SECONDS = 0.001, 0.05
 
 
 class ClusterWriter(ClusterLog):
@@ -99,8 +99,9 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _until_seen(self, ends: Mapping[Queue, int]) -> None:
-        """A broker puts what it took into its queues a moment later. Who may only write, does not look."""
-        deadline = time.monotonic() + self._brokers.address.patience
+        """A broker puts what it took into its queues a moment later. Who may only write does not look, and nobody at a
+        queue that can only be written; one that is gone with its broker shows nothing."""
+        deadline, pause = time.monotonic() + self._brokers.address.patience, _FIRST_LOOK_SECONDS
         left = dict(ends)
         while left:
             asks = {queue: Ask.of_end(queue) for queue in left}
@@ -111,12 +112,16 @@ class ClusterAppend:
                     raise
                 return
             seen = {queue: Offset.of(answer.fields).offset for queue, answer in answers.items()}
-            left = {queue: end for queue, end in left.items() if seen.get(queue, end) < end}
+            seen |= {queue: left[queue] for queue in left.keys() - seen.keys() if queue in self._queues(queue.topic)}
+            left = {queue: end for queue, end in left.items() if seen.get(queue, 0) < end}
             if left and time.monotonic() >= deadline:
                 raise StoreUnavailable(
                     f"{self._brokers.address}: took messages of {', '.join(map(str, left))}, and does not show them to "
                     "readers; see the brokers' logs"
                 )
+            if left:
+                time.sleep(pause)
+                pause = min(2 * pause, _LOOK_AGAIN_SECONDS)
 
     def abandon(self) -> None:
         self._parts = None

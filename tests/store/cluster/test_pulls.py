@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -116,11 +116,17 @@ class Moody:
     None: as it should.
     """
 
-    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tls: ssl.SSLContext | None = None,
+        others: Mapping[RequestCode, Callable[[Request], Response]] | None = None,
+    ) -> None:
         self.figures = Figures(folder, "moody")
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
+        self.perm = 6
         self.next_begin = 0
         self.pulled = ResponseCode.SUCCESS
         self.said: str | None = None
@@ -131,6 +137,7 @@ class Moody:
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
             RequestCode.PULL_MESSAGE: lambda request: Response(self.pulled, header=Pulled(0, self.next_begin, 0, 3)),
             RequestCode.UPDATE_CONSUMER_OFFSET: lambda request: Response(remark=self.said),
+            **(others or {}),
         }
         self.server = Server(
             self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, self.figures
@@ -145,7 +152,7 @@ class Moody:
         if self.is_gone:
             return Response(ResponseCode.TOPIC_NOT_EXIST, "No topic route info in name server for the topic: orders")
         broker = {"brokerName": "b", "brokerAddrs": self.addresses or {"0": self.server.address}}
-        queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+        queues = {"brokerName": "b", "perm": self.perm, "readQueueNums": 1, "writeQueueNums": 1}
         return of_json({"brokerDatas": [broker], "queueDatas": [queues]})
 
     def _answer(self, header: Offset) -> Response:

@@ -1,0 +1,49 @@
+"""When a write to a cluster is done, and when it is not."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from store import StoreUnavailable, UnknownTopic
+from store.broker.response_codes import ResponseCode
+from store.cluster.address import ClusterAddress
+from store.remoting.codes import RequestCode
+from store.remoting.headers import Sent
+from store.remoting.request import Request, Response
+from tests.store.cluster.test_pulls import Moody
+
+TAKEN = Response(header=Sent("", 0, 3))
+
+
+def publish(to: Moody, patience: float) -> None:
+    with ClusterAddress((to.server.address,), patience=patience).open_writer() as log:
+        append = log.begin()
+        append.add("orders", pa.table({"body": ["a", "b"]}))
+        append.publish()
+
+
+def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody(tmp_path: Path) -> None:
+    def take(request: Request) -> Response:
+        moody.is_gone = True
+        return TAKEN
+
+    def look(request: Request) -> Response:
+        return Response(ResponseCode.SYSTEM_BUSY)
+
+    more = {RequestCode.SEND_BATCH_MESSAGE: take, RequestCode.GET_MAX_OFFSET: look}
+    with closing(Moody(tmp_path, others=more)) as moody, pytest.raises(UnknownTopic, match="whether its masters run"):
+        publish(moody, 0.1)
+
+
+def test_a_broker_that_does_not_show_what_it_took(tmp_path: Path) -> None:
+    """It need not where a queue can only be written."""
+    more = {RequestCode.SEND_BATCH_MESSAGE: lambda request: TAKEN}
+    with closing(Moody(tmp_path, others=more)) as moody:
+        with pytest.raises(StoreUnavailable, match="took messages of orders/b:0, and does not show them"):
+            publish(moody, 0.1)
+        moody.perm = 2
+        publish(moody, 0.1)
