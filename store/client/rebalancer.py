@@ -11,16 +11,20 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from store.any_group import ConsumeFromWhere, Member
-from store.any_log import Boundary, Bounds, Log, Positions, Queue
+from store.any_log import Boundary, Bounds, Log, Positions, Queue, QueueRange, ReadSpec
 from store.broker.allocation import allocate
 from store.broker.group_offsets import first_offsets
 from store.client import listening
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
-from store.errors import UnknownTopic
+from store.errors import CorruptStore, OffsetOutOfRange, UnknownTopic
+from store.read.filters import EVERYTHING
 
+_STORED = ReadSpec(("storeTimestamp",), EVERYTHING)
 _RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
 _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
 _PERSIST_SECONDS = 5.0
@@ -182,9 +186,21 @@ class Rebalancer:
             self._member.unlock(gone)
 
     def _add(self, queue: Queue, position: int) -> None:
-        self._mine[queue] = added = self._make(queue, position)
-        added.stored_at = time.time() * 1000 if position else 0.0  # whatever the clock does, nothing is before 0
+        added = self._make(queue, position)
+        added.stored_at = self._stored_before(queue, position)
+        self._mine[queue] = added
         self._queues.add(added, self._pullers[queue.topic].pull)
+
+    def _stored_before(self, queue: Queue, position: int) -> float:
+        """When the message before `position` was stored, ms since 1970, by the clock of who stored it: this one may be
+        ahead, and what is put after the topic was made anew would look older. By this one where that is gone."""
+        if position == 0:
+            return 0.0
+        with suppress(OffsetOutOfRange, UnknownTopic, CorruptStore):
+            for batch in self._log.scan(QueueRange(*queue, position - 1, position), _STORED):
+                microseconds: int = batch[0].view(pa.int64()).fill_null(0)[-1].as_py()
+                return microseconds / 1000
+        return time.time() * 1000
 
     def _name_what_hangs(self, now: float) -> None:
         for queue in (*self._mine.values(), *(leaving.queue for leaving in self._leaving.values())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from store import (
 )
 from store.any_log import BrokerQueueId, Queue
 from store.broker.deletion import delete_topic
+from store.client import rebalancer
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.remoting.access import Access
@@ -206,6 +208,33 @@ def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, 
         until(lambda: has_done(consumer, TOPIC) == {count // QUEUES})
     with closing(serving):
         assert address.group("g").committed(TOPIC) == dict.fromkeys(TOPIC, count // QUEUES)
+
+
+class _Ahead:
+    """The clock of a machine on which it is late."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def time() -> float:
+        return time.time() + 3600
+
+
+def test_the_clock_of_a_consumer_may_be_ahead(
+    store: MessageStore, cluster: ClusterAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it has read nothing yet it does not take what is put after its topic was made anew for older."""
+    monkeypatch.setattr(rebalancer, "time", _Ahead)
+    put(store, range(40))
+    with cluster.open() as log:
+        log.commit("g", dict.fromkeys(TOPIC, 10))
+    with Consumer(cluster, "g", "t", seen := Seen(), config=config()) as consumer:
+        until(lambda: {*TOPIC} <= {*consumer.assigned})
+        delete_topic(store.path, "t")
+        store.create_topic("t", QUEUES)
+        put(store, range(100, 108))
+        until(lambda: len(seen.numbers) >= 8)
+    assert sorted(seen.numbers) == [*range(100, 108)]
 
 
 def test_what_is_wrong(cluster: ClusterAddress) -> None:
