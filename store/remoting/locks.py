@@ -45,8 +45,9 @@ class _Locked(NamedTuple):
 
 
 class Locks:
-    """What clients have, by `queue_locks`' rules. What a client had is free at once when its connection is over, unless
-    it came back on another one before that was noticed."""
+    """What clients have, by `queue_locks`' rules. A connection that is over takes nothing from its client: that may be
+    alive, with messages of the queue in hand, and come back on another one. RocketMQ's close theirs where an answer is
+    late."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,19 +57,21 @@ class Locks:
         """Handlers that may wait."""
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
-    def lost(self, connection: Connection) -> None:
-        """In the loop's thread."""
+    def forget(self) -> None:
+        """Those who are gone, and have nothing any more: to be called now and then."""
+        now = time.monotonic()
         with self._lock:
             for group, of_group in list(self._locked.items()):
-                for client_id in [id for id, locked in of_group.items() if locked.connection is connection]:
-                    del of_group[client_id]
+                for client_id, locked in list(of_group.items()):
+                    if locked.connection.is_over and not held(locked.claims, now):
+                        del of_group[client_id]
                 if not of_group:
                     del self._locked[group]
 
     def _claim(self, request: Request) -> Response:
         asked, now = LockRequest.of(bytes(request.command.body)), time.monotonic()
         with self._lock:
-            if request.connection.is_over:  # and its locks would outlive it
+            if request.connection.is_over:  # it would not hear of it, and keep others waiting
                 return of_json({"lockOKMQSet": []})
             of_group = self._locked.setdefault(asked.group, {})
             taken = set().union(*(held(has.claims, now) for id, has in of_group.items() if id != asked.client_id))

@@ -10,6 +10,7 @@ from ssl import SSLContext
 
 from store import MessageStore, StoreError
 from store.broker.hold import PullRequestHoldService
+from store.broker.queue_locks import LOCK_SECONDS
 from store.publish.figures import Figures
 from store.remoting.access import Access
 from store.remoting.appending import Appending
@@ -95,7 +96,6 @@ class Serving:
             pulling.lost(connection)
             reads.lost(connection)
             clients.lost(connection)
-            locks.lost(connection)
 
         processors = Processors(
             quick={**sending.quick(), **pulling.quick(), **self._transactions.quick()},
@@ -116,6 +116,7 @@ class Serving:
             self._thread.submit(_every(_TELL_SECONDS, self._neighbours.tell)),
             self._thread.submit(_every(_LOOK_SECONDS, lambda: self._thread.call(pulling.look))),
             self._thread.submit(_every(_LOOK_SECONDS, reads.look)),
+            self._thread.submit(_every(LOCK_SECONDS, locks.forget)),
             self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
         ]
 

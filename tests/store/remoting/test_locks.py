@@ -1,4 +1,4 @@
-"""Queues that clients lock, to read them in order: one client's at a time, free when it is gone."""
+"""Queues that clients lock, to read them in order: one client's at a time, free when it gives them back, or is gone."""
 
 from __future__ import annotations
 
@@ -53,25 +53,42 @@ def test_one_client_at_a_time(broker: Broker) -> None:
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1) == [0]
 
 
-def test_who_is_gone_has_nothing(broker: Broker) -> None:
-    with Client() as other:
-        assert ask(Broker(broker.serving, other), RequestCode.LOCK_BATCH_MQ, "a", 0) == [0]
-        assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == []
-    until(lambda: ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == [0])
-
-
-def test_who_came_back_keeps_what_it_has(broker: Broker) -> None:
-    """On another connection, before the end of the one before is noticed."""
+def test_who_is_cut_off_keeps_what_it_has(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be alive, with messages of the queue in hand."""
     with Client() as before:
         assert ask(Broker(broker.serving, before), RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
-        assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
+        assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 2) == [2]
     until(lambda: broker.serving.connections == 1)
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1, 2) == [2]
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0) == [0]
+    monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", -1.0)
+    assert ask(broker, RequestCode.LOCK_BATCH_MQ, "c", 0, 1) == [0, 1]
+
+
+def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was there all the time is told that another may have had its queue meanwhile."""
+    locks = Locks()
+    gone, here = (Connection(lambda connection, command: None, lambda connection, error: None) for _ in range(2))
+
+    def claim(connection: Connection, body: bytes = MADE) -> bool:
+        asked = Request(Command(RequestCode.LOCK_BATCH_MQ, body=body), connection)
+        (answer,) = locks.others()[RequestCode.LOCK_BATCH_MQ](asked).body
+        return bool(json.loads(bytes(answer))["lockOKMQSet"])
+
+    assert claim(gone)
+    gone.connection_lost(None)
+    locks.forget()
+    assert not claim(here, MADE.replace(b"127.0.0.1@1", b"127.0.0.1@2"))
+    monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", -1.0)
+    locks.forget()
+    assert claim(here)
+    locks.forget()
+    assert not claim(here)
 
 
 def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
     locks = Locks()
-    connection = Connection(lambda connection, command: None, lambda connection, error: locks.lost(connection))
+    connection = Connection(lambda connection, command: None, lambda connection, error: None)
     connection.connection_lost(None)
     asked = Command(RequestCode.LOCK_BATCH_MQ, body=MADE)
     (body,) = locks.others()[RequestCode.LOCK_BATCH_MQ](Request(asked, connection)).body
