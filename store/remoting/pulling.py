@@ -14,6 +14,7 @@ from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
 from store.broker.response_codes import ResponseCode
+from store.files.consumer_offsets import check_group_name
 from store.files.topics import Topics
 from store.format.layout import MAX_PROPERTIES_BYTES
 from store.publish.figures import HELD, Figure, Figures
@@ -105,6 +106,7 @@ class Pulling:
 
     def _pull(self, request: Request) -> Answer:
         header = PullMessage.of(request.command.fields)
+        check_group_name(header.consumer_group)  # what is noted of it stays in memory
         self._permissions.check(header.consumer_group)
         pull = PullRequest(
             header.consumer_group,

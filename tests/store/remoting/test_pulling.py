@@ -191,3 +191,13 @@ def test_other_answers(broker: Broker, store: MessageStore, fields: dict[str, ob
     header = PullMessage(**{**usual, **fields})  # type: ignore[arg-type]
     answer = broker.ask(RequestCode.PULL_MESSAGE, header)
     assert answer.code == code, answer.remark
+
+
+@pytest.mark.parametrize("flags", [SUBSCRIPTION, SUBSCRIPTION | SUSPEND])
+@pytest.mark.parametrize("group", ["g" * 900_000, "", "a b"], ids=["long", "none", "words"])
+def test_a_name_that_no_group_has(broker: Broker, store: MessageStore, group: str, flags: int) -> None:
+    """What would be noted of it were there as long as the server."""
+    header = PullMessage(group, "orders", 0, 0, 32, flags, 0, 50, 0, "*")
+    answer = broker.ask(RequestCode.PULL_MESSAGE, header)
+    assert (answer.code, (answer.remark or "")[:7]) == (ResponseCode.INVALID_PARAMETER, "group '")
+    assert [each.group for each in told(Path(store.path)) if each.name == HELD] == []
