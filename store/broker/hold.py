@@ -250,8 +250,8 @@ class PullRequestHoldService(Opened):
                     if request.offset <= arrival.queue_offset:
                         if request.codes is None or arrival.tags_code in request.codes:
                             due.append(request)
-                        else:
-                            request.noticed = arrival.queue_offset + 1
+                        elif request.noticed == arrival.queue_offset:  # or `hold` has still to look at what is before
+                            request.noticed += 1
         return due
 
     def _behind(self) -> list[HeldRequest]:

@@ -20,6 +20,7 @@ from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.log.consume_queue import ConsumeQueue
 from store.publish import log_end
 from tests.takeover import broker
+from tests.waiting import until
 
 LONG = 60.0
 NO_MORE = 3  # descriptors: those of input, output and errors; below, the kernel refuses to wait for two at once
@@ -207,6 +208,23 @@ def test_no_wake_is_lost_between_holding_and_arriving(store: MessageStore, holdi
     thread.join()
     assert holding.service.held == 0
     assert holding.nobody()
+
+
+def test_what_came_before_it_was_held_is_not_passed_over_for_what_comes_while_it_looks(
+    store: MessageStore, holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, service = PullRequestHoldService._due, holding.service
+
+    def late(self: PullRequestHoldService, requests: list[HeldRequest]) -> list[HeldRequest]:
+        monkeypatch.undo()
+        store.put(Message("orders", b"", tags="other", queue_id=0))
+        until(lambda: service._seen == store.confirm_offset)
+        return look(self, requests)
+
+    store.put(Message("orders", b"", tags="paid", queue_id=0))
+    monkeypatch.setattr(PullRequestHoldService, "_due", late)
+    request = holding.hold(0, 0, "paid")
+    assert holding.woken() == (request, Wake.ARRIVED)
 
 
 def test_a_cancelled_request_is_forgotten(store: MessageStore, holding: Holding) -> None:
