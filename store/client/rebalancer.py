@@ -71,6 +71,7 @@ class Rebalancer:
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
         self._were_gone: set[str] = set()  # topics: what they have now came while this was a member
+        self._gone: dict[Queue, float] = {}  # `stored_at` of those that were not there any more
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 
@@ -88,7 +89,10 @@ class Rebalancer:
         self.renew()
         self._begin_anew(self._queues.forget(self._member.resets), now)
         self._correct()
-        wanted = set(allocate(self._known(), self._member.members(), self._member.id))
+        known = self._known()
+        wanted = set(allocate(known, self._member.members(), self._member.id))
+        self._gone |= {name: queue.stored_at for name, queue in self._mine.items() if name not in known}
+        self._gone = {name: at for name, at in self._gone.items() if name in wanted or name not in known}
         for name in [name for name, queue in self._mine.items() if name not in wanted or queue.is_stopped]:
             self._leave(name, now)
         self._give_back(now)
@@ -117,10 +121,10 @@ class Rebalancer:
         """Until there may be something to do."""
         self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
 
-    def _known(self) -> list[Queue]:
+    def _known(self) -> set[Queue]:
         topics = self._log.topics()
         self._were_gone |= self._pullers.keys() - topics.keys()
-        return [queue for topic in self._pullers for queue in topics.get(topic, ())]
+        return {queue for topic in self._pullers for queue in topics.get(topic, ())}
 
     def _begin_anew(self, resets: Positions, now: float) -> None:
         """Of a queue that leaves already, to be begun anew, the last reset counts."""
@@ -149,6 +153,7 @@ class Rebalancer:
                 else:
                     self._queues.remove(queue)
                     self._member.forget([name])
+                    self._gone[name] = queue.stored_at
 
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
         leaving = self._mine.pop(queue)
@@ -179,11 +184,24 @@ class Rebalancer:
         bounds = self._log.bounds(got)
         for queue, position in self._member.committed(got).items():
             if queue in bounds:
-                self._add(queue, begin := _within(queue, position, bounds[queue]))
-                if begin < position:  # or what is done from here on would not count
-                    self._member.reset({queue: begin})
+                begin = _within(queue, self._of_this_one(queue, position), bounds[queue])
+                if begin < position:  # or what is done from there on would not count
+                    self._member.reset({queue: begin})  # the next step takes it over
+                else:
+                    self._add(queue, begin)
         if gone := got - self._mine.keys():
             self._member.unlock(gone)
+
+    def _of_this_one(self, queue: Queue, position: int) -> int:
+        """Where a queue that was gone is there again, a position may be of the one before: a broker takes what is said
+        late for one in the new one."""
+        if queue not in self._gone:
+            return position
+        stored_since: Positions = {}
+        with suppress(UnknownTopic):
+            stored_since = self._log.offsets_by_time([queue], int(self._gone[queue]), Boundary.LOWER)
+        del self._gone[queue]
+        return min(position, stored_since.get(queue, position))
 
     def _add(self, queue: Queue, position: int) -> None:
         added = self._make(queue, position)

@@ -136,20 +136,24 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
     assert committed(store)[TOPIC[1]] == 10
 
 
-@pytest.mark.parametrize("offsets_go", [False, True])
+@pytest.mark.parametrize("offsets", ["stay", "go", "are said late"])
 def test_a_topic_that_is_made_anew_is_read_from_its_first_message_wherever_a_new_group_begins(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch, offsets_go: bool
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, offsets: str
 ) -> None:
-    """What it has came while the group was there. Also where the offsets go with a topic, as with RocketMQ's broker."""
+    """What it has came while the group was there. Also where the offsets go with a topic, as with RocketMQ's broker,
+    and where it takes one of the topic before for one of the new one, for it comes late.
+    """
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
     put(store, range(8))
     with Consumer(store.path, "g", "t", seen := Seen(), config=ConsumerConfig()) as consumer:
         until(lambda: consumer.assigned == TOPIC)
         delete_topic(store.path, "t")
         until(lambda: consumer.assigned == [])
-        if offsets_go:
+        if offsets == "go":
             ConsumerOffsets(Path(store.path)).delete("g", with_offsets=True)
         store.create_topic("t", QUEUES + 1)
+        if offsets == "are said late":
+            store.commit_offsets("g", "t", dict.fromkeys(range(QUEUES), 2))
         put(store, range(100, 108))
         store.put(Message("t", b"108", queue_id=QUEUES))
         until(lambda: len(seen.numbers) == 9)
