@@ -236,7 +236,7 @@ class Producer(Opened):
         """Wait until all that was sent before is appended, or failed. What was appended every reader sees; on the
         device it is as `flushDiskType` says.
 
-        Raises the first error that nobody was told by a future.
+        Raises the first error that the future of some message has not told, for nobody looked at it.
         """
         self._buffer.flush()
         self._sender.raise_unseen()

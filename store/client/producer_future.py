@@ -26,15 +26,26 @@ _logger = logging.getLogger("store")
 
 
 class Failure:
-    """Why some messages are not in the log. is_seen: whether somebody was told by a future."""
+    """Why some messages are not in the log, each of which somebody may know of by its future."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, count: int = 1) -> None:
+        """count: of messages."""
         self.error = error
-        self.is_seen = False
+        self._count = count
+        self._told: set[tuple[str, int]] = set()  # topic and row: of each topic there is one lot at most
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the future of each message was looked at."""
+        return len(self._told) >= self._count
+
+    def told(self, topic: str, row: int) -> Exception:
+        """The error, for whoever looks at the future of this message."""
+        self._told.add((topic, row))
+        return self.for_one()
 
     def for_one(self) -> Exception:
         """The error, for one of those who are told: whoever raises one adds to its traceback."""
-        self.is_seen = True
         if not isinstance(self.error, StoreError):
             return self.error
         error = copy.copy(self.error)
@@ -130,7 +141,7 @@ class Lot:
     def _tell(self, future: Sent) -> None:
         outcome = self.outcome(future.row)
         if isinstance(outcome, Failure):
-            future.set_exception(outcome.for_one())
+            future.set_exception(outcome.told(self.topic, future.row))
         else:
             future.set_result(outcome)
 
@@ -161,7 +172,7 @@ class Sent(Future[PutResult]):
             return super().result(timeout)
         outcome = self._lot.outcome(self.row)
         if isinstance(outcome, Failure):
-            raise outcome.for_one()
+            raise outcome.told(self._lot.topic, self.row)
         return outcome
 
     def become(self) -> None:

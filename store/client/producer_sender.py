@@ -124,7 +124,7 @@ class Sender(threading.Thread):
 
     def _failed(self, error: Exception, parts: Sequence[_Part]) -> list[Outcome]:
         traceback.clear_frames(error.__traceback__)  # they would keep the messages
-        failure = Failure(error)
+        failure = Failure(error, sum(end - first for _, first, end in parts) or 1)
         self._failures = [each for each in self._failures if not each.is_seen]
         if len(self._failures) < _MOST_FAILURES:
             self._failures.append(failure)
@@ -133,7 +133,7 @@ class Sender(threading.Thread):
         return [failure] * len(parts)
 
     def raise_unseen(self) -> None:
-        """Raises the first error since the last time that nobody was told by a future."""
+        """Raises the first error since the last time that the future of some message has not told."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_seen]
         if unseen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,20 @@ def test_an_error_of_the_append_is_everybodys(tmp_path: Path) -> None:
         producer.flush()
         assert all(not future.exception() for future in again)
         assert sorted(bodies(store)) == sorted([b"first", *(str(n).encode() for n in range(100))])
+
+
+@pytest.mark.parametrize("looked_at", [99, 100])
+def test_an_error_that_some_futures_told_flush_tells_for_the_others(store: MessageStore, looked_at: int) -> None:
+    told: list[BaseException | None] = []
+    config = StoreConfig(lockTimeoutMillis=20)
+    with MessageStore.open(store.path, config=config) as own, Producer(own, linger=60) as producer:
+        with nobody_appends(own):
+            for future in [producer.send("tu"[n % 2], str(n)) for n in range(100)][:looked_at]:
+                future.add_done_callback(lambda future: told.append(future.exception()))
+            with pytest.raises(StoreBusy) if looked_at < 100 else nullcontext():
+                producer.flush()
+        assert len(told) == looked_at
+        assert all(isinstance(error, StoreBusy) for error in told)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
