@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import pytest
@@ -291,10 +293,19 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
 
     consumer = Consumer(store.path, "g", "t", hang, config=config())
     assert began.wait(PATIENCE)
-    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
+    main = threading.get_ident()
+
+    def is_waiting() -> bool:
+        return any(frame.f_code.co_name == "_wait_for_calls" for frame, _ in walk_stack(sys._current_frames()[main]))
+
+    def interrupt() -> None:
+        until(is_waiting)  # or it were pytest who is interrupted
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         consumer.close()
     assert LocalGroup(store.path, "g").members() == []
     hold.set()
-    interrupt.join()
+    interrupting.join()

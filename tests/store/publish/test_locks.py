@@ -18,6 +18,7 @@ from store import MessageStore, StoreBusy, StoreClosed, StoreLocked, StoreUnavai
 from store.publish import locks
 from store.publish.lock_holders import holders
 from store.publish.locks import StoreLock, Turn, among_groups
+from tests.waiting import PATIENCE
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
 BROKER = """
@@ -374,7 +375,7 @@ def test_an_interrupt_at_any_place_leaves_the_lock_free(tmp_path: Path) -> None:
         for each in (other, lock):  # another thread's turn, too
             thread = threading.Thread(target=each.exclusively, args=(lambda: None,), daemon=True)
             thread.start()
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), f"still locked after place {place}"
         assert lock.exclusively(lambda: "again") == "again"
     assert places > 100
