@@ -35,7 +35,8 @@ class WriteOptions:
 
     topic: of all rows; None where a column names each row's. given_staging_path: absolute, or a URL, see
     `staging_path`. producer_group: names a write in `foreachBatch`, so that a batch which Spark runs again is not
-    written again; None where each is one by itself.
+    written again; None where each is one by itself. checkpoint: of the query, as its user named it; None where Spark
+    does not tell.
     """
 
     address: LogAddress
@@ -43,6 +44,7 @@ class WriteOptions:
     guarantee: Guarantee
     given_staging_path: str | None
     producer_group: str | None
+    checkpoint: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -63,6 +65,7 @@ class WriteOptions:
             guarantee=guarantee,
             given_staging_path=given.if_given("stagingPath", shared_path),
             producer_group=given.if_given("producerGroup", group),
+            checkpoint=given.get(_SPARKS_OWN[0]),
         )
 
     @property

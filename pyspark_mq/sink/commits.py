@@ -4,7 +4,7 @@ Each batch is appended together with a record of it, a message to `COMMITS_TOPIC
 there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
 
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
-                                  "last": [104857, 1763772000123], "consecutive": true}
+                                  "last": [104857, 1763772000123], "plan": "9a0364...", "consecutive": true}
 
 The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
 batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
@@ -18,7 +18,8 @@ leaves its note ("consecutive"), and one that is older than the batch before say
 `foreachBatch` has gaps.
 
 A number says little of a batch that was planned anew, or that two writes of one `foreachBatch` share. What is skipped
-therefore has as many rows for each topic as what was written, and is of another run of the query.
+therefore has the same plan in the checkpoint as what was written, or, where that is not seen, as many rows for each
+topic; and is of another run of the query.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ _LACKS = (
     "the log has nothing of it: it is older than this file (put back from a backup), or the topic "
     f"{COMMITS_TOPIC} was deleted"
 )
+_ANEW = (
+    "the checkpoint is older than what was written (put back from a copy, or its newest files deleted, or lost when "
+    "the machine went down). Nothing was appended. Put the newest one back, or start with a new one and "
+    "startingOffsets that go on behind what was written"
+)
 _GO_ON = "delete the file, and the query goes on with this batch, without the rows that are missing"
 _SHOWN = 3
 _MAX_BYTES = 64 << 20  # a batch may go to any number of topics
@@ -58,19 +64,20 @@ _MAX_BYTES = 64 << 20  # a batch may go to any number of topics
 @dataclass(frozen=True)
 class Batch:
     """A batch that is to be written. rows: to each topic. run: the id of the query's run, "" where Spark tells none.
-    consecutive: whether every batch before it was noted, too: of a stream, not in `foreachBatch`.
+    plan: see `plan_of`. consecutive: whether every batch before it was noted, too: of a stream, not in `foreachBatch`.
     """
 
     number: int
     rows: Mapping[str, int]
     run: str = ""
+    plan: str = ""
     consecutive: bool = False
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the file of a query says. since: queue offset. rows, run, consecutive: of the batch; last: the fingerprint
-    of the message before `since`; an earlier version noted none of these."""
+    """What the file of a query says. since: queue offset. rows, run, plan, consecutive: of the batch; last: the
+    fingerprint of the message before `since`; an earlier version noted none of these."""
 
     batch: int
     written: bool
@@ -78,13 +85,14 @@ class Mark:
     rows: Mapping[str, int] | None = None
     run: str = ""
     last: Sequence[int] | None = None
+    plan: str = ""
     consecutive: bool = False
 
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
         numbers = [self.batch, self.since, *(self.rows or {}).values(), *(self.last or ())]
         flags = (bool, self.written), (bool, self.consecutive)
-        kinds = *flags, (str, self.run), *((int, number) for number in numbers)
+        kinds = *flags, (str, self.run), (str, self.plan), *((int, number) for number in numbers)
         if any(type(value) is not kind for kind, value in kinds) or len(self.last or (0, 0)) != 2:
             raise ValueError("values of other kinds")
 
@@ -110,7 +118,11 @@ class Commits:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.warning("%s: another process commits for this query; waiting for its end", self._folder)
+                fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
@@ -198,14 +210,18 @@ class Commits:
                 "foreachBatch have the same producerGroup, and this one is not written. Give each a name of its own; "
                 "after a restart the query goes on, and what was written once is skipped"
             )
+        if batch.plan and mark.plan == batch.plan:
+            return
+        if batch.plan and mark.plan:
+            raise CommitError(
+                f"{self._path}: batch {batch.number} of this query was written, and now comes planned anew, perhaps "
+                f"with other rows: {_ANEW}"
+            )
         if mark.rows is not None and mark.rows != batch.rows:
             raise CommitError(
                 f"{self._path}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and now "
-                f"comes with {_counted(batch.rows)}. Nothing was appended. Either the checkpoint is older than what "
-                "was written (put back from a copy, or its newest files deleted), and the batch was planned anew: put "
-                "the newest one back, or start with a new one and startingOffsets that go on behind what was written. "
-                "Or the query gives other rows each time that it runs a batch: to have this one skipped take "
-                '"rows" out of this file'
+                f"comes with {_counted(batch.rows)}. Either it was planned anew: {_ANEW}. Or the query gives other "
+                'rows each time that it runs a batch: to have this one skipped take "rows" out of this file'
             )
 
     def begin(self, batch: Batch) -> None:
@@ -255,7 +271,7 @@ class Commits:
     def _note(self, batch: Batch, *, written: bool) -> None:
         end = self._bounds().max_offset
         last = self._log.fingerprints({_RECORDS: end}).get(_RECORDS)
-        mark = Mark(batch.number, written, end, dict(batch.rows), batch.run, last, batch.consecutive)
+        mark = Mark(batch.number, written, end, dict(batch.rows), batch.run, last, batch.plan, batch.consecutive)
         try:
             write_file(self._path, json.dumps(asdict(mark)).encode())
         except OSError as error:

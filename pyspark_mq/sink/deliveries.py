@@ -24,6 +24,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark_mq.errors import OptionError, StagingError, SubscriptionError
 from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.sink.commits import Batch, Commits
+from pyspark_mq.sink.plan import plan_of
 from pyspark_mq.sink.schema import tables_by_topic
 from pyspark_mq.sink.staging import BATCH, Staging, run_of_batch
 from store.any_log import Log, LogAddress, LogWriter
@@ -175,7 +176,8 @@ class OncePerBatch(AllOrNothing):
         self._staging.forget(sent[0].query, run_of_batch(sent[0].batch, self._run))
 
     def _commit(self, commits: Commits, log: LogWriter, sent: Sequence[Sent]) -> None:
-        batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run, self._is_stream)
+        plan = plan_of(self._options.checkpoint, sent[0].batch)
+        batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run, plan, self._is_stream)
         with commits.turn():
             if commits.has(batch):
                 _log.warning("Batch %d of query %s was written before: it is skipped", batch.number, sent[0].query)

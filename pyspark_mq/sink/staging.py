@@ -93,7 +93,7 @@ class Staging:
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
             with suppress(OSError):  # somebody else deletes it; or it stays until the next time
-                mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which == run
+                mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which.endswith(run)
                 if mine or folder.endswith(GONE) or max(self._folders.files(folder).values(), default=oldest) < oldest:
                     self._folders.remove(folder)
 

@@ -37,7 +37,7 @@ def write(
     store: MessageStore, number: int, *, until: str = "end", query: str = QUERY, consecutive: bool = False
 ) -> None:
     """Write a batch as a delivery does, or up to a step after which its process dies."""
-    commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run", consecutive)
+    commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run", consecutive=consecutive)
     with commits.turn():
         commits.begin(batch)
         if until == "begin":
@@ -168,6 +168,20 @@ def test_two_writes_of_one_batch_with_one_name_are_refused(store: MessageStore) 
     assert not has(store, 8, run="first run")
 
 
+def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
+    """Whatever rows the query makes of it; and another if not, also where it has as many."""
+    commits, rows = commits_of(store), {"orders": 1}
+    with commits.turn():
+        commits.begin(Batch(7, rows, plan="one"))
+        append = store.begin()
+        append.add(COMMITS_TOPIC, commits.record(Batch(7, rows)))
+        append.publish()
+        assert commits.has(Batch(7, {"orders": 2}, plan="one"))
+        with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned anew"):
+            commits.has(Batch(7, rows, plan="another"))
+        assert commits.has(Batch(7, rows))
+
+
 def test_a_file_of_an_earlier_version(store: MessageStore) -> None:
     mark = Path(store.path, "commits", QUERY, "mark.json")
     mark.parent.mkdir(parents=True)
@@ -211,7 +225,7 @@ def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageSto
 
 
 @UNTIL
-def test_a_stream_whose_store_was_put_back(store: MessageStore, until: str) -> None:
+def test_a_stream_whose_store_was_put_back(store: MessageStore, caplog: pytest.LogCaptureFixture, until: str) -> None:
     """Its checkpoint is newer: what it wrote between is gone."""
     for batch in range(7):
         write(store, batch, consecutive=True)
@@ -226,6 +240,7 @@ def test_a_stream_whose_store_was_put_back(store: MessageStore, until: str) -> N
                 has(it, batch)
         Path(it.path, "commits", QUERY, "mark.json").unlink()
         assert not has(it, 27)
+        assert "now comes batch 27, and nothing tells whether" in caplog.text
 
 
 @UNTIL
@@ -279,7 +294,7 @@ def test_without_its_file_the_records_tell(store: MessageStore) -> None:
 
 DAMAGED = [
     *(b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000),
-    b'{"batch": 0, "written": true, "since": 0, "consecutive": 1}',
+    *(b'{"batch": 0, "written": true, "since": 0, %s: 1}' % name for name in (b'"consecutive"', b'"plan"')),
     *(b'{"batch": 0, "written": true, "since": 0, "rows": %s}' % rows for rows in (b"3", b"[3]", b'{"orders": "3"}')),
 ]
 
@@ -293,7 +308,7 @@ def test_a_file_that_is_damaged_is_named(store: MessageStore, content: bytes) ->
         has(store, 0)
 
 
-def test_only_one_process_at_a_time(store: MessageStore) -> None:
+def test_only_one_process_at_a_time(store: MessageStore, capfd: pytest.CaptureFixture[str]) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
@@ -302,6 +317,7 @@ def test_only_one_process_at_a_time(store: MessageStore) -> None:
         assert ours.recv() == "wants"
         assert not ours.poll(0.3)
     assert ours.recv() == "has"
+    assert "another process commits for this query; waiting" in capfd.readouterr().err
     process.kill()  # in the middle of it
     process.join()
     with commits_of(store).turn():

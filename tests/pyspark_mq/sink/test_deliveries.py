@@ -14,6 +14,7 @@ from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.sink.deliveries import AllOrNothing, OncePerBatch, Sent
 from pyspark_mq.sink.staging import BATCH, Staging, run_of_batch
 from store import MessageStore
+from store.format.topic_names import COMMITS_TOPIC
 
 
 def test_a_file_that_became_shorter(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_stream_notes_batches_without_rows_so_that_one_that_is_missing_is_told
     for bodies in (["c"], []):
         with pytest.raises(CommitError, match="batch 3 was written last, now comes batch 5"):
             commit(store, staged(store, 5, *bodies))
-    assert store.max_offset("orders", 0) == 2
+    assert store.max_offset("orders", 0) == store.max_offset(COMMITS_TOPIC, 0) == 2
 
 
 def test_writes_in_foreach_batch_may_leave_batches_out(store: MessageStore) -> None:
@@ -99,3 +100,19 @@ def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: Messa
     commit(store, following)
     assert store.max_offset("orders", 0) == 2
     assert os.listdir(options_of(store).staging_path) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"producerGroup": "copier"}])
+def test_a_batch_that_was_planned_anew_is_told_by_its_checkpoint(
+    store: MessageStore, tmp_path: Path, options: dict[str, str]
+) -> None:
+    options["checkpointLocation"] = str(tmp_path)
+    plan = tmp_path / "offsets" / "7"
+    plan.parent.mkdir()
+    plan.write_text("one")
+    for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):  # a query that gives other rows each time
+        commit(store, staged(store, 7, *bodies, run=run), **options)
+    plan.write_text("another")
+    with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned anew"):
+        commit(store, staged(store, 7, "d", run="3"), **options)
+    assert store.max_offset("orders", 0) == 1

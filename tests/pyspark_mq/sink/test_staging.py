@@ -56,7 +56,7 @@ def test_a_task_without_rows_makes_no_file(place: str) -> None:
 def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
     staging, folders = Staging(place), shared_folders(place)
     staging.prepare()
-    q1, q9, q10 = run_of_batch(1, "5"), run_of_batch(9, "a"), run_of_batch(10, "b")
+    q1, q9, q10 = run_of_batch(1, "a"), run_of_batch(9, "b"), run_of_batch(10, "c")
     for owner, run in (
         ("q", q1),
         ("q", q9),
@@ -69,11 +69,11 @@ def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
         staging.begin(owner, run)
         staging.write(owner, run, "0-0", [("a", batch("1"))])
     others = [f"other.{q1}", f"q-group.{q1}"]
-    staging.forget("q", run_of_batch(9, "c"))  # the commit of a stream does not know which run its tasks were
+    staging.forget("q", run_of_batch(9, "d"))  # the commit of a stream does not know which run its tasks were
     assert sorted(folders.folders()) == sorted(["batch.5", "batch.6", *others, f"q.{q10}"])
     staging.forget("batch", "5")
     assert sorted(folders.folders()) == sorted(["batch.6", *others, f"q.{q10}"])
-    staging.forget("q", q10)
+    staging.forget("batch", "c")  # a write in foreachBatch failed
     assert sorted(folders.folders()) == sorted(["batch.6", *others])
 
 

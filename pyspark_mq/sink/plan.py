@@ -1,0 +1,26 @@
+"""What Spark planned for a batch, as its checkpoint says: the same where a batch is run again, another where it is
+planned anew, for there the time is another at least.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from store.files.atomic import read_file
+
+_MAX_BYTES = 1 << 30  # a source may have any number of queues
+
+
+def plan_of(checkpoint: str | None, batch: int) -> str:
+    """A digest of the file in which Spark noted up to where a batch reads; "" where that is in no directory seen here.
+
+    checkpoint: the option checkpointLocation. Raises `OSError`, `CorruptStore`.
+    """
+    folder = (checkpoint or "").removeprefix("file://").removeprefix("file:")
+    if not folder.startswith("/"):
+        return ""
+    try:
+        return sha256(read_file(Path(folder, "offsets", str(batch)), _MAX_BYTES)).hexdigest()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ""
