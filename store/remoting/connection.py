@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from store.errors import BadFrame
 from store.remoting.command import Bytes, Command, decode, encode_head
 from store.remoting.frames import Frames
 
+Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
 _logger = logging.getLogger("store.remoting")
 
 
@@ -28,11 +29,14 @@ class Connection(asyncio.Protocol):
         received: Callable[[Connection, Command], None],
         lost: Callable[[Connection, Exception | None], None],
         made: Callable[[Connection], None] = lambda connection: None,
+        secure: Secure | None = None,
     ) -> None:
-        """received: called with each command. lost: called once, when the connection is over, with why."""
+        """received: called with each command. lost: called once, when the connection is over, with why. made: when it
+        is there, which is before TLS is. secure: begins TLS, as a loop's `start_tls` does."""
         self._received = received
         self._lost = lost
         self._made = made
+        self._secure = secure
         self._frames = Frames()
         self._reasons_to_pause = 0
         self._unsent: deque[Sequence[Bytes]] = deque()
@@ -102,6 +106,9 @@ class Connection(asyncio.Protocol):
             host, self.port = transport.get_extra_info("peername")[:2]
             self.ip = ipaddress.IPv4Address(host.removeprefix("::ffff:")).packed
         self._made(self)
+        if self._secure is not None and not self._transport.is_closing():
+            self.pause()
+            self._securing = self._loop.create_task(self._begin_tls(self._secure))
 
     def data_received(self, data: bytes) -> None:
         self.heard = time.monotonic()
@@ -121,11 +128,28 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(self._unsent.popleft())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_over:  # asyncio does not always tell of one that is lost before TLS is there
+            return
         self.is_over = True
         self._unsent.clear()
         self._lost(self, self._error or exc)
 
     _is_stuck_writing = False
+
+    async def _begin_tls(self, secure: Secure) -> None:
+        """Nothing is taken for a command, and nothing is said, until it is there."""
+        if self._transport.is_closing():
+            return
+        try:
+            secured = await secure(self._transport, self)
+        except OSError as error:
+            self.connection_lost(error)
+            return
+        if secured is None:  # it was closed meanwhile
+            self.connection_lost(None)
+            return
+        self._transport = secured
+        self.resume()
 
     def _take(self) -> None:
         """The commands that have come, until one of them is a reason to pause."""

@@ -21,7 +21,7 @@ from store.publish.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.remoting.addresses import host_and_port
 from store.remoting.codes import CommandFlag
 from store.remoting.command import Command
-from store.remoting.connection import Connection
+from store.remoting.connection import Connection, Secure
 from store.remoting.loop import LoopThread
 from store.remoting.request import Handler, Request, Response, refusal
 from store.remoting.turns import Turns
@@ -114,12 +114,12 @@ class Server(Opened):
 
     async def _listen(self, host: str, port: int) -> tuple[asyncio.Server, str]:
         loop = asyncio.get_running_loop()
+        secure: Secure | None = None
+        if self._tls is not None:  # not by the listener, which would not tell of those who never end the handshake
+            seconds = self._limits.stuck_seconds
+            secure = partial(loop.start_tls, sslcontext=self._tls, server_side=True, ssl_handshake_timeout=seconds)
         server = await loop.create_server(
-            lambda: Connection(self._received, self._lost, self._made),
-            host,
-            port,
-            ssl=self._tls,
-            ssl_handshake_timeout=self._limits.stuck_seconds if self._tls else None,
+            lambda: Connection(self._received, self._lost, self._made, secure), host, port
         )
         self._sweeping = loop.create_task(self._sweep())
         named = server.sockets[0].getsockname()

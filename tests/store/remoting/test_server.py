@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from store.remoting.frames import Frames
 from store.remoting.headers import GetRoute, PullMessage
 from store.remoting.server import Limits
 from store.remoting.serving import serve
+from store.remoting.tls import Tls
+from tests.certificates import certificate
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker, send
 from tests.waiting import until
 
@@ -198,23 +201,29 @@ def test_more_connections_than_are_taken(store: MessageStore, client: Client) ->
 
 
 SERVER = """
-import resource, sys
+import resource, ssl, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))
 from store import MessageStore
 from store.remoting.serving import serve
-with MessageStore.open(sys.argv[1]) as store, serve(store, "127.0.0.1:0") as serving:
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if sys.argv[2:] else None
+if tls:
+    tls.load_cert_chain(*sys.argv[2:])
+with MessageStore.open(sys.argv[1]) as store, serve(store, "127.0.0.1:0", tls=tls) as serving:
     print(serving.address, flush=True)
     sys.stdin.read()
 """
 
 
-def test_connections_leave_the_store_its_files(tmp_path: Path, client: Client) -> None:
-    path = tmp_path / "mq"
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_connections_leave_the_store_its_files(tmp_path: Path, is_tls: bool) -> None:
+    """Also those that never say a word of TLS."""
+    path, own = tmp_path / "mq", certificate(tmp_path) if is_tls else None
     with MessageStore.open(path) as store:
         store.create_topic("orders", 60)
-    program = [sys.executable, "-c", SERVER, str(path)]
+    program = [sys.executable, "-c", SERVER, str(path), *map(str, own or ())]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(program, text=True, **pipes) as process, ExitStack() as stack:  # type: ignore[call-overload]
+        client = stack.enter_context(Client(60, None if own is None else Tls.trusting(str(own.path))))
         assert process.stdin
         assert process.stdout
         address = process.stdout.readline().strip()
@@ -225,6 +234,40 @@ def test_connections_leave_the_store_its_files(tmp_path: Path, client: Client) -
         answers = [ask(send(queue_id=queue_id).texts(), b"body").result() for queue_id in range(60)]
         assert [answer.remark for answer in answers if answer.code != ResponseCode.SUCCESS] == []
         process.stdin.close()
+
+
+def test_a_handshake_that_does_not_end_is_closed(store: MessageStore, tmp_path: Path) -> None:
+    tls = certificate(tmp_path).server()
+    with serve(store, "127.0.0.1:0", limits=Limits(stuck_seconds=0.2), tls=tls) as serving:
+        with connected(serving.address) as silent, connected(serving.address) as plain:
+            plain.sendall(encode(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts())))
+            assert is_closed(silent)
+            assert is_closed(plain)
+        until(lambda: serving.connections == 0)
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore, tmp_path: Path) -> None:
+    """It counts; and nothing of it is there where it is cut off."""
+    own = certificate(tmp_path)
+    with serve(store, "127.0.0.1:0", tls=own.server()) as serving:
+        for missing in (200, 1, 0):
+            with connected(serving.address) as connection:
+                came, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = Tls.trusting(str(own.path)).context().wrap_bio(came, said)
+                while True:
+                    try:
+                        tls.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        connection.sendall(said.read())
+                        came.write(connection.recv(1 << 16))
+                tls.write(encode(Command(RequestCode.SEND_MESSAGE_V2, send().texts(), b"body")))
+                end = said.read()
+                connection.sendall(end[: len(end) - missing])
+                if not missing:
+                    until(lambda: store.max_offset("orders", 0) == 1)
+            until(lambda: serving.connections == 0)
+            assert store.max_offset("orders", 0) == (missing == 0)
 
 
 @pytest.mark.parametrize("limits", [Limits(requests=3), Limits(body_bytes=10)])
