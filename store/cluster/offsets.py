@@ -10,7 +10,7 @@ from store.cluster.brokers import Ask, Brokers
 from store.cluster.tails import held_pull
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
-from store.remoting.headers import CommitOffset, GroupQueue, Offset, Pulled
+from store.remoting.headers import CommitOffset, GroupQueue, Offset
 
 _SUCCESS = (ResponseCode.SUCCESS,)
 
@@ -46,16 +46,14 @@ def commit(brokers: Brokers, group: str, positions: Positions) -> dict[Queue, Co
 
 
 def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
-    """Where to go on in those queues in which such a broker has reset the group: it tells once, who pulls there.
+    """Where to go on in those queues in which such a broker has reset the group, and does not take what is committed.
 
-    positions: offsets that are there.
+    It says so to whoever asks, until somebody pulls there in the group's name: so that is done last of all. positions:
+    offsets that are there.
     """
-    answers = brokers.ask({queue: held_pull(group, queue, at, 1, 0.0) for queue, at in positions.items()})
-    return {
-        queue: Pulled.of(answer.fields).next_begin_offset
-        for queue, answer in answers.items()
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED
-    }
+    found = committed(brokers, group, positions)
+    brokers.ask({queue: held_pull(group, queue, at, 1, 0.0) for queue, at in positions.items()})
+    return found
 
 
 def _commit(group: str, queue: Queue, position: int) -> Ask:

@@ -137,6 +137,7 @@ class Moody:
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
             RequestCode.PULL_MESSAGE: lambda request: Response(self.pulled, header=Pulled(0, self.next_begin, 0, 3)),
             RequestCode.UPDATE_CONSUMER_OFFSET: lambda request: Response(remark=self.said),
+            RequestCode.QUERY_CONSUMER_OFFSET: lambda request: Response(header=Offset(1)),
             **(others or {}),
         }
         self.server = Server(

@@ -1,0 +1,23 @@
+"""Offsets of groups, as brokers keep them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.address import ClusterAddress
+from store.cluster.brokers import Brokers
+from store.cluster.offsets import resets
+from tests.store.cluster.test_pulls import Moody
+
+QUEUE = Queue("orders", BrokerQueueId("b", 0))
+
+
+def test_a_reset_that_was_told_on_a_connection_that_broke(tmp_path: Path) -> None:
+    """A broker tells it once to whoever pulls, and all pulls after that are as any."""
+    with (
+        closing(Moody(tmp_path)) as moody,
+        closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers,
+    ):
+        assert resets(brokers, "g", {QUEUE: 3}) == {QUEUE: 1}
