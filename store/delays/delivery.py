@@ -74,10 +74,10 @@ class Delivery:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
             progress = progress._replace(delivered_to=published.flushed_offset)
-        self._levels = Levels(log, queues, progress.levels, confirm)
-        self._timers = Timers(log, queues, progress.timers)
+        self._levels = Levels(log, queues, progress.levels, confirm, self._delivered)
+        self._timers = Timers(log, queues, progress.timers, self._delivered)
         self._look_at = 0.0  # time.monotonic()
-        self._moved = False  # since that was noted last
+        self._moved = len(self._delivered) > 0  # since that was noted last
         self._said = progress  # what the files say, or will
         self._noted: int | None = None  # up to where the log must be on the device before they do
 

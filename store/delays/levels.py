@@ -43,8 +43,16 @@ class _Level:
 class Levels:
     """The levels of one store, for the one who delivers what waits there: RocketMQ's, and what more a broker had."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, offsets: Mapping[int, int], confirm_offset: int) -> None:
-        """offsets: level to the queue offset where it goes on, as `delayOffset.json` has them.
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        offsets: Mapping[int, int],
+        confirm_offset: int,
+        delivered: Int64s,
+    ) -> None:
+        """offsets: level to the queue offset where it goes on, as `delayOffset.json` has them. delivered: log offsets
+        of those that do not wait, whatever the levels say.
 
         As in RocketMQ they are lifted to where a queue begins, and lowered to where it ends.
         """
@@ -54,7 +62,8 @@ class Levels:
         for level in sorted(brokers.union(range(1, LEVELS + 1))):
             queue = queues.of(SCHEDULE_TOPIC, level - 1)
             first, end = queue.first(), queue.max_offset(confirm_offset)
-            self._levels[level] = _Level(queue, min(max(offsets.get(level, 0), first), end), end)
+            start = min(max(offsets.get(level, 0), first), end)
+            self._levels[level] = _Level(queue, _behind(queue, start, end, delivered), end)
 
     @property
     def offsets(self) -> dict[int, int]:
@@ -138,6 +147,17 @@ class Levels:
         """Levels are so far now."""
         for number, offset in then.items():
             self._levels[number].next, self._levels[number].time = offset, None
+
+
+def _behind(queue: ConsumeQueue, first: int, end: int, delivered: Int64s) -> int:
+    """Where those from `first` on end that are delivered: where the clock was set back, they would seem to wait."""
+    while len(delivered) and first < end:
+        offsets = queue.entries_left(first, min(end, first + _LOOK))["physical_offset"].astype(np.int64)
+        count = int(np.argmin(np.append(np.isin(offsets, delivered), False)))
+        first += count
+        if count < _LOOK:
+            break
+    return first
 
 
 def _oldest(level: _Level, first_byte: int, delivered: Int64s) -> int | None:

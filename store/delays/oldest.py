@@ -22,9 +22,9 @@ def oldest_waiting(root: Path, log: CommitLog, queues: ConsumeQueues, confirm_of
     progress, delivered = Progress.read(root), np.empty(0, np.int64)
     if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:
         delivered = delivered_behind(log, progress.delivered_to, confirm_offset)
-    by_level = Levels(log, queues, progress.levels, confirm_offset).oldest(log.min_offset(), delivered)
-    timers = Timers(log, queues, progress.timers)
+    levels = Levels(log, queues, progress.levels, confirm_offset, delivered)
+    by_level = levels.oldest(log.min_offset(), delivered)
+    timers = Timers(log, queues, progress.timers, delivered)
     timers.look(confirm_offset)
-    waiting = timers.waiting.physical_offsets
-    waiting = waiting[~np.isin(waiting, delivered)]
-    return min([*([] if by_level is None else [by_level]), *waiting.tolist()], default=None)
+    waiting = timers.waiting.physical_offsets.tolist()
+    return min([*([] if by_level is None else [by_level]), *waiting], default=None)

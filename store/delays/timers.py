@@ -63,10 +63,12 @@ class Known(NamedTuple):
 class Timers:
     """What waits in one store for its time, for the one who delivers it."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known) -> None:
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s) -> None:
+        """delivered: log offsets of those that do not wait, whatever is known, also where the clock says they do."""
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
+        self._delivered = delivered
         self._latest = known.until  # when the one was due that was due last of those that are delivered
         self._end = 0  # queue offset that was looked at
         self._runs: list[Waiting] = []
@@ -107,7 +109,9 @@ class Timers:
         offsets, sizes, places = offsets[there], sizes[there], np.arange(first, stop)[there]
         times = _times(self._log, offsets, sizes)
         left = (times > self._known.until) | (places >= self._known.end)
-        found = Waiting.sorted([Waiting(times, places, offsets, sizes).rows(left)])
+        gone = left & np.isin(offsets, self._delivered)
+        self._latest = max(self._latest, int(times[gone].max(initial=0)))
+        found = Waiting.sorted([Waiting(times, places, offsets, sizes).rows(left & ~gone)])
         if len(found):
             self._runs.append(found)
         while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):

@@ -234,30 +234,40 @@ def test_large_ones_are_delivered_some_at_a_time(tmp_path: Path) -> None:
         assert max(steps.values()) < 150
 
 
-def test_each_once_where_the_clock_is_set_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "is_killed"), [("deliver_at", False), ("deliver_at", True), ("delay_level", True)])
+def test_each_once_where_the_clock_is_set_back(tmp_path: Path, how: str, is_killed: bool) -> None:
     with opened(tmp_path) as store:
         now = int(time.time() * 1000)
-        store.put_many([Message(TOPIC, b"%d" % n, deliver_at=now + 3_600_000 + n) for n in range(5)])
+        if how == "deliver_at":
+            store.put_many([Message(TOPIC, b"%d" % n, deliver_at=now + 3_600_000 + n) for n in range(5)])
+        else:
+            store.put_many([Message(TOPIC, b"%d" % n, delay_level=17) for n in range(5)])
         store.put(Message(TOPIC, b"level", delay_level=18))
         store.put(Message(TOPIC, b"much later", deliver_at=now + 80_000_000))
         assert store._writer is not None
         deliverer = store._writer._deliverer
         deliverer.stop()
         delivery = deliverer._delivery()
+        delivery.begin()
         delivery.look()
         delivery.step(now + 3_700_000)
         assert len(all_of(store, TOPIC)) == 5
         delivery._look_at = 0.0
         store.put(Message(TOPIC, b"between", deliver_at=now + 1_800_000))
         delivery.look()
-        for earlier in (now, now + 60_000):
+        if not is_killed:
+            for earlier in (now, now + 60_000):
+                store.flush()
+                delivery.save(earlier)
+            assert delivery.is_saved
+        for clock in (now + 1_850_000, now + 1_900_000, now + 8_000_000):  # each goes on after the one before
+            again = deliverer._delivery()
+            again.look()
+            again.step(clock)
             store.flush()
-            delivery.save(earlier)
-        assert delivery.is_saved
-        again = deliverer._delivery()
-        again.look()
-        again.step(now + 8_000_000)
-        assert bodies(store) == Counter([b"0", b"1", b"2", b"3", b"4", b"level", b"between"])
+            again.save(clock)
+            again.save(clock)
+        assert bodies(store) == Counter([b"0", b"1", b"2", b"3", b"4", b"between", b"level"])
 
 
 def test_none_is_late_where_the_clock_is_set_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
