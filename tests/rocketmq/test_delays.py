@@ -41,7 +41,7 @@ def test_delivered_by_whoever_has_the_directory(rocketmq: RocketMQ, tmp_path: Pa
         store.create_topic(TOPIC, 2)
         put(store, "level, ours", delay_level=1)
         put(store, "level, the broker's", delay_level=3)
-        put(store, "level, ours again", delay_level=5)
+        put(store, "level, late", delay_level=18)
         if has_timers:
             put(store, "time, late", deliver_at=in_ms(3600))
             put(store, "time, the broker's", deliver_at=in_ms(12))
