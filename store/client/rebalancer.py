@@ -88,12 +88,12 @@ class Rebalancer:
         now = time.monotonic()
         self.renew()
         self._begin_anew(self._queues.forget(self._member.resets), now)
-        self._correct()
+        self._correct(now)
         known = self._known()
         wanted = set(allocate(known, self._member.members(), self._member.id))
         self._gone |= {name: queue.stored_at for name, queue in self._mine.items() if name not in known}
         self._gone = {name: at for name, at in self._gone.items() if name in wanted or name not in known}
-        for name in [name for name, queue in self._mine.items() if name not in wanted or queue.is_stopped]:
+        for name in self._mine.keys() - wanted:
             self._leave(name, now)
         self._give_back(now)
         self._take_over(wanted - self._mine.keys() - self._leaving.keys())
@@ -135,10 +135,10 @@ class Rebalancer:
             elif leaving is not None and leaving.again_at is not None:
                 self._leaving[name] = leaving._replace(again_at=position)
 
-    def _correct(self) -> None:
+    def _correct(self, now: float) -> None:
         """Begin those anew that the puller stopped, if they are there: where the log says; or else with what was stored
         since, which of a queue that ends before what was read is nothing, and of one that was made anew all."""
-        for name, queue in self._mine.items():
+        for name, queue in list(self._mine.items()):
             if queue.is_stopped:
                 found: Positions = {} if queue.sent_to is None else {name: queue.sent_to}
                 with suppress(UnknownTopic):
@@ -154,6 +154,7 @@ class Rebalancer:
                     self._queues.remove(queue)
                     self._member.forget([name])
                     self._gone[name] = queue.stored_at
+                self._leave(name, now)
 
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
         leaving = self._mine.pop(queue)

@@ -24,6 +24,7 @@ from store import (
 from store.any_log import BrokerQueueId, Queue
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
+from store.client.rebalancer import Rebalancer
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.remoting.access import Access
@@ -235,6 +236,27 @@ def test_the_clock_of_a_consumer_may_be_ahead(
         put(store, range(100, 108))
         until(lambda: len(seen.numbers) >= 8)
     assert sorted(seen.numbers) == [*range(100, 108)]
+
+
+def test_a_topic_that_is_made_anew_while_the_rebalancer_is_in_the_middle_of_a_step(
+    store: MessageStore, cluster: ClusterAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done in the old one is not said to be done in the new one."""
+    put(store, range(40))
+    seen, known = Seen(), Rebalancer._known
+
+    def late(self: Rebalancer) -> set[Queue]:
+        if len(seen.numbers) == 40:
+            monkeypatch.undo()
+            delete_topic(store.path, "t")
+            store.create_topic("t", QUEUES)
+            put(store, range(100, 108))
+            until(lambda: all(queue.is_stopped for name, queue in self._mine.items() if name.topic == "t"))
+        return known(self)
+
+    monkeypatch.setattr(Rebalancer, "_known", late)
+    with Consumer(cluster, "g", "t", seen, config=config()):
+        until(lambda: {*range(100, 108)} <= {*seen.numbers})
 
 
 def test_what_is_wrong(cluster: ClusterAddress) -> None:
