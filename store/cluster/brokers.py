@@ -13,7 +13,7 @@ from store.broker.response_codes import ResponseCode
 from store.cluster.copies import Copies
 from store.cluster.name_servers import NameServers
 from store.cluster.refusals import explained, may_pass
-from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route
+from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route, parse_topics
 from store.errors import RemotingError, RequestRefused, Unreachable, Untrusted
 from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.remoting.client import Client
@@ -66,12 +66,11 @@ class Brokers:
 
     def topics(self) -> list[str]:
         """The names of all topics but a cluster's own."""
-        listed = parse_json(bytes(self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body))
-        system = parse_json(bytes(self._ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body))
-        own = [str(name) for name in system.get("topicList") or ()]  # clusters and brokers have topics, too
+        listed = parse_topics(bytes(self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body))
+        own = parse_topics(bytes(self._ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body))
+        # Clusters and brokers have topics, too.
         hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
-        names = (str(name) for name in listed.get("topicList") or ())
-        return sorted(name for name in names if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
+        return sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
 
     def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
         """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.

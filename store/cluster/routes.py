@@ -88,6 +88,14 @@ def parse_json(data: bytes) -> dict[str, Any]:
         return parse_object(_BARE_KEY.sub(rb'\1"\2":', data))
 
 
+def parse_topics(data: bytes) -> list[str]:
+    """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_SYSTEM_TOPIC_LIST_FROM_NS. Raises `BadFrame`."""
+    try:
+        return [str(name) for name in parse_json(data).get("topicList") or ()]
+    except TypeError as error:
+        raise BadFrame(f"a list of topics that makes no sense ({error!r}): {data[:200]!r}") from error
+
+
 def parse_brokers(json_: dict[str, Any]) -> list[Broker]:
     """The answer to GET_BROKER_CLUSTER_INFO. Raises `BadFrame`."""
     try:

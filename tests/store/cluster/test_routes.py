@@ -8,7 +8,7 @@ import pytest
 
 from store import BadFrame
 from store.any_log import BrokerQueueId, Queue
-from store.cluster.routes import Broker, parse_json, parse_reset, parse_route
+from store.cluster.routes import Broker, parse_json, parse_reset, parse_route, parse_topics
 
 TWO_BROKERS = b"""{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.2:10911"},"brokerName":"broker-b","cluster":"C"},
 {"brokerAddrs":{"1":"10.0.0.3:10911","0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C"}],
@@ -35,6 +35,8 @@ def test_no_route() -> None:
     for data in (b'{"queueDatas":[{}]}', b'{"queueDatas":3}', b'{"brokerDatas":[{"brokerName":"a"}]}'):
         with pytest.raises(BadFrame, match="topic 'orders'"):
             parse_route("orders", data, 0.0)
+    with pytest.raises(BadFrame, match="topics"):
+        parse_topics(b'{"topicList":3}')
     with pytest.raises(BadFrame):
         parse_json(b"<html>")
 
