@@ -67,6 +67,7 @@ from store.system_errors import explained_verbs
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
 _MOST = 1000  # that one step asks for
+_MOST_BYTES = 16 << 20  # likewise, of bodies: there are several copies of them
 _AT_ONCE = 32  # messages that are read
 _QUEUE = 0
 _logger = logging.getLogger("store")
@@ -159,12 +160,12 @@ class Transactions:
     # --- those left open ---------------------------------------------------------------------------------
 
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
-        """The group's half messages that nobody ended for `immunity` seconds since they were born, oldest first, some
-        1,000 at most; each with its message, as it would be committed.
+        """The group's half messages that nobody ended for `immunity` seconds since they were born, oldest first, 1,000
+        or 16 MiB at most, and one at least; each with its message, as it would be committed.
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
-            return list(islice((each for each in self._halves() if self._is_due(each[1], now, immunity)), _MOST))
+            return list(_first(each for each in self._halves() if self._is_due(each[1], now, immunity)))
 
     def check(
         self,
@@ -389,6 +390,16 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
     records.stamp(np.array([half.queue_offset]), np.array([half.physical_offset]), message.store_timestamp)
     rest = (part if isinstance(part, bytes) else part[0].as_py() for part in records.rests)
     return b"".join((records.headers.tobytes(), *rest))
+
+
+def _first(halves: Iterable[tuple[Half, StoredMessage]]) -> Iterator[tuple[Half, StoredMessage]]:
+    """As many as one step asks for."""
+    size = 0
+    for count, each in enumerate(islice(halves, _MOST)):
+        size += len(each[1].body)
+        if count and size > _MOST_BYTES:
+            return
+        yield each
 
 
 def _number(message: StoredMessage, name: str) -> int:

@@ -60,9 +60,11 @@ class ServedTransactions:
         return self._thread.submit(self._prepare, group, replace(message, properties=own), fields, new_queues)
 
     def check(self) -> None:
-        """Ask the producers that are connected for what they left open: one step, to be called every now and then."""
+        """Ask the producers that are connected for what they left open: one step, to be called every now and then. One
+        group is asked after the other, and what clients want is done between them."""
         with suppress(RuntimeError):  # it is over
-            self._thread.submit(self._check).result()
+            for group in self._thread.submit(self._asked).result():
+                self._thread.submit(self._check, group).result()
 
     def stop(self) -> None:
         """After what was begun."""
@@ -110,26 +112,31 @@ class ServedTransactions:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOrRollback is {header.commit_or_rollback}")
         return Response()
 
-    def _check(self) -> None:
+    def _asked(self) -> list[str]:
+        """The groups that have producers."""
         try:
             self._store.max_offset(HALF_TOPIC, 0)
         except UnknownTopic:
-            return
+            return []
         present = self._clients.producer_groups()
         self._groups = {group: each for group, each in self._groups.items() if group in present}
-        for group in present:
-            try:
-                self._check_group(group)
-            except StoreError as error:
-                _logger.warning("transactions of group %s: %s; tried again later", group, error)
+        return present
 
-    def _check_group(self, group: str) -> None:
-        """Count first, as RocketMQ does: what is counted is put again, and asked for at its new place."""
-        transactions, immunity = self._of(group), self._checks.immunity_seconds
-        transactions.check(lambda message: Outcome.UNKNOWN, immunity, self._checks.most + 1)
-        producers = list(self._clients.producers(group).values())
-        for half, message in transactions.open(immunity) if producers else ():
-            random.choice(producers).connection.send_soon(self._question(half, message))
+    def _check(self, group: str) -> None:
+        """Count first, as RocketMQ does: what is counted is put again, and asked for at its new place. A producer that
+        does not read is not asked: what it is to be shown would stay in memory."""
+        producers = [each.connection for each in self._clients.producers(group).values()]
+        reading = [connection for connection in producers if not connection.is_stuck_writing]
+        if not reading:
+            return
+        immunity = self._checks.immunity_seconds
+        try:
+            transactions = self._of(group)
+            transactions.check(lambda message: Outcome.UNKNOWN, immunity, self._checks.most + 1)
+            for half, message in transactions.open(immunity):
+                random.choice(reading).send_soon(self._question(half, message))
+        except StoreError as error:
+            _logger.warning("transactions of group %s: %s; tried again later", group, error)
 
     def _question(self, half: Half, message: StoredMessage) -> Command:
         header = CheckTransactionState(

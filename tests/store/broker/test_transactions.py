@@ -104,6 +104,20 @@ def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outco
             assert published.flushed_offset == store.confirm_offset
 
 
+def test_as_many_are_asked_for_as_fit_into_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others in the next steps."""
+    monkeypatch.setattr("store.broker.transactions._MOST_BYTES", 2)
+    transactions, asked = Transactions(store, "sellers"), list[bytes]()
+
+    def decide(message: StoredMessage) -> Outcome:
+        asked.append(message.body)
+        return Outcome.UNKNOWN
+
+    transactions.prepare([Message("orders", body) for body in (b"a", b"b", b"long", b"c", b"d")])
+    assert [transactions.check(decide, 0) for _ in range(5)] == [2, 1, 2, 2, 1]
+    assert asked == [b"a", b"b", b"long", b"c", b"d", b"a", b"b", b"long"]
+
+
 def test_those_left_open_are_asked_for(store: MessageStore) -> None:
     asked: list[bytes] = []
 

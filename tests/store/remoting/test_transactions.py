@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
 from store import MessageStore
 from store.broker.response_codes import ResponseCode
+from store.format.layout import HALF_TOPIC
+from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.command import Command
+from store.remoting.command import Command, encode
 from store.remoting.headers import EndTransaction, Sent
+from store.remoting.serving import serve
+from store.remoting.transactions import Checks
 from tests.store.remoting.broker import Broker
+from tests.waiting import until
 
 COMMIT, ROLL_BACK, UNKNOWN = 8, 12, 0
 HALF = "TRAN_MSG\1true\2PGROUP\1producers\2UNIQ_KEY\1T1\2"
@@ -67,3 +75,30 @@ def test_its_topic_is_made(broker: Broker, store: MessageStore) -> None:
     end(broker, prepared(broker, topic="new"), COMMIT)
     assert store.topics()["new"] == 4
     assert store.max_offset("new", 0) == 1
+
+
+def test_who_does_not_read_is_not_asked_again(store: MessageStore) -> None:
+    """All that it was asked were in memory. Others are asked all the while."""
+    beat = b'{"clientID":"me@1","producerDataSet":[{"groupName":"%s"}]}'
+    asked = threading.Semaphore(0)
+    with (
+        Client(60, heard=lambda command: asked.release()) as client,
+        serve(store, "127.0.0.1:0", checks=Checks(0.01, 0.0, 1000)) as serving,
+        socket.socket() as deaf,
+    ):
+        broker, body = Broker(serving, client), bytes(4_000_000)
+        for _ in range(4):
+            assert broker.send(body, properties=HALF).code == ResponseCode.SUCCESS
+        host, _, port = serving.address.rpartition(":")
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(encode(Command(RequestCode.HEART_BEAT, {}, beat % b"producers")))
+        until(lambda: store.max_offset(HALF_TOPIC, 0) >= 8)  # they were counted, and it is asked
+        broker.send(b"other", properties=HALF, producer_group="others")
+        broker.ask(RequestCode.HEART_BEAT, body=beat % b"others")
+        counted = []
+        for _ in range(2):
+            assert all(asked.acquire(timeout=60) for _ in range(5))
+            halves = [store.get_message("g", HALF_TOPIC, 0, at, 1) for at in range(store.max_offset(HALF_TOPIC, 0))]
+            counted.append(sum(len(half.messages[0].body) == len(body) for half in halves))
+        assert counted[0] == counted[1]
