@@ -17,7 +17,7 @@ def plan_of(checkpoint: str | None, batch: int) -> str:
 
     checkpoint: the option checkpointLocation. Raises `OSError`, `CorruptStore`.
     """
-    folder = (checkpoint or "").removeprefix("file://").removeprefix("file:")
+    folder = (checkpoint or "").removeprefix("file:")
     if not folder.startswith("/"):
         return ""
     try:
