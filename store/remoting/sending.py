@@ -13,7 +13,14 @@ import numpy.typing as npt
 from store import AppendResult, Message, MessageStore, RequestRefused
 from store.broker.response_codes import ResponseCode
 from store.broker.transactions import Half
-from store.format.layout import IPV4_BYTES, PROPERTY_DELAY, PROPERTY_DELIVER_AT, SYS_COMPRESSED, SYS_COMPRESSION_MASK
+from store.format.layout import (
+    IPV4_BYTES,
+    PROPERTY_DELAY,
+    PROPERTY_DELIVER_AT,
+    PROPERTY_TRANSACTION,
+    SYS_COMPRESSED,
+    SYS_COMPRESSION_MASK,
+)
 from store.format.message import check_fits
 from store.format.properties import decode_properties
 from store.format.stored_message import offset_msg_ids
@@ -82,10 +89,13 @@ class Sending:
 def _message(header: SendMessage, part: Batched) -> Message:
     """Raises `RequestRefused` for a delay that is no number."""
     properties = decode_properties(part.properties)
+    level = _number(properties, PROPERTY_DELAY) or 0
+    if header.reconsume_times and level:  # clients before 4.6.1 send back with all properties of what was committed
+        properties.pop(PROPERTY_TRANSACTION, None)
     return Message(
         header.topic,
         part.body,
-        delay_level=_number(properties, PROPERTY_DELAY) or 0,
+        delay_level=level,
         deliver_at=_deliver_at(properties),
         properties=properties,
         queue_id=None if header.queue_id < 0 else header.queue_id,

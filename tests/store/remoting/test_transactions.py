@@ -71,6 +71,16 @@ def test_a_delayed_one_is_refused(broker: Broker, delay: str) -> None:
     assert (answer.code, "delayed message in a transaction" in (answer.remark or "")) == (13, True)
 
 
+def test_what_was_committed_and_comes_again_is_no_half_message(broker: Broker, store: MessageStore) -> None:
+    """Old clients send it as a new one, with the properties that they saw."""
+    end(broker, prepared(broker), COMMIT)
+    (seen,) = store.get_message("g", "orders", 0, 0).messages
+    properties = "".join(f"{name}\1{value}\2" for name, value in {**seen.properties, "DELAY": "1"}.items())
+    answer = broker.send(seen.body, topic="%RETRY%g", properties=properties, reconsume_times=1)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    until(lambda: store.topics().get("%RETRY%g", 0) > 0 and store.max_offset("%RETRY%g", 0) == 1)
+
+
 def test_its_topic_is_made(broker: Broker, store: MessageStore) -> None:
     end(broker, prepared(broker, topic="new"), COMMIT)
     assert store.topics()["new"] == 4
