@@ -91,8 +91,8 @@ class Levels:
             count = 1 if time == _AT_ONCE else _LOOK
             try:
                 entries = level.queue.entries(level.next, min(level.end, level.next + count))
-            except OffsetLost:
-                _pass_over(level)
+            except OffsetLost as error:
+                _pass_over(level, error)
                 continue
             times = entries["tags_code"].astype(np.int64)
             times[0] = time
@@ -125,8 +125,8 @@ class Levels:
             try:
                 entry = level.queue.entries(level.next, level.next + 1)[0]
                 level.time = self._due_time(int(entry["tags_code"]), int(entry["physical_offset"]))
-            except OffsetLost:
-                _pass_over(level)
+            except OffsetLost as error:
+                _pass_over(level, error)
                 return self._time(level)
         return level.time
 
@@ -170,12 +170,13 @@ def _oldest(level: _Level, first_byte: int, delivered: Int64s) -> int | None:
     return None
 
 
-def _pass_over(level: _Level) -> None:
-    """What retention took, though it waited."""
-    first = max(level.next, level.queue.first())
+def _pass_over(level: _Level, lost: OffsetLost) -> None:
+    """What retention took, though it waited. Raises `lost` where it is another file of the queue that is gone."""
+    first = level.queue.first()
+    if first <= level.next:
+        raise lost
     what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
-    if first > level.next:
-        _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
+    _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
     level.next, level.time = first, None
 
 

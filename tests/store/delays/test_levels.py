@@ -11,12 +11,15 @@ import pytest
 
 from store import Message, MessageStore
 from store.delays.oldest import oldest_waiting
+from store.errors import OffsetLost
 from store.format.delayed import Waits, waiting
-from store.format.layout import DELAY_OFFSETS_FILE
+from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC
 from store.format.message_lists import encode_list
 from store.format.record import as_columns
 from store.format.records import Records
 from store.publish.putting import encoding_of
+from tests.store.delays.dying_deliverers import TOPIC
+from tests.store.delays.test_deliverer import opened
 from tests.store.format.test_delayed import all_of
 from tests.waiting import until
 
@@ -47,6 +50,23 @@ def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
         assert json.loads(path.read_text())["offsetTable"]["20"] == 1
     with MessageStore.open(tmp_path, read_only=True) as store:
         assert [each.body for each in all_of(store, "orders")] == [b"20", b"1", b"1"]
+
+
+@pytest.mark.parametrize("delivered", [20, 120])
+def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int) -> None:
+    """The file of the first that waits, or the one behind that: an error, not a thread that ends, or never rests."""
+    with opened(tmp_path) as store:
+        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(250)])
+    with opened(tmp_path) as store:
+        assert store._writer is not None
+        deliverer = store._writer._deliverer
+        deliverer.stop()
+        delivery = deliverer._delivery()
+        delivery._levels.go_on({1: delivered})
+        _, lost, _ = sorted((tmp_path / "consumequeue" / SCHEDULE_TOPIC / "0").iterdir())
+        lost.unlink()
+        with pytest.raises(OffsetLost, match=lost.name):
+            delivery.step(int(time.time() * 1000) + 5000)
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
