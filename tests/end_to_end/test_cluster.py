@@ -20,7 +20,7 @@ from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import Serving, serve
 from tests.end_to_end.test_realtime import Program, Query, program, together
 from tests.end_to_end.test_stream_query import Sink
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 BROKER = BrokerConfig.brokerName
 __all__ = ["program"]
@@ -116,7 +116,7 @@ def test_messages_that_are_gone_end_a_query(
     ahead = {"orders": {f"{BROKER}:0": 999, f"{BROKER}:1": 5}}
     query = start(spark, serving, sink, tmp_path / "other", startingOffsets=json.dumps(ahead))
     with pytest.raises(StreamingQueryException, match="says 999 for orders/broker-a:0, and its next message will be 5"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE)
 
 
 def test_the_sink(spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path) -> None:
