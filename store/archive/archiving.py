@@ -29,6 +29,7 @@ from store.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetL
 from store.format.layout import CQ_ENTRY
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
+from store.publish.flusher import telling_all
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
@@ -186,9 +187,11 @@ class Archiving:
         """Name what is written. What a crash of the machine took from the store only would be of another store."""
         begin, end = self._stretch
         if begin < end:
-            with suppress(OffsetLost):  # to retention
-                self._log.segments.flush(begin, end)
-            self._log.segments.flush_names()
+            segments = self._log.opened_again().segments
+            with telling_all(segments.directory.parent):
+                with suppress(OffsetLost):  # to retention
+                    segments.flush(begin, end)
+                segments.flush_names()
             self._stretch = (LONG_MAX, 0)
         index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write)
         self._catalog = replace(self._catalog, index=index)

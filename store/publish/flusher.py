@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +18,39 @@ from store.log.unflushed import Ranges, Unflushed
 from store.publish.published_end import PublishedEnd
 
 _logger = logging.getLogger("store")
+
+
+class _UnderWay:
+    """The flushes that threads of this process are in, of any store: where two have one descriptor, the system tells
+    one of them of what the device did not take, and the other that all is well.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[threading.Event, int] = {}
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        over = threading.Event()
+        self._threads[over] = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._threads.pop(over, None)
+            over.set()
+
+    def wait(self) -> None:
+        """Until others have said what they were told; not one that a signal's handler interrupts, which this is in."""
+        for over, thread in self._threads.copy().items():
+            if thread != threading.get_ident():
+                over.wait()
+
+    def forget(self) -> None:
+        """In a child, which has no other threads."""
+        self._threads.clear()
+
+
+_under_way = _UnderWay()
+os.register_at_fork(after_in_child=_under_way.forget)
 
 
 class Flusher:
@@ -44,7 +78,6 @@ class Flusher:
         self._log = log
         self._queues = queues
         self._unflushed = unflushed
-        self._under_way = _UnderWay()
         self._flushed_to: dict[QueueName, int] = {}
         self._deletions = 0  # when that was noted
         self._note = note
@@ -98,12 +131,12 @@ class Flusher:
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
         self._flush()
-        self._under_way.wait()
+        _under_way.wait()
         self._published_end.check_device()
 
     def _flush(self) -> None:
         self._published_end.check_device()
-        with self._under_way.one(), self._published_end.noting_failure():
+        with _under_way.one(), self._published_end.noting_failure():
             self._place.check()  # or the checkpoint would be that of another store
             store_timestamp = self._published_end.store_timestamp
             begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
@@ -146,29 +179,19 @@ class Flusher:
                     _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)
 
 
-class _UnderWay:
-    """The flushes by one descriptor that several threads are in: the system tells one of them of what the device did
-    not take, and the others that all is well.
+@contextmanager
+def telling_all(root: Path) -> Iterator[None]:
+    """For who flushes the log by `CommitLog.opened_again` without having the store open for writing: when it fails in
+    here, all are told who have, if this user may. Raises `FlushFailed`.
     """
-
-    def __init__(self) -> None:
-        self._threads: dict[threading.Event, int] = {}
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        over = threading.Event()
-        self._threads[over] = threading.get_ident()
-        try:
-            yield
-        finally:
-            del self._threads[over]
-            over.set()
-
-    def wait(self) -> None:
-        """Until others have said what they were told; not one that a signal's handler interrupts, which this is in."""
-        for over, thread in self._threads.copy().items():
-            if thread != threading.get_ident():
-                over.wait()
+    try:
+        published = PublishedEnd(root, writable=True)
+    except (FileNotFoundError, PermissionError):  # nothing of ours; or they hear of it themselves
+        yield
+        return
+    with closing(published), _under_way.one(), published.noting_failure():
+        yield
+        published.check_device()
 
 
 def flush_log(root: Path) -> None:
@@ -176,14 +199,13 @@ def flush_log(root: Path) -> None:
     queues of it. Raises `FlushFailed`.
     """
     try:
-        published = PublishedEnd(root, writable=True)
+        published = PublishedEnd(root, writable=False)
     except FileNotFoundError:  # nothing of ours
         return
-    with closing(published), published.noting_failure():
+    with closing(published), telling_all(root):
         begin, end = published.flushed_offset, published.confirm_offset
         if begin < end:
             CommitLog(root, None, writable=False).segments.flush(begin, end)
-            published.check_device()
 
 
 def _nothing() -> None:

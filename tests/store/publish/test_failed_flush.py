@@ -51,19 +51,25 @@ class Device:
     def __init__(self) -> None:
         self.flushes = 0
         self.fails = -1
+        self.fails_in = ""
         self.code = errno.EIO
         self.failed = ""
         self._flush = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
 
     def take(self, name: str, fd: int) -> None:
         self.flushes += 1
-        if self.flushes == self.fails:
+        if self.flushes == self.fails or (self.fails_in and self.fails_in in os.readlink(f"/proc/self/fd/{fd}")):
+            self.fails_in = ""
             self.failed = os.readlink(f"/proc/self/fd/{fd}")
             raise OSError(self.code, os.strerror(self.code))
         self._flush[name](fd)
 
     def fail(self, number: int) -> None:
         self.flushes, self.fails, self.failed = 0, number, ""
+
+    def fail_in(self, folder: str) -> None:
+        """The next flush of a file there."""
+        self.fails_in = folder
 
 
 @pytest.fixture
@@ -169,8 +175,9 @@ def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: 
             each.close()
 
 
-def test_two_flushes_of_one_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One descriptor, so one of them hears of the failure: the other is not over before that one has said so."""
+@pytest.mark.parametrize("stores", [1, 2])
+def test_two_flushes_by_one_descriptor(path: Path, monkeypatch: pytest.MonkeyPatch, stores: int) -> None:
+    """One of them hears of the failure: the other is not over before that one has said so."""
     real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
     def flush(fd: int) -> None:
@@ -180,17 +187,17 @@ def test_two_flushes_of_one_store(path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise OSError(errno.EIO, "Input/output error")
         real_flush(fd)
 
-    store, told = MessageStore.open(path), []
-    put(store, 10, 11)
+    opened, told = [MessageStore.open(path) for _ in range(stores)], []
+    put(opened[0], 10, 11)
 
-    def hear() -> None:
+    def hear(store: MessageStore) -> None:
         try:
             store.flush()
             told.append("all is flushed")
         except FlushFailed:
             told.append("failed")
 
-    first, second = threading.Thread(target=hear), threading.Thread(target=hear)
+    first, second = (threading.Thread(target=hear, args=(opened[number],)) for number in (0, -1))
     monkeypatch.setattr(os, "fdatasync", flush)
     first.start()
     assert has_heard.wait(PATIENCE)
@@ -200,8 +207,25 @@ def test_two_flushes_of_one_store(path: Path, monkeypatch: pytest.MonkeyPatch) -
     first.join()
     second.join()
     assert told == ["failed", "failed"]
-    with pytest.raises(FlushFailed):
-        store.close()
+    for store in opened:
+        with pytest.raises(FlushFailed):
+            store.close()
+
+
+def test_what_archiving_was_told(path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It flushes by a descriptor that others use, too, and that hears of a failure once: a store's appends, and what
+    flushes behind them where a reader of the same process archives."""
+    for config, read_only in ((SYNC, False), (CONFIG, True)):
+        store = MessageStore.open(path, config=config)
+        put(store, 10, 11)
+        archives = MessageStore.open(path, read_only=True) if read_only else store
+        device.fail_in("commitlog")
+        with pytest.raises(FlushFailed):
+            archives.archive(str(tmp_path_factory.mktemp("archive")))
+        with pytest.raises(FlushFailed):
+            store.flush() if read_only else put(store, 11, 12)
+        with pytest.raises(FlushFailed):
+            store.close()
 
 
 def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Device) -> None:
