@@ -8,13 +8,11 @@ same append, so it is there once. Of those that nobody ended for a while somebod
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -24,19 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from store import Append, AppendResult, Message, MessageStore, StoredMessage
-from store.any_log import Queue
-from store.broker.group_offsets import advance
+from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in
 from store.errors import (
     CorruptRecord,
     MessageRefused,
-    MessageTooLarge,
     OffsetLost,
     PutStatus,
     StoreError,
     TransactionEnded,
     UnknownTopic,
 )
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.consumer_offsets import check_group_name
 from store.files.topics import Topics
 from store.format.arrays import texts
 from store.format.copies import Places
@@ -55,12 +51,10 @@ from store.format.layout import (
     PROPERTY_TRANSACTION_ID,
     PROPERTY_UNIQ_KEY,
     SYS_TRANSACTION_COMMIT,
-    TRANSACTIONS_GROUP,
     UNDECIDED_TOPIC,
 )
-from store.format.op_message import offsets_ended, op_body
+from store.format.op_message import op_body
 from store.integers import LONG_MAX, seconds
-from store.publish.locks import among_groups
 from store.publish.putting import encoding_of
 from store.system_errors import explained_verbs
 
@@ -68,17 +62,7 @@ IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
 _MOST = 1000  # that one step asks for
 _MOST_BYTES = 16 << 20  # likewise, of bodies: there are several copies of them
-_AT_ONCE = 32  # messages that are read
-_QUEUE = 0
 _logger = logging.getLogger("store")
-
-
-class Half(NamedTuple):
-    """A half message: its transaction's id, and where it is (queue offset, commit log offset)."""
-
-    transaction_id: str
-    queue_offset: int
-    physical_offset: int
 
 
 class Wanted(NamedTuple):
@@ -110,14 +94,8 @@ class Transactions:
         self._store = store
         self._group = group
         self._topics = Topics(Path(store.path))
-        self._turn = threading.RLock()  # of what is known of half messages
-        for topic in (HALF_TOPIC, OP_TOPIC):
-            _make(store, topic)
-        self._ops_seen = self._done(OP_TOPIC)  # first, for others go on meanwhile: what these end is before `_begin`
-        self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
-        self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
-        self._last_half: dict[int, int] = {}  # of op messages that were seen: the last half message that they end
-        self._told: set[int] = set()  # queue offsets of half messages that cannot be read
+        self._turn = threading.RLock()  # at what is known of half messages
+        self._halves = HalfMessages(store)
 
     # --- the producer's verbs ----------------------------------------------------------------------------
 
@@ -165,7 +143,7 @@ class Transactions:
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
-            return list(_first(each for each in self._halves() if self._is_due(each[1], now, immunity)))
+            return list(_first(each for each in self._halves.open() if self._is_due(each[1], now, immunity)))
 
     def check(
         self,
@@ -183,14 +161,13 @@ class Transactions:
         outcomes = [(half, message, decide(message)) for half, message in asked]
         with self._turn:
             self._end_all(outcomes, max_checks)
-            self._save()
+            self._halves.save()
         return len(asked)
 
     def forget(self) -> None:
         """Know no more of what was ended than others have not noted: for who commits much, and lets others `check`."""
         with self._turn:
-            self._look()
-            self._go_on(self._done(HALF_TOPIC), self._done(OP_TOPIC))
+            self._halves.forget()
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -216,7 +193,7 @@ class Transactions:
                 self._end(append, [half for half, _, _ in outcomes], wanted)
                 break
             except TransactionEnded:
-                outcomes = [each for each in outcomes if self._is_open(each[0].queue_offset)]
+                outcomes = [each for each in outcomes if self._halves.is_open(each[0].queue_offset)]
             except (UnknownTopic, MessageRefused, OffsetLost, CorruptRecord) as error:
                 middle = len(outcomes) // 2
                 if middle == 0:
@@ -242,7 +219,7 @@ class Transactions:
             PROPERTY_REAL_TOPIC: message.topic,
             PROPERTY_REAL_QUEUE: str(queue_id),
         }
-        return replace(message, topic=HALF_TOPIC, queue_id=_QUEUE, properties={**message.properties, **own})
+        return replace(message, topic=HALF_TOPIC, queue_id=QUEUE, properties={**message.properties, **own})
 
     def _add_committed(self, append: Append, halves: Sequence[Half]) -> list[Wanted]:
         """Raises `MessageRefused` for one that names no queue."""
@@ -278,12 +255,12 @@ class Transactions:
 
     def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> list[Wanted]:
         """Let it wait on, as a new half message; or no more, as where its topic is gone: it can never be committed."""
-        times = _number(message, PROPERTY_CHECK_TIMES)
+        times = number_in(message, PROPERTY_CHECK_TIMES)
         waits = times < max_checks - 1 and half.physical_offset >= self._born(message.topic)
-        topic = HALF_TOPIC if waits else _make(self._store, UNDECIDED_TOPIC)
+        topic = HALF_TOPIC if waits else made(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
-        append.add_copies(copies, Places(topic, np.array([_QUEUE]), counted))
+        append.add_copies(copies, Places(topic, np.array([QUEUE]), counted))
         return [Wanted(message.topic, half)] if waits else []  # or it were of the next topic of that name
 
     def _end(self, append: Append, halves: Sequence[Half], wanted: Sequence[Wanted] = ()) -> AppendResult:
@@ -293,90 +270,16 @@ class Transactions:
         offsets = [half.queue_offset for half in halves]
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
-            append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=_QUEUE)])
+            append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])
         placed = append.publish(unless=lambda: not (self._are_open(offsets) and self._are_there(wanted)))
         if placed is None:
-            over = ", ".join(half.transaction_id for half in halves if not self._is_open(half.queue_offset))
+            over = ", ".join(half.transaction_id for half in halves if not self._halves.is_open(half.queue_offset))
             raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
         return placed
 
     def _are_open(self, offsets: list[int]) -> bool:
-        self._look()
-        return all(map(self._is_open, offsets))
-
-    def _is_open(self, offset: int) -> bool:
-        """As far as is known."""
-        return self._begin <= offset and offset not in self._ended
-
-    def _look(self) -> None:
-        """Learn from the op messages that were put since."""
-        for at, op in self._messages(OP_TOPIC, self._ops_seen):
-            if isinstance(op, StoreError):
-                raise op  # nobody knows what it ended
-            ends = offsets_ended(op.body)
-            self._ended.update(offset for offset in ends if offset >= self._begin)
-            self._last_half[at] = max(ends, default=-1)
-            self._ops_seen = at + 1
-
-    def _halves(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Those that are open, with their messages as they would be committed. One that cannot be read does not keep
-        the others; the log tells once.
-        """
-        for offset, message in self._left_open():
-            if not isinstance(message, StoreError):
-                half = Half(message.msg_id, offset, message.physical_offset)
-                topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
-                yield half, message._replace(topic=topic, queue_id=_number(message, PROPERTY_REAL_QUEUE))
-            elif offset not in self._told:
-                self._told.add(offset)
-                _logger.error("%s: a transaction is open, and nobody is asked about it: %s", self.path, message)
-
-    def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
-        """As `_messages`, of half messages."""
-        self._look()
-        return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
-
-    def _messages(self, topic: str, offset: int) -> Iterator[tuple[int, StoredMessage | StoreError]]:
-        """Queue offsets from this one on, each with its message, or why that cannot be read."""
-        count = _AT_ONCE
-        while True:
-            try:
-                got = self._store.get_message(TRANSACTIONS_GROUP, topic, _QUEUE, offset, count)
-            except (CorruptRecord, MessageTooLarge, OffsetLost) as error:
-                if count == 1:
-                    yield offset, error
-                    offset, count = offset + 1, _AT_ONCE
-                else:
-                    count = 1  # for it may be any of them
-                continue
-            yield from ((message.queue_offset, message) for message in got.messages)
-            if got.next_begin_offset <= offset:
-                return
-            offset, count = got.next_begin_offset, _AT_ONCE
-
-    def _save(self) -> None:
-        """Commit how far both queues are done, as a broker does: up to the first half message that is open."""
-        self._look()
-        begin = next((offset for offset, _ in self._left_open()), self._store.max_offset(HALF_TOPIC, _QUEUE))
-        done = [op for op, last in self._last_half.items() if last >= begin]
-        ops = min(done, default=self._ops_seen)
-        if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
-            self._store.flush()  # or a crash would take what ended half messages that are said to be done
-            # Both at once, and none goes back: op messages that are done say nothing of half messages that are not.
-            path, offsets = self._store.path, {Queue(HALF_TOPIC, _QUEUE): begin, Queue(OP_TOPIC, _QUEUE): ops}
-            save = partial(advance, ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
-            among_groups(path, self._store.config.lockTimeoutMillis / 1000, save)
-        self._go_on(begin, ops)
-
-    def _go_on(self, begin: int, ops: int) -> None:
-        """Forget half messages before `begin`, which are ended, and op messages before `ops`."""
-        self._begin = begin
-        self._ended = {offset for offset in self._ended if offset >= begin}
-        self._last_half = {op: last for op, last in self._last_half.items() if op >= ops}
-
-    def _done(self, topic: str) -> int:
-        committed = self._store.consumer_offset(TRANSACTIONS_GROUP, topic, _QUEUE)
-        return max(committed or 0, self._store.min_offset(topic, _QUEUE))
+        self._halves.look()
+        return all(map(self._halves.is_open, offsets))
 
 
 def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:
@@ -400,17 +303,3 @@ def _first(halves: Iterable[tuple[Half, StoredMessage]]) -> Iterator[tuple[Half,
         if count and size > _MOST_BYTES:
             return
         yield each
-
-
-def _number(message: StoredMessage, name: str) -> int:
-    """What a property says, 0 where that is no number."""
-    said = message.properties.get(name, "")
-    return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
-
-
-def _make(store: MessageStore, topic: str) -> str:
-    try:
-        store.max_offset(topic, _QUEUE)
-    except UnknownTopic:
-        store.create_topic(topic, 1)
-    return topic

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from store import AppendResult, Message, MessageStore, RequestRefused
+from store.broker.half_messages import Half
 from store.broker.response_codes import ResponseCode
-from store.broker.transactions import Half
 from store.format.layout import (
     IPV4_BYTES,
     PROPERTY_DELAY,

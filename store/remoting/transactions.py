@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from store import Message, MessageStore, RequestRefused, StoredMessage, StoreError, UnknownQueue, UnknownTopic
+from store.broker.half_messages import Half
 from store.broker.response_codes import ResponseCode
-from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Half, Outcome, Transactions, as_committed
+from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions, as_committed
 from store.format.layout import HALF_TOPIC, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION
 from store.format.stored_message import decode_record, offset_msg_id
 from store.remoting.appending import Fields

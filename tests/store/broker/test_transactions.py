@@ -6,12 +6,10 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,20 @@ import pytest
 
 from store import (
     Append,
-    CorruptRecord,
     Message,
     MessageRefused,
     MessageStore,
-    StoreConfig,
     StoredMessage,
     TransactionEnded,
     UnknownTopic,
 )
 from store.broker.deletion import delete_topic
-from store.broker.transactions import Half, Outcome, Transactions
+from store.broker.half_messages import Half
+from store.broker.transactions import Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of
-from tests.waiting import until
 
 KILLS = int(os.environ.get("TRANSACTION_KILLS", "3"))
 
@@ -89,19 +84,6 @@ def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) 
     assert bodies(store) == ([b"1"] if first == "commit" else [])
     other.commit(halves[1:])
     assert bodies(store)[-1:] == [b"2"]
-
-
-@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.COMMIT])
-def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outcome) -> None:
-    """How far half messages are done is: a crash must not take what ended them."""
-    with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
-        store.create_topic("orders", 2)
-        transactions = Transactions(store, "sellers")
-        transactions.prepare(orders(1))
-        assert transactions.check(lambda message: outcome, immunity=-1) == 1
-        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 1
-        with closing(PublishedEnd(tmp_path, writable=False)) as published:
-            assert published.flushed_offset == store.confirm_offset
 
 
 def test_as_many_are_asked_for_as_fit_into_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,62 +306,6 @@ def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: p
         assert transactions.open(-1) == []
         assert bodies(store, UNDECIDED_TOPIC) == [b"5", b"6", b"7", b"gone"]
     assert "stays open: " in caplog.text
-
-
-def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It stays open till it is rolled back; and the log tells of it once."""
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("orders", 2)
-        halves = Transactions(store, "sellers").prepare(orders(1, 2, 3, 4))
-    (segment,) = (tmp_path / "commitlog").iterdir()
-    content = bytearray(segment.read_bytes())
-    for number in (1, 3):
-        content[halves[number].physical_offset + 88] ^= 1  # in its body
-    segment.write_bytes(content)
-    with MessageStore.open(tmp_path) as store:
-        transactions = Transactions(store, "sellers")
-        for count in (2, 0):
-            assert transactions.check(lambda _: Outcome.COMMIT, -1) == count
-        assert bodies(store) == [b"1", b"3"]
-        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 1
-        with pytest.raises(CorruptRecord):
-            transactions.commit(halves[1:2])
-        for number in (1, 3):
-            transactions.roll_back(halves[number : number + 1])
-        assert transactions.check(lambda _: Outcome.COMMIT, -1) == 0
-        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 4
-        with pytest.raises(TransactionEnded, match=f"before: {halves[0].transaction_id}"):
-            transactions.roll_back(halves[:1])
-    assert caplog.text.count("a transaction is open, and nobody is asked about it: ") == 2
-
-
-def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
-    """Or op messages that are done would say nothing any more of half messages that are not."""
-    over = threading.Event()
-
-    def sell(store: MessageStore) -> None:
-        transactions = Transactions(store, "sellers")
-        while not over.is_set():
-            transactions.roll_back(transactions.prepare([Message("orders", b"")]))
-            transactions.check(lambda _: Outcome.UNKNOWN)
-
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("orders", 1)
-        sellers = [threading.Thread(target=sell, args=(store,)) for _ in range(3)]
-        for seller in sellers:
-            seller.start()
-        found = []
-
-        def look() -> bool:
-            found.append([store.consumer_offset(TRANSACTIONS_GROUP, topic, 0) or 0 for topic in (HALF_TOPIC, OP_TOPIC)])
-            return found[-1][0] > 30
-
-        until(look)
-        over.set()
-        for seller in sellers:
-            seller.join()
-    for one in zip(*found, strict=True):
-        assert list(one) == sorted(one)
 
 
 SELLER = """

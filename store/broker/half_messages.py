@@ -1,0 +1,143 @@
+"""Half messages: which of those in a directory are open, and how far others are done with them.
+
+An op message names those that it ends by their queue offsets. What is before the offsets that a broker notes
+of both queues is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from store import MessageStore, StoredMessage
+from store.any_log import Queue
+from store.broker.group_offsets import advance
+from store.errors import CorruptRecord, MessageTooLarge, OffsetLost, StoreError, UnknownTopic
+from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import HALF_TOPIC, OP_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC, TRANSACTIONS_GROUP
+from store.format.op_message import offsets_ended
+from store.publish.locks import among_groups
+
+QUEUE = 0  # of both topics, the only one
+_AT_ONCE = 32  # messages that are read
+_logger = logging.getLogger("store")
+
+
+class Half(NamedTuple):
+    """A half message: its transaction's id, and where it is (queue offset, commit log offset)."""
+
+    transaction_id: str
+    queue_offset: int
+    physical_offset: int
+
+
+class HalfMessages:
+    """What one thread at a time knows of them."""
+
+    def __init__(self, store: MessageStore) -> None:
+        """Makes the topics. Raises `ReadOnlyStore`."""
+        self._store = store
+        for topic in (HALF_TOPIC, OP_TOPIC):
+            made(store, topic)
+        self._ops_seen = self._done(OP_TOPIC)  # first, for others go on meanwhile: what these end is before `_begin`
+        self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
+        self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
+        self._last_half: dict[int, int] = {}  # of op messages that were seen: the last half message that they end
+        self._told: set[int] = set()  # queue offsets of half messages that cannot be read
+
+    def look(self) -> None:
+        """Learn from the op messages that were put since."""
+        for at, op in self._messages(OP_TOPIC, self._ops_seen):
+            if isinstance(op, StoreError):
+                raise op  # nobody knows what it ended
+            ends = offsets_ended(op.body)
+            self._ended.update(offset for offset in ends if offset >= self._begin)
+            self._last_half[at] = max(ends, default=-1)
+            self._ops_seen = at + 1
+
+    def is_open(self, offset: int) -> bool:
+        """As far as is known."""
+        return self._begin <= offset and offset not in self._ended
+
+    def open(self) -> Iterator[tuple[Half, StoredMessage]]:
+        """Those that are open, with their messages as they would be committed. One that cannot be read does not keep
+        the others; the log tells once.
+        """
+        for offset, message in self._left_open():
+            if not isinstance(message, StoreError):
+                half = Half(message.msg_id, offset, message.physical_offset)
+                topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
+                yield half, message._replace(topic=topic, queue_id=number_in(message, PROPERTY_REAL_QUEUE))
+            elif offset not in self._told:
+                self._told.add(offset)
+                _logger.error("%s: a transaction is open, and nobody is asked about it: %s", self._store.path, message)
+
+    def save(self) -> None:
+        """Commit how far both queues are done, as a broker does: up to the first half message that is open."""
+        self.look()
+        begin = next((offset for offset, _ in self._left_open()), self._store.max_offset(HALF_TOPIC, QUEUE))
+        done = [op for op, last in self._last_half.items() if last >= begin]
+        ops = min(done, default=self._ops_seen)
+        if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
+            self._store.flush()  # or a crash would take what ended half messages that are said to be done
+            # Both at once, and none goes back: op messages that are done say nothing of half messages that are not.
+            path, offsets = self._store.path, {Queue(HALF_TOPIC, QUEUE): begin, Queue(OP_TOPIC, QUEUE): ops}
+            save = partial(advance, ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
+            among_groups(path, self._store.config.lockTimeoutMillis / 1000, save)
+        self._go_on(begin, ops)
+
+    def forget(self) -> None:
+        """Know no more of what was ended than others have noted."""
+        self.look()
+        self._go_on(self._done(HALF_TOPIC), self._done(OP_TOPIC))
+
+    def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
+        """As `_messages`, of half messages."""
+        self.look()
+        return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
+
+    def _messages(self, topic: str, offset: int) -> Iterator[tuple[int, StoredMessage | StoreError]]:
+        """Queue offsets from this one on, each with its message, or why that cannot be read."""
+        count = _AT_ONCE
+        while True:
+            try:
+                got = self._store.get_message(TRANSACTIONS_GROUP, topic, QUEUE, offset, count)
+            except (CorruptRecord, MessageTooLarge, OffsetLost) as error:
+                if count == 1:
+                    yield offset, error
+                    offset, count = offset + 1, _AT_ONCE
+                else:
+                    count = 1  # for it may be any of them
+                continue
+            yield from ((message.queue_offset, message) for message in got.messages)
+            if got.next_begin_offset <= offset:
+                return
+            offset, count = got.next_begin_offset, _AT_ONCE
+
+    def _go_on(self, begin: int, ops: int) -> None:
+        """Forget half messages before `begin`, which are ended, and op messages before `ops`."""
+        self._begin = begin
+        self._ended = {offset for offset in self._ended if offset >= begin}
+        self._last_half = {op: last for op, last in self._last_half.items() if op >= ops}
+
+    def _done(self, topic: str) -> int:
+        committed = self._store.consumer_offset(TRANSACTIONS_GROUP, topic, QUEUE)
+        return max(committed or 0, self._store.min_offset(topic, QUEUE))
+
+
+def number_in(message: StoredMessage, name: str) -> int:
+    """What a property says, 0 where that is no number."""
+    said = message.properties.get(name, "")
+    return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+
+
+def made(store: MessageStore, topic: str) -> str:
+    """The topic, which is there then, with one queue."""
+    try:
+        store.max_offset(topic, QUEUE)
+    except UnknownTopic:
+        store.create_topic(topic, 1)
+    return topic
