@@ -138,7 +138,7 @@ def test_a_store_that_is_dropped_in_its_own_flushers_thread(path: Path) -> None:
     threads = flushers()
     store = MessageStore.open(path, config=StoreConfig(flushIntervalCommitLog=1))
     flusher = store._writing()._flusher
-    boxes, flushed = [store], flusher.flush
+    boxes, flushed = [store], flusher._flush
     in_flusher = threading.Event()
 
     def flush_and_drop() -> None:
@@ -147,7 +147,7 @@ def test_a_store_that_is_dropped_in_its_own_flushers_thread(path: Path) -> None:
             in_flusher.set()
         flushed()
 
-    flusher.flush = flush_and_drop  # type: ignore[method-assign]
+    flusher._flush = flush_and_drop  # type: ignore[method-assign]
     store.put(Message("t", b"x"))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
