@@ -1,10 +1,11 @@
-"""What copies of a broker say (slaves): they may be behind their master, and nobody tells how far."""
+"""What copies of a broker say (slaves): they may be behind their master, or have only what came since they were made,
+and nobody tells how far."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from store.any_log import Positions, Queue
+from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.routes import Broker
 from store.errors import Unreachable
@@ -12,6 +13,7 @@ from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import Offset
 
+_FURTHER = {RequestCode.GET_MIN_OFFSET: min, RequestCode.GET_MAX_OFFSET: max}
 _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND})
 
 
@@ -19,21 +21,22 @@ class Copies:
     """Which of their answers count, after what was heard before. Threads may share it."""
 
     def __init__(self) -> None:
-        self._ends: Positions = {}  # as a master told last, or a copy that was further
+        self._known: dict[tuple[Queue, RequestCode], int] = {}  # as a master told last, or a copy that was further
 
     def heard(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """An answer of `broker`, as it counts: a queue does not end before where it was known to end, for a copy that
-        is behind. Raises `Unreachable` for a copy that does not know what was asked for: that is for its master to say.
+        """An answer of `broker`, as it counts: for a copy that has less no queue ends before where it was known to end,
+        nor begins behind where it was known to begin. Raises `Unreachable` for a copy that does not know what was asked
+        for: that is for its master to say.
         """
         if broker.is_copy and answer.code in _NOT_THERE:
             raise Unreachable(
                 f"broker {broker.name} at {broker.readable}, {code.name} of {queue}: it is a copy and does not know of "
                 "it, and its master, which may, does not answer"
             )
-        if code != RequestCode.GET_MAX_OFFSET or answer.code != ResponseCode.SUCCESS:
+        if code not in _FURTHER or answer.code != ResponseCode.SUCCESS:
             return answer
-        end = Offset.of(answer.fields).offset
+        offset = Offset.of(answer.fields).offset
         if broker.is_copy:
-            end = max(end, self._ends.get(queue, 0))
-        self._ends[queue] = end
-        return replace(answer, fields=Offset(end).texts())
+            offset = _FURTHER[code](offset, self._known.get((queue, code), offset))
+        self._known[queue, code] = offset
+        return replace(answer, fields=Offset(offset).texts())

@@ -134,8 +134,8 @@ class ClusterHeld:
             # Nothing is wrong with the position: an admin tool has reset the group, or the topic is another one.
             there = min(max(header.min_offset, header.next_begin_offset), header.max_offset)
             return QueueRange(*pull.queue, there, there)
-        if broker.is_copy and header.max_offset < pull.position:
-            # It is behind, and of what else happened to the queue only its master could tell.
+        if broker.is_copy and not header.min_offset <= pull.position <= header.max_offset:
+            # It has less, and of what else happened to the queue only its master could tell.
             if time.monotonic() < self._deadline:
                 self._failed.append((time.monotonic() + _AGAIN_SECONDS, _Pull(pull.queue, pull.position)))
             return None

@@ -11,6 +11,7 @@ from store.any_log import QueueRange
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import REQUEST_SECONDS, Brokers
 from store.cluster.refusals import explained, may_pass
+from store.cluster.routes import Broker
 from store.errors import BadFrame, OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
@@ -58,9 +59,8 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
         broker = brokers.readable([wanted.queue]).get(wanted.queue)
         if broker is None:
             raise UnknownTopic(f"{brokers.address}: no broker has {wanted.queue} any more")
-        address = broker.next(attempt).readable
         try:
-            for records in _Pulls(brokers, f"broker {broker.name} at {address}", wanted._replace(start=given), address):
+            for records in _Pulls(brokers, broker.next(attempt), wanted._replace(start=given)):
                 yield records
                 given = records.end
                 deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
@@ -75,15 +75,16 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
 class _Pulls:
     """The pulls of a range on one connection: an iterator over what they bring, in order."""
 
-    def __init__(self, brokers: Brokers, who: str, wanted: QueueRange, address: str) -> None:
+    def __init__(self, brokers: Brokers, broker: Broker, wanted: QueueRange) -> None:
         self._group, self._credentials, self._tls = (
             brokers.address.consumer_group,
             brokers.address.credentials,
             brokers.tls,
         )
-        self._who = who
+        self._address = broker.readable
+        self._is_copy = broker.is_copy
+        self._who = f"broker {broker.name} at {self._address}"
         self._wanted = wanted
-        self._address = address
         self._unasked = [wanted]  # the last one first
         self._asked: dict[int, QueueRange] = {}  # by opaque
         self._answered: dict[int, Records] = {}  # by their start
@@ -161,7 +162,7 @@ class _Pulls:
 
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
         """Why a pull of what was there brings nothing."""
-        if header.min_offset > wanted.start:
+        if header.min_offset > wanted.start and not self._is_copy:  # of which only its master could tell
             return OffsetLost(
                 f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} are gone, the oldest left "
                 f"is {header.min_offset}"
@@ -169,7 +170,7 @@ class _Pulls:
         return RequestRefused(  # whoever asks again sees which
             ResponseCode.SERVICE_NOT_AVAILABLE,
             f"no messages of {wanted.queue} from {wanted.start} on, and it is said to go from {header.min_offset} to "
-            f"{header.max_offset}: a slave that is behind, or not to be read (slaveReadEnable=false), or a broker that "
-            "is deleting files",
+            f"{header.max_offset}: a slave that has less than its master, or is not to be read "
+            "(slaveReadEnable=false), or a broker that is deleting files",
             f"{self._who}: ",
         )

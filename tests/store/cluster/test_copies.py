@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, Unreachable
-from store.any_log import BrokerQueueId, Queue, QueueRange
+from store import Message, MessageStore, StoreConfig, Unreachable
+from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
 from store.remoting.serving import Serving, serve
@@ -82,3 +83,36 @@ def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: 
         assert "orders" in log.topics()
         with log.hold({QUEUE: COUNT}, time.monotonic(), EVERYTHING, 60) as held:
             assert list(held) == []
+
+
+def test_a_queue_begins_no_later_because_its_copy_does(
+    tmp_path: Path, names: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's slaves begin with the last file of the log, as it is when they are made."""
+    monkeypatch.setattr("store.cluster.pulls._PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("store.cluster.held._AGAIN_SECONDS", 0.05)
+    address = ClusterAddress((names.server.address,), patience=30.0)
+    config = StoreConfig(mappedFileSizeCommitLog=1 << 12)
+    with (
+        MessageStore.open(tmp_path / "master", config=config) as whole,
+        MessageStore.open(tmp_path / "copy", config=config) as young,
+        address.open() as log,
+    ):
+        for each in (whole, young):
+            each.create_topic("orders", 1)
+            each.put_many([Message("orders", b"%d" % n * 1000, queue_id=0) for n in range(COUNT)])
+        young.clean(forced=True)
+        assert young.min_offset("orders", 0) > 1
+        with serve(young, "127.0.0.1:0") as copy, ThreadPoolExecutor(1) as thread:
+            with serve(whole, "127.0.0.1:0") as master:
+                names.addresses = {"0": master.address, "1": copy.address}
+                assert log.bounds([QUEUE]) == {QUEUE: (0, COUNT)}
+            names.addresses = {"1": copy.address}
+            assert log.bounds([QUEUE]) == {QUEUE: (0, COUNT)}
+            read = thread.submit(lambda: list(log.scan(QueueRange(*QUEUE, 1, COUNT), ReadSpec(("body",), EVERYTHING))))
+            with log.hold({QUEUE: 1}, time.monotonic() + 60, EVERYTHING, 0.2) as held:
+                assert next(held) is None
+                with serve(whole, master.address):
+                    names.addresses = {"0": master.address, "1": copy.address}
+                    assert next(there for there in held if there) == QueueRange(*QUEUE, 1, COUNT)
+                    assert sum(batch.num_rows for batch in read.result()) == COUNT - 1

@@ -20,6 +20,7 @@ from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.pulls import _Pulls
+from store.cluster.routes import Broker
 from store.publish.figures import Figures
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
@@ -240,7 +241,7 @@ def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureF
 
 def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
     with closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers:
-        pulls = _Pulls(brokers, "broker b", QueueRange("orders", 0, 0, 3), moody.server.address)
+        pulls = _Pulls(brokers, Broker("b", ((0, moody.server.address),)), QueueRange("orders", 0, 0, 3))
         with pytest.raises(BadFrame, match="nobody made"):
             pulls._take(Command(ResponseCode.SUCCESS, opaque=7))
 
