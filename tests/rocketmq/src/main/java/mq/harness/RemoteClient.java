@@ -334,11 +334,16 @@ public final class RemoteClient {
             consumer.subscribe(asked.get("topic").getAsString(), text(asked, "expression", "*"));
         }
         int failures = number(asked, "failures", 0);
+        CountDownLatch told = new CountDownLatch(1);  // messages may come before start() is over
         if (asked.has("orderly")) {
-            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> consumed(id, messages, failures)
-                ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                await(told);
+                return consumed(id, messages, failures) ? ConsumeOrderlyStatus.SUCCESS
+                    : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
+            });
         } else {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                await(told);
                 context.setDelayLevelWhenNextConsume(number(asked, "level", 1));
                 return consumed(id, messages, failures) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
                     : ConsumeConcurrentlyStatus.RECONSUME_LATER;
@@ -348,6 +353,15 @@ public final class RemoteClient {
         consumer.start();
         consumers.put(id, consumer);
         say("subscribed", "id", id);
+        told.countDown();
+    }
+
+    private static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
+        }
     }
 
     /** So many messages by RocketMQ's pull consumer, which then commits and leaves. */
