@@ -144,10 +144,13 @@ class Directory:
         target = self._root / path
         with _explained(target):
             if not target.parent.is_dir():
+                there = next(number for number, folder in enumerate(target.parents) if folder.is_dir())
                 self._root.mkdir(parents=True, exist_ok=True)
                 make_folder(target.parent)
-                for folder in target.parents[: len(Path(path).parents)]:
-                    sync_directory(folder)
+                # The one above the archive always: who made it may have died before this.
+                for folder in target.parents[: max(there, len(Path(path).parents)) + 1]:
+                    with suppress(PermissionError):  # one may pass through a directory without the right to read it
+                        sync_directory(folder)
             write_file(target, data)
 
     def delete(self, path: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from store import Message, MessageStore
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
+from store.archive.objects import Directory
 from store.read.filters import EVERYTHING
 from tests.device.disk import Disk, restore
 from tests.device.life import small
@@ -49,3 +50,15 @@ def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
             store.archive(str(tmp_path / "copy"))
         shutil.rmtree(tmp_path / "copy")
         shutil.rmtree(tmp_path / "crash")
+
+
+def test_a_new_archive_is_on_the_device_with_the_folders_above_it(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "live")
+    with recorder.recording():
+        archive = Directory(tmp_path / "live" / "new" / "archive")
+        archive.write("of/one", b"object")
+        changes = recorder.changes[: recorder.look()]
+    for number in range(CUTS):
+        chance = random.Random(number)
+        restore(Disk({}, changes, chance).after_power_loss(chance), tmp_path / f"crash{number}")
+        assert Directory(tmp_path / f"crash{number}" / "new" / "archive").read_all("of/one") == b"object"
