@@ -47,11 +47,12 @@ def restore(
 
     Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
     `NotAStore` where something is there, `StoreLocked` while another process restores there, `UnknownTopic`,
-    `StoreFull`, `StoreUnavailable`, and as reading an archive does.
+    `StoreFull`, `StoreUnavailable`, and as reading an archive does: `OffsetLost` where some of it is taken out
+    meanwhile.
     """
     path = path.expanduser().absolute()
     unfinished = path.with_name(path.name + UNFINISHED)
-    with system_errors(unfinished), archive.open() as log:
+    with system_errors(unfinished), archive.open_still() as log:
         _must_be_free(path)
         there = log.topics()
         missing = [topic for topic in topics if topic not in there]

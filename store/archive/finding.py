@@ -71,14 +71,17 @@ class Finding:
         it = self._flat(wanted.queue)
         if it is None or it.archived.indexed_from is None:
             return [wanted]
-        known = min(max(wanted.start, it.archived.indexed_from), wanted.end)
+        # What is not archived (any more) stays, and who reads is to say so.
+        known = min(max(wanted.start, it.archived.indexed_from, it.min_offset()), wanted.end)
+        behind = max(known, min(wanted.end, it.archived.max_offset))
         filed = filed[filed >= it.begin]  # and not deleted by now
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             offsets = list(pool.map(it.offset_of, [*filed.tolist(), *ids]))
         if None in offsets[: len(filed)]:
             return [wanted]  # who reads it says what is wrong
-        there = sorted({each for each in offsets if each is not None and known <= each < wanted.end})
-        return joined([wanted._replace(end=known), *(wanted._replace(start=each, end=each + 1) for each in there)])
+        there = sorted({each for each in offsets if each is not None and known <= each < behind})
+        pieces = (wanted._replace(start=each, end=each + 1) for each in there)
+        return joined([wanted._replace(end=known), *pieces, wanted._replace(start=behind)])
 
     def newest(
         self,

@@ -25,14 +25,14 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.archive.catalog import Catalog
+from store.archive.catalog import ArchivedQueue, Catalog
 from store.archive.finding import Finding
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import PolledHeld
 from store.archive.kin import Kin
 from store.archive.names import named
 from store.archive.objects import parsed, without_secrets
-from store.archive.place import Place
+from store.archive.place import Place, StillPlace
 from store.archive.records import Records, records_of
 from store.errors import CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
@@ -41,6 +41,7 @@ from store.format.layout import CQ_ENTRY
 from store.format.stored_message import StoredMessage, inflated
 from store.format.stored_messages import stored_messages
 from store.index.index import END_OF_TIME
+from store.integers import LONG_MAX
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import fingerprint
 from store.read.query import offset_by_time
@@ -76,6 +77,11 @@ class ArchiveAddress:
         """Raises `NoArchive`, `UnsupportedStore`, `ArchiveUnavailable`."""
         return ArchiveLog(Place.at(self.url, parsed(self.options)))
 
+    def open_still(self) -> ArchiveLog:
+        """`open` of what is archived at the first look. What goes meanwhile is `OffsetLost`, also where something else
+        has its queue offsets by then."""
+        return ArchiveLog(StillPlace(Place.at(self.url, parsed(self.options))))
+
     def open_writer(self) -> NoReturn:
         raise ReadOnlyStore(f"{self}: {_READ_ONLY}")
 
@@ -108,15 +114,18 @@ class ArchiveLog:
         )
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """By the times of whole segments, where they are those of all their messages."""
+        """By the times of whole segments, where they are those of all their messages. What is not archived (any more)
+        stays: who reads is to say so."""
         found: list[QueueRange] = []
         catalog = self._catalog()
         for wanted in ranges:
             it = self._flat(catalog, wanted.queue)
-            for segment in it.archived.entries if it is not None else ():
-                if segment.sealed and not (segment.begin <= end and begin <= segment.end):
-                    continue
-                first, stop = (each // CQ_ENTRY.itemsize for each in (segment.base, segment.stop))
+            archived = it.archived if it is not None else ArchivedQueue()
+            stretches = [(0, archived.first_entry)]
+            for segment in archived.entries:
+                if not segment.sealed or (segment.begin <= end and begin <= segment.end):
+                    stretches.append((segment.base // CQ_ENTRY.itemsize, segment.stop // CQ_ENTRY.itemsize))
+            for first, stop in (*stretches, (archived.max_offset, LONG_MAX)):
                 piece = wanted._replace(start=max(wanted.start, first), end=min(wanted.end, stop))
                 if piece.length <= 0:
                     continue

@@ -126,6 +126,16 @@ class Place:
         return FlatQueue(self.objects, self.folder, queue_path(catalog.broker, *queue), queue, archived)
 
 
+class StillPlace(Place):
+    """What is there at the first look: what comes later is not in it, and what is taken out since is missed."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.url, place.objects, place.folder, place.metadata)
+
+    def load(self) -> Catalog | None:
+        return self._seen.catalog or super().load()
+
+
 def is_archive(directory: str) -> bool:
     """Whether a directory holds one, or a part of one."""
     objects = objects_at(directory, {})

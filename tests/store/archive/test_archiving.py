@@ -116,6 +116,9 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
         assert rows(log, queue, *bounds) == rows(store, queue, *bounds)
         with pytest.raises(OffsetLost, match="not archived"):
             rows(log, queue, 0, 1)
+        wanted = QueueRange(*queue, 0, bounds.max_offset)  # whoever reads it has to be told
+        for narrowed in (log.stored_between([wanted], 0, 1), log.with_keys([wanted], ["k0"])):
+            assert narrowed[0][2:] == (0, bounds.min_offset)
     assert archive(reserved_hours=0) == 0
 
 

@@ -20,6 +20,7 @@ from store import (
     Message,
     MessageStore,
     OffsetLost,
+    OffsetNotYet,
     QueuesPassedOver,
     StoreConfig,
     UnknownTopic,
@@ -384,3 +385,38 @@ def test_a_store_that_was_restored_goes_on_in_the_same_place(store: MessageStore
     assert store.offsets("orders", 0)[1] == 106
     with ThroughAddress(str(store.path)).open() as log:
         assert bodies(log, ORDERS, 0, 106) == named("old", 100) + named("other", 6)
+
+
+def test_a_copy_that_is_made_meanwhile_is_of_one_of_the_two(store: MessageStore, url: str, tmp_path: Path) -> None:
+    """Or is not made."""
+    store.create_topic("orders", 2)
+    for queue_id in range(2):
+        put(store, "orders", "first", 5, queue_id)
+    store.archive(url)
+    made_again(store, 2)
+    for queue_id in range(2):
+        put(store, "orders", "second", 5, queue_id)
+
+    def progress(done: int, total: int) -> None:
+        if done == 5:  # of the first queue
+            assert store.archive(forget=["orders"]).forgotten == 10
+
+    with pytest.raises(OffsetLost, match="not archived any more"):
+        restore(ArchiveAddress(url), tmp_path / "copy", ["orders"], progress=progress)
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("is_archived_again", [False, True])
+def test_what_was_taken_out_is_not_narrowed_away(store: MessageStore, url: str, *, is_archived_again: bool) -> None:
+    put(store, "orders", "first", 5)
+    put(store, "other", "kept", 1)
+    store.archive(url)
+    made_again(store)
+    put(store, "orders", "second", 2 * is_archived_again)
+    store.archive(forget=["orders"])
+    wanted = QueueRange(*ORDERS, 0, 5)
+    with ArchiveAddress(url).open() as log:
+        for ranges in (log.stored_between([wanted], 0, 1), log.with_keys([wanted], ["first0"])):
+            assert ranges[-1].end == 5
+            with pytest.raises((OffsetNotYet, UnknownTopic)):
+                list(log.scan(ranges[-1], SPEC))
