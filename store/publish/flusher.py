@@ -35,8 +35,8 @@ class _UnderWay:
         try:
             yield
         finally:
+            over.set()  # first: an interrupt may come now
             self._threads.pop(over, None)
-            over.set()
 
     def wait(self) -> None:
         """Until others have said what they were told; not one that a signal's handler interrupts, which this is in."""
