@@ -19,7 +19,8 @@ from store.format.topic_names import check_topic_name
 _NAMES = names_of(WRITE_OPTIONS)
 STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
 COMMITS_FOLDER = "commits"
-_SPARKS_OWN = ("checkpointLocation", "queryName")  # which Spark hands on to a streaming sink
+_CHECKPOINT = "checkpointLocation"
+_SPARKS_OWN = (_CHECKPOINT, "queryName")  # which Spark hands on to a streaming sink
 
 
 class Guarantee(Enum):
@@ -65,7 +66,7 @@ class WriteOptions:
             guarantee=guarantee,
             given_staging_path=given.if_given("stagingPath", shared_path),
             producer_group=given.if_given("producerGroup", group),
-            checkpoint=given.get(_SPARKS_OWN[0]),
+            checkpoint=given.get(_CHECKPOINT),
         )
 
     @property
