@@ -148,27 +148,35 @@ class QueueEnds:
         end: int,
         deleted: Mapping[str, int] = NOTHING,
         *,
-        is_clean: bool = False,
+        announced: int | None = None,
     ) -> bool:
         """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
 
-        A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it. is_clean: no append
-        died, so there is nothing behind either: in files that are newer than the log there is.
+        A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it. announced: up to which
+        log offset an append was under way that died, `end` without one: then there is nothing behind either, but in
+        the queues that it names, in which `Appender.repair` undoes it, or in all where they cannot be told. In files
+        that are newer than the log there is. None: nobody looks, for a recovery cuts all queues off.
         """
         appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
         if appended is None:
             return False
+        dead = None if announced is None else ranges_of(log, end, announced)
         self._merge({name: stop for name, (_, stop) in appended.items()})
         folders = {name: _folder(root, name) for name in self.of if name[0] in topics}
-        if not all(_reaches(folder, self.of[name], queue_file_size, end, is_clean) for name, folder in folders.items()):
+
+        def is_last(name: QueueName) -> bool:
+            return dead is not None and name not in dead
+
+        looks = ((folder, self.of[name], queue_file_size, end, is_last(name)) for name, folder in folders.items())
+        if not all(_reaches(*look) for look in looks):
             return False
         others = (name for name in Topics(root).queues_on_disk() if name[0] in topics and name not in self.of)
-        if is_clean and not all(_is_empty(_folder(root, name)) for name in others):
+        if not all(_is_empty(_folder(root, name)) for name in others if is_last(name)):
             return False
         several = {
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
         }
-        return _begin(several, log, deleted) and self._index_holds(log, index, end if is_clean else None)
+        return _begin(several, log, deleted) and self._index_holds(log, index, end if dead == {} else None)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.

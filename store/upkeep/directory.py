@@ -210,8 +210,8 @@ class Directory:
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 topics = Topics(self.root)
                 looked_at = self.root, log, index, queue_file_size, topics.queue_counts(), end, topics.deletions()
-                is_clean = current and published.announced_end <= end
-                queues = bool(left_alone and ends and ends.hold(*looked_at, is_clean=is_clean))
+                announced = published.announced_end if current else None
+                queues = bool(left_alone and ends and ends.hold(*looked_at, announced=announced))
                 if current or not abort:  # or else the index's last file is made anew
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names()))
             confirm = published.confirm_offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from store.format.layout import segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
+from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
 from tests.store.log.damages import SMALL, folder
@@ -72,6 +74,38 @@ def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str,
         assert list(store.query("t", "later")) == []
         assert store.max_offset("t", queue_id) == had
         assert {place: body for place, body in bodies(store).items() if body != b"new"} == before
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize(
+    "step", [(PublishedEnd, "publish"), (CommitLog, "write")], ids=["whole", "of which there is nothing"]
+)
+@pytest.mark.parametrize("newer", ["consumequeue", "index"])
+def test_what_is_newer_than_a_log_whose_last_append_died_goes(
+    path: Path, tmp_path: Path, newer: str, step: tuple[type, str]
+) -> None:
+    """Of the queues only 0 and 1 are those of the dead append."""
+    live = tmp_path / "live"
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 4)
+    child = os.fork()
+    if child == 0:
+        killed = MessageStore.open(path)
+        setattr(*step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        killed.put_many([Message("t", b"dead", queue_id=n % 2) for n in range(3)])
+    os.waitpid(child, 0)
+    shutil.copytree(path, live)
+    with MessageStore.open(live) as store:
+        store.put_many([Message("t", bytes(300), keys="later", queue_id=n % 4) for n in range(16)])
+    shutil.rmtree(path / newer)
+    shutil.copytree(live / newer, path / newer)
+    with MessageStore.open(path) as store:
+        before = bodies(store)
+        store.put_many([Message("t", b"new", keys="new", queue_id=0)] * 60)
+        assert len(store.query("t", "new", 100)) == 60
+        assert list(store.query("t", "later")) == []
+        assert {place: body for place, body in bodies(store).items() if body != b"new"} == before
+        assert [store.max_offset("t", queue) for queue in range(4)] == [85, 25, 25, 0]
     assert verify(path).findings == []
 
 
