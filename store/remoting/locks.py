@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from store import BadFrame
+from store import BadFrame, RequestRefused
 from store.any_log import Queue
 from store.broker.queue_locks import Claims, claim, held
+from store.broker.response_codes import ResponseCode
 from store.remoting.clients import MAX_HEARTBEAT_BYTES
 from store.remoting.codes import RequestCode
 from store.remoting.command import parse_object
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
+
+_MAX_NAME = 1024  # characters of a group's name, and of a client's id
+_MAX_CLIENTS = 4096  # that lock on one connection, in one group or several
 
 
 class LockRequest(NamedTuple):
@@ -32,9 +37,14 @@ class LockRequest(NamedTuple):
         content = parse_object(body)
         try:
             queues = {Queue(str(each["topic"]), int(each["queueId"])): each for each in content.get("mqSet") or ()}
-            return LockRequest(str(content["consumerGroup"]), str(content["clientId"]), queues)
+            asked = LockRequest(str(content["consumerGroup"]), str(content["clientId"]), queues)
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"{body[:60]!r}...: no request for queues: {error!r}") from error
+        if max(len(asked.group), len(asked.client_id)) > _MAX_NAME:
+            raise BadFrame(
+                f"a request for queues: a group's name and a client's id have at most {_MAX_NAME} characters"
+            )
+        return asked
 
 
 class _Locked(NamedTuple):
@@ -47,11 +57,14 @@ class _Locked(NamedTuple):
 class Locks:
     """What clients have, by `queue_locks`' rules. A connection that is over takes nothing from its client: that may be
     alive, with messages of the queue in hand, and come back on another one. RocketMQ's close theirs where an answer is
-    late."""
+    late. What is kept is bounded: only queues that are there can be locked, by so many clients on one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: Callable[[], Mapping[str, int]]) -> None:
+        """topics: to number of queues, as it stands now."""
+        self._topics = topics
         self._lock = threading.Lock()
         self._locked: dict[str, dict[str, _Locked]] = {}  # group, client id
+        self._clients: Counter[Connection] = Counter()  # that came on it; counted anew by `forget`
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers that may wait."""
@@ -63,22 +76,34 @@ class Locks:
         with self._lock:
             for group, of_group in list(self._locked.items()):
                 for client_id, locked in list(of_group.items()):
-                    if locked.connection.is_over and not held(locked.claims, now):
+                    if not locked.claims or (locked.connection.is_over and not held(locked.claims, now)):
                         del of_group[client_id]
                 if not of_group:
                     del self._locked[group]
+            self._clients = Counter(has.connection for of_group in self._locked.values() for has in of_group.values())
 
     def _claim(self, request: Request) -> Response:
-        asked, now = LockRequest.of(bytes(request.command.body)), time.monotonic()
+        asked, there, now = LockRequest.of(bytes(request.command.body)), self._topics(), time.monotonic()
+        wanted = [queue for queue in asked.queues if 0 <= queue.queue_id < there.get(queue.topic, 0)]
         with self._lock:
             if request.connection.is_over:  # it would not hear of it, and keep others waiting
                 return of_json({"lockOKMQSet": []})
-            of_group = self._locked.setdefault(asked.group, {})
+            of_group = self._locked.get(asked.group, {})
             taken = set().union(*(held(has.claims, now) for id, has in of_group.items() if id != asked.client_id))
             own = of_group.get(asked.client_id)
-            claims = claim(asked.queues, {} if own is None else own.claims, taken, now)
-            of_group[asked.client_id] = _Locked(request.connection, claims)
+            claims = claim(wanted, {} if own is None else own.claims, taken, now)
+            if own is None and claims:
+                self._admit(request.connection)
+            if own is not None or claims:
+                self._locked.setdefault(asked.group, {})[asked.client_id] = _Locked(request.connection, claims)
         return of_json({"lockOKMQSet": [name for queue, name in asked.queues.items() if queue in claims]})
+
+    def _admit(self, connection: Connection) -> None:
+        """Another client. Raises `RequestRefused` where there are too many."""
+        if self._clients[connection] >= _MAX_CLIENTS:
+            why = f"{_MAX_CLIENTS:,} clients have locked queues on this connection: let others come on another one"
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
+        self._clients[connection] += 1
 
     def _give_back(self, request: Request) -> Response:
         asked = LockRequest.of(bytes(request.command.body))

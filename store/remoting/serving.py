@@ -73,7 +73,7 @@ class Serving:
         retries = Retries(store, older)
         self._neighbours = Neighbours(store)
         clients = Clients(retries.prepare, self._neighbours.admit, self._neighbours.changed)
-        locks = Locks()
+        locks = Locks(store.topics)
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
         self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")

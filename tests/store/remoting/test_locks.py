@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from store import BadFrame
+from store import BadFrame, MessageStore, RequestRefused
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.remoting.client import Client
@@ -20,6 +20,7 @@ from tests.store.remoting.golden import FRAMES
 from tests.waiting import until
 
 (MADE,) = {bytes.fromhex(line["body"]) for line in FRAMES if line["code"] == RequestCode.UNLOCK_BATCH_MQ}
+TOPICS = {"orders": 4}
 
 
 def queues(*ids: int) -> list[dict[str, object]]:
@@ -40,6 +41,11 @@ def ask(broker: Broker, code: int, client_id: str, *ids: int, group: str = "g") 
 def test_what_rocketmq_made() -> None:
     asked = LockRequest.of(MADE)
     assert (asked.group, asked.client_id, list(asked.queues)) == ("group", "127.0.0.1@1", [Queue("orders", 3)])
+
+
+@pytest.fixture(autouse=True)
+def four_queues(store: MessageStore) -> None:
+    store.create_topic("orders", TOPICS["orders"])
 
 
 def test_one_client_at_a_time(broker: Broker) -> None:
@@ -67,7 +73,7 @@ def test_who_is_cut_off_keeps_what_it_has(broker: Broker, monkeypatch: pytest.Mo
 
 def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was there all the time is told that another may have had its queue meanwhile."""
-    locks = Locks()
+    locks = Locks(lambda: TOPICS)
     gone, here = (Connection(lambda connection, command: None, lambda connection, error: None) for _ in range(2))
 
     def claim(connection: Connection, body: bytes = MADE) -> bool:
@@ -87,7 +93,7 @@ def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.Monkey
 
 
 def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
-    locks = Locks()
+    locks = Locks(lambda: TOPICS)
     connection = Connection(lambda connection, command: None, lambda connection, error: None)
     connection.connection_lost(None)
     asked = Command(RequestCode.LOCK_BATCH_MQ, body=MADE)
@@ -95,7 +101,61 @@ def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
     assert json.loads(bytes(body)) == {"lockOKMQSet": []}
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"clientId":"a","consumerGroup":"g","mqSet":[7]}', b'{"mqSet":7}'])
+def connection() -> Connection:
+    return Connection(lambda connection, command: None, lambda connection, error: None)
+
+
+def lock(locks: Locks, on: Connection, client_id: str, *ids: int, group: str = "g") -> list[int]:
+    body = json.dumps({"clientId": client_id, "consumerGroup": group, "mqSet": queues(*ids)}).encode()
+    request = Request(Command(RequestCode.LOCK_BATCH_MQ, body=body), on)
+    (answer,) = locks.others()[RequestCode.LOCK_BATCH_MQ](request).body
+    return [each["queueId"] for each in json.loads(bytes(answer))["lockOKMQSet"]]
+
+
+def test_only_queues_that_are_there_can_be_locked() -> None:
+    """Nothing is kept of a client that got none."""
+    locks, on = Locks(lambda: TOPICS), connection()
+    assert lock(locks, on, "a", -1, 0, 3, 4, 1 << 40) == [0, 3]
+    for number in range(100):
+        assert lock(locks, on, f"b{number}", 0, 7, group=f"g{number % 2}" if number else "g") == [0] * (
+            number in (1, 2)
+        )
+    assert {group: list(clients) for group, clients in locks._locked.items()} == {
+        "g": ["a"],
+        "g1": ["b1"],
+        "g0": ["b2"],
+    }
+
+
+def test_so_many_clients_lock_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.remoting.locks._MAX_CLIENTS", 3)
+    locks, on, other = Locks(lambda: TOPICS), connection(), connection()
+    for number in range(3):
+        assert lock(locks, on, f"{number}", number) == [number]
+    for group in ("g", "h"):
+        with pytest.raises(RequestRefused, match="3 clients have locked queues on this connection"):
+            lock(locks, on, "3", 3, group=group)
+    assert lock(locks, on, "0", 0, 1) == [0]
+    assert lock(locks, other, "3", 3) == [3]
+    locks.forget()
+    with pytest.raises(RequestRefused):
+        lock(locks, on, "4", 0, group="h")
+    body = json.dumps({"clientId": "1", "consumerGroup": "g", "mqSet": queues(1)}).encode()
+    locks.others()[RequestCode.UNLOCK_BATCH_MQ](Request(Command(RequestCode.UNLOCK_BATCH_MQ, body=body), on))
+    locks.forget()
+    assert lock(locks, on, "4", 1) == [1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"clientId":"a","consumerGroup":"g","mqSet":[7]}',
+        b'{"mqSet":7}',
+        b'{"clientId":"%s","consumerGroup":"g"}' % (b"a" * 1025),
+    ],
+)
 def test_what_is_no_request(broker: Broker, body: bytes) -> None:
     with pytest.raises(BadFrame):
         LockRequest.of(body)
