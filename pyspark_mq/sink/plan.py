@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from store.files.atomic import read_file
+from store.system_errors import system_errors
 
 _MAX_BYTES = 1 << 30  # a source may have any number of queues
 
@@ -15,12 +16,14 @@ _MAX_BYTES = 1 << 30  # a source may have any number of queues
 def plan_of(checkpoint: str | None, batch: int) -> str:
     """A digest of the file in which Spark noted up to where a batch reads; "" where that is in no directory seen here.
 
-    checkpoint: the option checkpointLocation. Raises `OSError`, `CorruptStore`.
+    checkpoint: the option checkpointLocation. Raises `StoreUnavailable`, `CorruptStore`.
     """
     folder = (checkpoint or "").removeprefix("file:")
     if not folder.startswith("/"):
         return ""
-    try:
-        return sha256(read_file(Path(folder, "offsets", str(batch)), _MAX_BYTES)).hexdigest()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return ""
+    path = Path(folder, "offsets", str(batch))
+    with system_errors(path):
+        try:
+            return sha256(read_file(path, _MAX_BYTES)).hexdigest()
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return ""

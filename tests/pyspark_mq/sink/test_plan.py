@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.sink.plan import plan_of
+from store import StoreUnavailable
 
 
 def test_the_file_of_a_batch_in_the_checkpoint(tmp_path: Path) -> None:
@@ -24,3 +26,11 @@ def test_the_file_of_a_batch_in_the_checkpoint(tmp_path: Path) -> None:
 )
 def test_where_it_is_not_seen(checkpoint: str | None) -> None:
     assert plan_of(checkpoint, 7) == ""
+
+
+@pytest.mark.parametrize("damage", [Path.mkdir, lambda path: path.symlink_to(path)])
+def test_what_the_system_refuses(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    (tmp_path / "offsets").mkdir()
+    damage(tmp_path / "offsets" / "7")
+    with pytest.raises(StoreUnavailable, match="offsets/7: "):
+        plan_of(str(tmp_path), 7)
