@@ -30,7 +30,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -231,7 +231,7 @@ class Commits:
         """
         if COMMITS_TOPIC not in self._log.topics():
             self._log.create_topic(COMMITS_TOPIC, 1)
-        self._note(batch, written=False)
+        self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
         """What is to be appended to COMMITS_TOPIC, together with the rows of a batch."""
@@ -239,8 +239,16 @@ class Commits:
         return pa.RecordBatch.from_arrays([texts([body]), texts([self._query])], ["body", "keys"])
 
     def end(self, batch: Batch) -> None:
-        """Note that a batch was written, and flushed; or skipped, or has no rows. Raises `CommitError`."""
-        self._note(batch, written=True)
+        """Note that a batch was written, and flushed; or has no rows. Raises `CommitError`."""
+        self._note(batch, batch.rows, written=True)
+
+    def skip(self, batch: Batch) -> None:
+        """Note that a batch came again, which there is. What it was written with stays noted: this time the query may
+        have made other rows of it, or none. Raises `CommitError`.
+        """
+        mark = self._read()
+        rows, plan = (batch.rows or None, "") if mark is None else (mark.rows, mark.plan)
+        self._note(replace(batch, plan=plan or batch.plan), rows, written=True)
 
     def _is_recorded(self, batch: int, since: int) -> bool:
         first, end = self._bounds()
@@ -268,10 +276,11 @@ class Commits:
                 "delete it: then the records that the store still has tell"
             ) from error
 
-    def _note(self, batch: Batch, *, written: bool) -> None:
+    def _note(self, batch: Batch, rows: Mapping[str, int] | None, *, written: bool) -> None:
         end = self._bounds().max_offset
         last = self._log.fingerprints({_RECORDS: end}).get(_RECORDS)
-        mark = Mark(batch.number, written, end, dict(batch.rows), batch.run, last, batch.plan, batch.consecutive)
+        counts = None if rows is None else dict(rows)
+        mark = Mark(batch.number, written, end, counts, batch.run, last, batch.plan, batch.consecutive)
         try:
             write_file(self._path, json.dumps(asdict(mark)).encode())
         except OSError as error:

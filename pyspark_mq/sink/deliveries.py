@@ -181,7 +181,9 @@ class OncePerBatch(AllOrNothing):
         with commits.turn():
             if commits.has(batch):
                 _log.warning("Batch %d of query %s was written before: it is skipped", batch.number, sent[0].query)
-            elif batch.rows:
+                commits.skip(batch)
+                return
+            if batch.rows:
                 commits.begin(batch)
                 self._append(log, sent, {COMMITS_TOPIC: commits.record(batch)})
             commits.end(batch)

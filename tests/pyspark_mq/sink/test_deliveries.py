@@ -102,6 +102,21 @@ def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: Messa
     assert os.listdir(options_of(store).staging_path) == []
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_batch_that_comes_again_without_rows_was_written_all_the_same(
+    store: MessageStore, tmp_path: Path, is_noted: bool
+) -> None:
+    """And then with rows again: Spark runs it until it has noted itself that the batch is done."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "7").write_text("one")
+    commit(store, staged(store, 7, "a", run="1"), checkpointLocation=str(tmp_path))
+    if not is_noted:
+        Path(store.path, "commits", QUERY, "mark.json").unlink()
+    for run, bodies in (("2", []), ("3", ["b", "c"])):
+        commit(store, staged(store, 7, *bodies, run=run), checkpointLocation=str(tmp_path))
+    assert store.max_offset("orders", 0) == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"producerGroup": "copier"}])
 def test_a_batch_that_was_planned_anew_is_told_by_its_checkpoint(
     store: MessageStore, tmp_path: Path, options: dict[str, str]
