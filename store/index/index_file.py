@@ -147,12 +147,16 @@ class IndexFile:
 
         Those behind `next_entry` included: a broker names an entry in its slot before it counts it.
         """
-        header = self.header()
-        number: int = _SLOT.unpack(self._file.read(file_bytes(wanted % self.slots, 0), _SLOT.size))[0]
+        header, slot = self.header(), wanted % self.slots
+        number = first = self._newest_of(slot)
         limit = self._capacity
         while INDEX_NO_ENTRY < number < limit:
             position = self._entries_at + number * _ENTRY.size
             hashed, physical_offset, seconds, previous = _ENTRY.unpack(self._file.read(position, _ENTRY.size))
+            if hashed % self.slots != slot and (newest := self._newest_of(slot)) != first:
+                # That of an append which was undone meanwhile: another stands in its place, of another chain.
+                number, first, limit = newest, newest, self._capacity
+                continue
             if number == INDEX_NO_ENTRY + 1:
                 seconds = 0  # its own count from the file before (see `_seconds`)
             stored = header["begin_timestamp"] + seconds * _MS
@@ -161,6 +165,11 @@ class IndexFile:
             if hashed == wanted and stored <= end:
                 yield physical_offset
             limit, number = number, previous  # chains go back only, so that none can be endless
+
+    def _newest_of(self, slot: int) -> int:
+        """Number of the newest entry of a slot."""
+        number: int = _SLOT.unpack(self._file.read(file_bytes(slot, 0), _SLOT.size))[0]
+        return number
 
     def truncate(self, end_offset: int) -> None:
         """Drop the entries of records at commit log offset `end_offset` and after, which are the last ones."""
@@ -179,7 +188,8 @@ class IndexFile:
         header["next_entry"] = keep
         last = self.entries(keep - 1, keep)[0]
         header["end_offset"] = int(last["physical_offset"])
-        header["end_timestamp"] = header["begin_timestamp"] + (int(last["seconds"]) + 1) * _MS - 1
+        seconds = int(last["seconds"]) if keep - 1 > INDEX_NO_ENTRY + 1 else 0  # as in `candidates`
+        header["end_timestamp"] = header["begin_timestamp"] + (seconds + 1) * _MS - 1
         self.write_header(header)
 
     def entries(self, start: int, end: int) -> Entries:

@@ -46,6 +46,43 @@ def test_one_key_at_a_time_makes_the_same_file(tmp_path: Path, ms_each: int) -> 
     assert (many.entries(1, 41)["seconds"] >= 0).all()
 
 
+def test_a_search_that_stands_on_an_append_which_is_undone_meanwhile(tmp_path: Path) -> None:
+    """Another one's entry stands in its place then, of another slot: the older entries of the key were missed."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
+    file, ours, theirs = IndexFile(path, SLOTS, ENTRIES, writable=True), [7], [8]
+    for offset in (0, 100, 200, 300):
+        file.append(ours, [offset], [START])
+    search = file.candidates(7, 0, START + 1000)
+    assert next(search) == 300
+    file.truncate(200)
+    for offset in (200, 250, 300):
+        file.append(theirs, [offset], [START])
+    assert list(search) == [100, 0]
+
+
+def test_a_wrong_entry_in_a_chain_ends_no_search_in_a_circle(tmp_path: Path) -> None:
+    file = made(tmp_path / "file", 3)
+    content = bytearray(file.path.read_bytes())
+    slot = int(HASHES[0]) % SLOTS
+    content[file_bytes(slot, 0) : file_bytes(slot + 1, 0)] = (2).to_bytes(4, "big")  # which is another slot's
+    file.path.write_bytes(content)
+    assert list(file.candidates(int(HASHES[0]), 0, START + 10_000)) == []
+
+
+def test_a_file_that_begins_late_and_is_cut_to_its_first_key(tmp_path: Path) -> None:
+    """That one's seconds count from the file before."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
+    file = IndexFile(path, SLOTS, ENTRIES, writable=True)
+    file.write_header({**file.header(), "begin_timestamp": START - 60_000, "end_timestamp": START - 60_000})
+    file.append(HASHES[:2], OFFSETS[:2], [START, START + 5000])
+    file.truncate(100)
+    header = file.header()
+    assert header["begin_timestamp"] == START
+    assert START <= header["end_timestamp"] < START + 1000
+
+
 def test_entries_by_number(tmp_path: Path) -> None:
     file = made(tmp_path / "file", 30)
     assert file.entries(5, 9)["key_hash"].tolist() == HASHES[4:8].tolist()
