@@ -21,32 +21,35 @@ _logger = logging.getLogger("store")
 
 
 class _UnderWay:
-    """The flushes that threads of this process are in, of any store: where two have one descriptor, the system tells
-    one of them of what the device did not take, and the other that all is well.
+    """The flushes that threads of this process are in, by the directory: where two have one descriptor, the system
+    tells one of them of what the device did not take, and the other that all is well.
     """
 
     def __init__(self) -> None:
-        self._threads: dict[threading.Event, int] = {}
+        self._flushes: dict[threading.Event, tuple[Path, int]] = {}
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def one(self, root: Path) -> Iterator[None]:
         over = threading.Event()
-        self._threads[over] = threading.get_ident()
+        self._flushes[over] = root, threading.get_ident()
         try:
             yield
         finally:
             over.set()  # first: an interrupt may come now
-            self._threads.pop(over, None)
+            self._flushes.pop(over, None)
 
-    def wait(self) -> None:
-        """Until others have said what they were told; not one that a signal's handler interrupts, which this is in."""
-        for over, thread in self._threads.copy().items():
-            if thread != threading.get_ident():
+    def wait(self, root: Path) -> None:
+        """Until others have said what they were told; not one that a signal's handler interrupts, which this is in.
+
+        Nor those of another directory, whose device may hang: who waits may have the lock of this one.
+        """
+        for over, (where, thread) in self._flushes.copy().items():
+            if where == root and thread != threading.get_ident():
                 over.wait()
 
     def forget(self) -> None:
         """In a child, which has no other threads."""
-        self._threads.clear()
+        self._flushes.clear()
 
 
 _under_way = _UnderWay()
@@ -75,6 +78,7 @@ class Flusher:
     ) -> None:
         """note: told what was flushed, as log offsets (bytes) and queue entries, without those of deleted topics."""
         self._published_end = published
+        self._root = published.path.parent
         self._log = log
         self._queues = queues
         self._unflushed = unflushed
@@ -131,12 +135,12 @@ class Flusher:
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
         self._flush()
-        _under_way.wait()
+        _under_way.wait(self._root)
         self._published_end.check_device()
 
     def _flush(self) -> None:
         self._published_end.check_device()
-        with _under_way.one(), self._published_end.noting_failure():
+        with _under_way.one(self._root), self._published_end.noting_failure():
             self._place.check()  # or the checkpoint would be that of another store
             store_timestamp = self._published_end.store_timestamp
             begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
@@ -150,7 +154,7 @@ class Flusher:
             self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
             self._published_end.flush()
             # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
-            write_checkpoint(self._published_end.path.parent, store_timestamp)
+            write_checkpoint(self._root, store_timestamp)
         self._note(begin, end, ranges)
 
     def _entries(self, begin: int, end: int) -> Ranges:
@@ -165,18 +169,18 @@ class Flusher:
         return ranges
 
     def _run(self) -> None:
-        root, told = self._published_end.path.parent, ""
+        told = ""
         while not self._stop.wait(self._interval):
             try:
                 self._flush()
                 self._attend()
                 told = ""
             except (FlushFailed, StoreReplaced):
-                _logger.exception("%s: nothing more is appended or flushed", root)
+                _logger.exception("%s: nothing more is appended or flushed", self._root)
                 return
             except Exception as error:
                 if told != (told := repr(error)):  # once, not at every turn
-                    _logger.exception("%s: nothing is flushed; tried again every %g s", root, self._interval)
+                    _logger.exception("%s: nothing is flushed; tried again every %g s", self._root, self._interval)
 
 
 @contextmanager
@@ -189,8 +193,10 @@ def telling_all(root: Path) -> Iterator[None]:
     except (FileNotFoundError, PermissionError):  # nothing of ours; or they hear of it themselves
         yield
         return
-    with closing(published), _under_way.one(), published.noting_failure():
-        yield
+    with closing(published):
+        with _under_way.one(root), published.noting_failure():
+            yield
+        _under_way.wait(root)
         published.check_device()
 
 

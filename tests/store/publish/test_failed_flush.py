@@ -175,8 +175,15 @@ def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: 
             each.close()
 
 
-@pytest.mark.parametrize("stores", [1, 2])
-def test_two_flushes_by_one_descriptor(path: Path, monkeypatch: pytest.MonkeyPatch, stores: int) -> None:
+@pytest.mark.parametrize(("stores", "archives"), [(1, False), (2, False), (1, True)])
+def test_two_flushes_by_one_descriptor(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    stores: int,
+    *,
+    archives: bool,
+) -> None:
     """One of them hears of the failure: the other is not over before that one has said so."""
     real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
@@ -189,15 +196,18 @@ def test_two_flushes_by_one_descriptor(path: Path, monkeypatch: pytest.MonkeyPat
 
     opened, told = [MessageStore.open(path) for _ in range(stores)], []
     put(opened[0], 10, 11)
+    verbs = [store.flush for store in opened]
+    if archives:
+        verbs.append(lambda: opened[0].archive(str(tmp_path_factory.mktemp("archive"))))
 
-    def hear(store: MessageStore) -> None:
+    def hear(verb: Callable[[], object]) -> None:
         try:
-            store.flush()
+            verb()
             told.append("all is flushed")
         except FlushFailed:
             told.append("failed")
 
-    first, second = (threading.Thread(target=hear, args=(opened[number],)) for number in (0, -1))
+    first, second = (threading.Thread(target=hear, args=(verbs[number],)) for number in (0, -1))
     monkeypatch.setattr(os, "fdatasync", flush)
     first.start()
     assert has_heard.wait(PATIENCE)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 from store import Message, MessageStore, StoreClosed, StoreConfig
 from store.files.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
+from tests.waiting import PATIENCE
 
 SMALL = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
 
@@ -115,3 +117,32 @@ def test_the_checkpoint_follows(tmp_path: Path) -> None:
         store.put(Message("t", b"x"))
         store.flush()
         assert read_checkpoint(tmp_path) == store.get_message("g", "t", 0, 0).messages[0].store_timestamp
+
+
+def test_another_directory_whose_device_hangs_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who flushes may have the lock, as one that deletes a topic: others could not append meanwhile."""
+    real_flush, hangs, goes_on = os.fdatasync, threading.Event(), threading.Event()
+
+    def flush(fd: int) -> None:
+        if threading.current_thread() is slow:
+            hangs.set()
+            goes_on.wait(PATIENCE)
+        real_flush(fd)
+
+    with MessageStore.open(tmp_path / "slow") as hanging, MessageStore.open(tmp_path / "other") as store:
+        for each in (hanging, store):
+            each.create_topic("t", 1)
+            each.put(Message("t", b"x"))
+        slow, other = threading.Thread(target=hanging.flush), threading.Thread(target=store.flush)
+        monkeypatch.setattr(os, "fdatasync", flush)
+        slow.start()
+        assert hangs.wait(PATIENCE)
+        other.start()
+        other.join(PATIENCE / 2)
+        is_over = not other.is_alive()
+        goes_on.set()
+        slow.join()
+        other.join()
+    assert is_over
