@@ -288,7 +288,7 @@ class Renaming(Remote):
         return sorted({name.removesuffix(_NEW) for name in super().names(path) if not name.endswith(_PART)})
 
     def _found(self, path: str, look: Callable[[str], Found]) -> Found:
-        for name in (path, path + _NEW):
+        for name in (path, path + _NEW) * _TRIES:  # what is written again and again may outrun who looks
             with suppress(FileNotFoundError):
                 return look(name)
         return look(path)  # it got its name just now

@@ -139,6 +139,23 @@ def test_what_is_deleted_goes_with_all_its_names(tmp_path: Path, url: str) -> No
         objects.read_all("a/b")
 
 
+def test_who_reads_is_outrun_by_writes_in_a_row(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks under one name while the content has the other."""
+    objects, own, new = objects_at(url, {}), tmp_path / "archive/a/b", tmp_path / "archive/a/b.new"
+    objects.write("a/b", b"12")
+    read, moves = LocalFileSystem.cat_file, iter([(own, new), (new, own), (own, new), (new, own), (own, new)])
+
+    def late(self: InPlace, path: str, **more: Any) -> bytes:
+        for before, after in moves:
+            before.rename(after)
+            break
+        return bytes(read(self, path, **more))
+
+    monkeypatch.setattr(InPlace, "cat_file", late)
+    assert objects.read_all("a/b") == b"12"
+    assert next(moves, None) is None
+
+
 def test_whose_puts_are_atomic_is_written_at_once(tmp_path: Path) -> None:
     for url, kind in (
         ("memory://x", "Remote"),
