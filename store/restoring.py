@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopic
+from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopic, UnsupportedStore
 from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, sync_directory
@@ -25,6 +25,7 @@ from store.read.checked import Checked
 from store.system_errors import system_errors
 
 _BYTES_AT_ONCE = 8 << 20
+_SHOWN = 3  # light queues that an error names
 UNFINISHED = ".restoring"  # behind the name of the directory until it is whole
 
 Progress = Callable[[int, int], None]  # messages that are there by now, of how many
@@ -47,8 +48,8 @@ def restore(
 
     Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
     `NotAStore` where something is there, `StoreLocked` while another process restores there, `UnknownTopic`,
-    `StoreFull`, `StoreUnavailable`, and as reading an archive does: `OffsetLost` where some of it is taken out
-    meanwhile.
+    `UnsupportedStore` where no topics are named and light queues would be others than they were, `StoreFull`,
+    `StoreUnavailable`, and as reading an archive does: `OffsetLost` where some of it is taken out meanwhile.
     """
     path = path.expanduser().absolute()
     unfinished = path.with_name(path.name + UNFINISHED)
@@ -60,6 +61,11 @@ def restore(
             raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(there)})")
         # what light queues have stands in the queues, too, that it was sent to
         names = [topic for topic in topics or there if not topic.startswith(LIGHT_PREFIX)]
+        if topics and not names:
+            raise UnknownTopic(
+                f"{archive}: {', '.join(topics)}: of light queues, which come with what they are made of: "
+                "name the topics that their messages were sent to"
+            )
         chosen = {topic: there[topic] for topic in names}
         config = config or StoreConfig()
         with _alone(unfinished):
@@ -69,9 +75,29 @@ def restore(
             with MessageStore.open(unfinished, config=config) as store:
                 for topic, queues in chosen.items():
                     store.create_topic(topic, len(queues))
+                if not topics and begin is None and end is None:
+                    _must_have_light_queues(store, log, archive)
             unfinished.rename(path)
         sync_directory(path.parent)
     return count
+
+
+def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:
+    """They are made of the log, in which their messages have to stand in their order: of several queues they do not.
+
+    Raises `UnsupportedStore`.
+    """
+    there = log.topics()
+    was = log.bounds([queue for topic, queues in there.items() if topic.startswith(LIGHT_PREFIX) for queue in queues])
+    known = store.topics()
+    now = store.bounds([queue for queue in was if queue.topic in known])
+    if lost := [queue.topic for queue, bounds in was.items() if now.get(queue) != bounds]:
+        rest = [topic for topic in there if not topic.startswith(LIGHT_PREFIX)]
+        raise UnsupportedStore(
+            f"{archive}: {len(lost)} light queues ({', '.join(lost[:_SHOWN])}, ...) cannot be restored as they were: "
+            "they have messages of several queues, or of some that are not archived. Name the topics to restore "
+            f"without them: {', '.join(rest) or 'there is none'}"
+        )
 
 
 def _must_be_free(path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from store import MessageStore, NotAStore, StoreConfig, StoreLocked, StoreUnavailable, UnknownTopic
-from store.any_log import QueueRange, ReadSpec
+from store import MessageStore, NotAStore, StoreConfig, StoreLocked, StoreUnavailable, UnknownTopic, UnsupportedStore
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.read.filters import EVERYTHING
 from store.restoring import UNFINISHED, restore
@@ -86,6 +87,30 @@ def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None
         restore(address, tmp_path / "new")
     with pytest.raises(UnknownTopic, match=r"no topic nowhere \(there are: more, orders\)"):
         restore(address, tmp_path / "other", ["nowhere"])
+
+
+def test_light_queues_are_not_restored_as_others(tmp_path: Path) -> None:
+    """They are made of the log, where each queue's messages stand behind those of another."""
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
+    shutil.rmtree(tmp_path / "mq" / "index")
+    address, of_light = (ArchiveAddress(str(tmp_path / name)) for name in ("archive", "light"))
+    with MessageStore.open(tmp_path / "mq", create=False) as store:
+        store.archive(address.url)
+        light = [topic for topic in store.topics() if topic.startswith("%LMQ%")]
+        ends = store.bounds([Queue("lmq", number) for number in range(4)])
+    with MessageStore.open(tmp_path / "mq", create=False) as store:
+        store.archive(of_light.url, topics=light)
+    with pytest.warns(RuntimeWarning, match="light"), pytest.raises(UnsupportedStore, match=r"without them: lmq$"):
+        restore(address, tmp_path / "new", config=SMALL)
+    with pytest.raises(UnsupportedStore, match="there is none"):
+        restore(of_light, tmp_path / "new", config=SMALL)
+    with pytest.raises(UnknownTopic, match="name the topics that their messages were sent to"):
+        restore(address, tmp_path / "new", light[:1], SMALL)
+    assert not (tmp_path / "new").exists()
+    with pytest.warns(RuntimeWarning, match="light"):
+        assert restore(address, tmp_path / "new", ["lmq", light[0]], SMALL) == 36
+    with MessageStore.open(tmp_path / "new", create=False) as store:
+        assert store.bounds(ends) == ends
 
 
 def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> None:
