@@ -207,6 +207,8 @@ class Segments:
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
         """The segments of [begin, end) that there are, with their starts; one may go at any moment."""
+        if begin >= end:  # there may be no file yet, nor a size
+            return
         starts = range(self._start(begin), end, self.size)
         for start in starts if len(starts) <= _FEW else [start for start in self.starts() if start in starts]:
             with suppress(OffsetLost):

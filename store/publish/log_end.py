@@ -213,7 +213,8 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
     Call under the store lock; or else it is true only if `published.numbers` are the same after it as before.
     abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
     the announced end; the records of one append have the published end's time, a broker's have a later one. And who
-    leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it.
+    leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it. Nor is
+    it the log's own that ends before the log begins, for retention keeps the last segment: it was put back.
     """
     if not abort and published.announced_end > published.confirm_offset:
         return True
@@ -221,7 +222,7 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
         times = chunk.records.field("store_timestamp")
         if chunk.end > published.announced_end or (times != published.store_timestamp).any():
             return True
-    return False
+    return not log.segments.exists(published.confirm_offset) and published.confirm_offset < log.min_offset()
 
 
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:

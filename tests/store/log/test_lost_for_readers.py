@@ -185,3 +185,18 @@ def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
     assert [f"no sound record at log offset {at}, where" in str(warning.message) for warning in told] == [True] * (
         not killed
     )
+
+
+@pytest.mark.parametrize("name", [None, segment_name(0)])
+def test_a_brokers_queue_that_has_no_file_yet(path: Path, name: str | None) -> None:
+    """A broker makes its folder first, and then a file without a length; nothing says yet what length that will be."""
+    (path / "watermark").unlink()
+    (path / "config" / "store.conf").unlink()
+    queue = path / "consumequeue/t/1"
+    for file in queue.iterdir():
+        file.unlink()
+    if name is not None:
+        (queue / name).touch()
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.offsets("t", 1) == (0, 0)
+        assert reader.get_message("g", "t", 1, 0).messages == []

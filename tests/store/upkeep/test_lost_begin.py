@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -121,3 +122,24 @@ def test_two_who_clean_note_what_both_took(path: Path) -> None:
         assert first._writer is not None
         first._writer.begin_log_at(SIZE)
     assert told(path) == []
+
+
+@pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
+def test_a_published_end_from_before_what_retention_took(path: Path, use: Callable[[Path], None]) -> None:
+    """One that was put back says nothing of the log that there is: it is walked, and no byte of it goes."""
+    before = (path / "watermark").read_bytes()
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(500)) for _ in range(32)])
+        while store.clean(forced=True).log:
+            pass
+        expected = store.offsets("t", 0)
+    (path / "watermark").write_bytes(before)
+    assert verify(path).findings == []
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.offsets("t", 0) == expected
+    use(path)
+    assert told(path) == []
+    with MessageStore.open(path) as store:
+        assert store.offsets("t", 0) == expected
+        assert store.put(Message("t", b"next")).queue_offset == expected[1]
+    assert verify(path).findings == []
