@@ -135,6 +135,9 @@ def sync_directory(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        error.unflushed = directory  # type: ignore[attr-defined]  # see `segment_file.failed_flush`
+        raise
     finally:
         os.close(fd)
 

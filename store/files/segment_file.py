@@ -32,12 +32,7 @@ def flushing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        now = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        raise FlushFailed(
-            f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
-            "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
-            "recovers from what can still be read"
-        ) from error
+        raise _failure(path, error) from error
 
 
 def sync(fd: int, path: Path) -> None:
@@ -45,8 +40,32 @@ def sync(fd: int, path: Path) -> None:
 
     Raises `FlushFailed`.
     """
-    with flushing(path):
+    try:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
+    except OSError as error:
+        error.unflushed = path  # type: ignore[attr-defined]  # see `failed_flush`
+        raise _failure(path, error) from error
+
+
+def failed_flush(error: BaseException) -> FlushFailed | None:
+    """What the device said, if `error` tells of that.
+
+    It may only tell that to the next: an interrupt that waited for the device comes with the first call behind it. So
+    whoever flushes sets `unflushed`, the path, before any call.
+    """
+    path = getattr(error, "unflushed", None)
+    if isinstance(error, OSError) and path is not None:
+        return _failure(path, error)
+    return error if isinstance(error, FlushFailed) else None
+
+
+def _failure(path: Path, error: OSError) -> FlushFailed:
+    now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return FlushFailed(
+        f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
+        "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
+        "recovers from what can still be read"
+    )
 
 
 class SegmentFile:

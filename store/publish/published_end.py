@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ import numpy as np
 
 from store.errors import CorruptStore, FlushFailed
 from store.files.atomic import write_at, write_file
-from store.files.segment_file import sync
+from store.files.segment_file import failed_flush, sync
 from store.format.layout import (
     PUBLISHED_END,
     PUBLISHED_END_FILE,
@@ -143,12 +144,15 @@ class PublishedEnd:
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """Tell all who have the directory open when a flush fails in here."""
+        """Tell all who have the directory open when a flush fails in here, also where an interrupt comes of it."""
         begin = self.flushed_offset  # whoever flushes beside this may not hear of the error, and go on
+        before = sys.exception()  # that the caller handles: what comes in here has it as its context, too
         try:
             yield
-        except FlushFailed as failure:
-            self.mark_failed(begin, str(failure))
+        except BaseException as error:
+            for each in (error, error.__context__):
+                if each is not None and each is not before and (failure := failed_flush(each)):
+                    self.mark_failed(begin, str(failure))
             raise
 
     def mark_failed(self, begin: int, failure: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import resource
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from store import FlushFailed, Message, MessageStore, StoreConfig
+from store import FlushFailed, Message, MessageRefused, MessageStore, StoreConfig
 from store.files.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
@@ -54,6 +56,8 @@ class Device:
         self.fails_in = ""
         self.code = errno.EIO
         self.failed = ""
+        self.is_interrupted = False
+        self._interrupt = defaultdict[int, None](_thread.interrupt_main)  # called by no instruction that calls
         self._flush = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
 
     def take(self, name: str, fd: int) -> None:
@@ -61,7 +65,10 @@ class Device:
         if self.flushes == self.fails or (self.fails_in and self.fails_in in os.readlink(f"/proc/self/fd/{fd}")):
             self.fails_in = ""
             self.failed = os.readlink(f"/proc/self/fd/{fd}")
-            raise OSError(self.code, os.strerror(self.code))
+            error = OSError(self.code, os.strerror(self.code))
+            if self.is_interrupted:
+                self._interrupt[0]  # what the interpreter looks at next is in the caller
+            raise error
         self._flush[name](fd)
 
     def fail(self, number: int) -> None:
@@ -130,6 +137,42 @@ def test_a_put_that_is_not_flushed_is_not_acknowledged(path: Path, device: Devic
         with pytest.raises(FlushFailed, match=reason):
             store.put(Message("t", b"x"))
         assert store.confirm_offset == confirm
+    with pytest.raises(FlushFailed):
+        store.close()
+
+
+@pytest.mark.parametrize(("config", "number"), [(CONFIG, 1), (SYNC, 1), (SYNC, 2)])
+def test_an_interrupt_waits_for_the_device(path: Path, device: Device, config: StoreConfig, number: int) -> None:
+    """It comes before anybody is told what that said, in this process or another."""
+    store, body = MessageStore.open(path, config=config), bytes(3900 if number > 1 else 10)  # in a new segment
+    verb = store.flush if config is CONFIG else lambda: store.put(Message("t", body))
+    put(store, 10, 11)
+    device.fail(number)
+    device.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        verb()
+    assert device.failed
+    with pytest.raises(FlushFailed, match=r"commitlog.*Input/output error"):
+        put(store, 11, 12)
+    with pytest.raises(FlushFailed):
+        store.close()
+
+
+def test_a_failure_elsewhere_that_is_being_handled(
+    path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What is raised meanwhile has it as its context, and is no failure of this one's."""
+    store, other = MessageStore.open(path), MessageStore.open(tmp_path_factory.mktemp("other"), config=CONFIG)
+    put(store, 10, 11)
+    other.create_topic("t", 1)
+    device.fail(1)
+    try:
+        store.flush()
+    except FlushFailed:
+        with pytest.raises(MessageRefused):
+            other.put(Message("t", bytes(4096)))
+    other.put(Message("t", b"x"))
+    other.close()
     with pytest.raises(FlushFailed):
         store.close()
 
