@@ -166,10 +166,12 @@ class Index:
         for name in self.names():
             self.file(name)
 
-    def have_what_they_say(self, names: list[str]) -> bool:
-        """Whether these files have: one that says it goes further takes no more keys. Of another length: False."""
+    def have_what_they_say(self, names: list[str], end: int) -> bool:
+        """Whether these files have: one that says it goes further takes no more keys. Of another length: False. end:
+        log offset from which on keys may be an append's that died.
+        """
         try:
-            return all(self.file(name).has_what_it_says() for name in names)
+            return all(self.file(name).has_what_it_says(end) for name in names)
         except ConfigError:
             return False
 

@@ -69,13 +69,20 @@ class IndexFile:
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self._capacity)
         return header
 
-    def has_what_it_says(self) -> bool:
-        """Whether the header names the records of the first and the last entry that it counts; nobody may write."""
+    def has_what_it_says(self, end: int) -> bool:
+        """Whether the header names the records of the first and the last entry that it counts, and the slot of the last
+        one before log offset `end` names it, or a later one: who died while he filed keys named it last. Nobody may
+        write.
+        """
         header = self.header()
         if header["next_entry"] == INDEX_NO_ENTRY + 1:
             return True
         ends = (self.entries(n, n + 1)[0]["physical_offset"] for n in (INDEX_NO_ENTRY + 1, header["next_entry"] - 1))
-        return [header["begin_offset"], header["end_offset"]] == list(map(int, ends))
+        if [header["begin_offset"], header["end_offset"]] != list(map(int, ends)):
+            return False
+        last = self.first_from(end, header["next_entry"]) - 1
+        slot = int(self.slots_of(self.entries(last, last + 1))[0])
+        return last == INDEX_NO_ENTRY or int(self.slot_values(slot, slot + 1)[0]) >= last
 
     def has(self, physical_offset: int) -> bool:
         """Whether it counts an entry of the record at this log offset."""

@@ -213,7 +213,7 @@ class Directory:
                 announced = published.announced_end if current else None
                 queues = bool(left_alone and ends and ends.hold(*looked_at, announced=announced))
                 if current or not abort:  # or else the index's last file is made anew
-                    queues = queues and (not index.is_enabled or index.have_what_they_say(index.names()))
+                    queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset
             # Whether nothing was appended since the last topic was deleted that had queues: there are none then.
             is_bare = not queues and not alone and confirm in Topics(self.root).deletions().values()

@@ -138,7 +138,7 @@ class Recovery:
         if begin == first_byte > 0:
             self._remember(queues.found)
         queues.leave_out_deleted(self._existing_queues)
-        index_files, filed_from = self._decide_index(plan, begin)
+        index_files, filed_from = self._decide_index(plan, begin, end)
         known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
         return Decision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
@@ -286,7 +286,7 @@ class Recovery:
 
     # --- the index -------------------------------------------------------------------------------------
 
-    def _decide_index(self, plan: Plan, begin: int) -> tuple[list[str], int]:
+    def _decide_index(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
         """The files that stay, and the log offset from which on keys are filed again.
 
         None stay where keys are missing before the first or between two: files are only ever added behind the last. A
@@ -296,7 +296,7 @@ class Recovery:
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
             return names, begin
-        if begin == first_byte and not (self._index.have_what_they_say(names) and self._are_filed(spans)):
+        if begin == first_byte and not (self._index.have_what_they_say(names, end) and self._are_filed(spans)):
             names, spans = [], []
         return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
 

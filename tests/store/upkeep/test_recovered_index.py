@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from store import Message, MessageStore
 from store.format.layout import CHECKPOINT, INDEX_HEADER, INDEX_SLOT
 from store.index.index import Index
+from store.index.index_file import IndexFile
 from store.upkeep.verify import verify
 from tests.store.upkeep.crashed import SMALL, another_boot
 from tests.waiting import another_millisecond
@@ -97,4 +100,28 @@ def test_what_is_whole_is_kept(path: Path, change: Callable[[Path], None], kept:
     index = Index.of(path, CONFIG, writable=False)
     filed = sum(index.file(name).header()["next_entry"] - 1 for name in index.names())
     assert filed - (COUNT - len(WITHOUT_KEYS)) <= 1
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("died_at", range(4))
+def test_who_dies_while_it_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch, died_at: int, alone: bool) -> None:
+    """Keys that a file counts, and that no slot names yet, are filed again: nobody would find them."""
+    lose_queues(path)
+    if alone:
+        shutil.rmtree(path / "index")
+    write, headers = IndexFile.write_header, itertools.count()
+
+    def die(file: IndexFile, header: dict[str, int]) -> None:
+        write(file, header)
+        if file.header()["next_entry"] > 1 and next(headers) == died_at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexFile, "write_header", die)
+        with suppress(KeyboardInterrupt):
+            MessageStore.open(path)
+    with MessageStore.open(path) as store:
+        for n in {*range(COUNT)} - WITHOUT_KEYS:
+            assert [message.body for message in store.query("t", f"k{n}")] == [b"%d" % n]
     assert verify(path).findings == []
