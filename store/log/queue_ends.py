@@ -155,7 +155,7 @@ class QueueEnds:
         A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it. announced: up to which
         log offset an append was under way that died, `end` without one: then there is nothing behind either, but in
         the queues that it names, in which `Appender.repair` undoes it, or in all where they cannot be told. In files
-        that are newer than the log there is. None: nobody looks, for a recovery cuts all queues off.
+        that are newer than the log there is. None: there may be in all queues, for a recovery cuts them off.
         """
         appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
         if appended is None:
@@ -167,11 +167,12 @@ class QueueEnds:
         def is_last(name: QueueName) -> bool:
             return dead is not None and name not in dead
 
-        looks = ((folder, self.of[name], queue_file_size, end, is_last(name)) for name, folder in folders.items())
-        if not all(_reaches(*look) for look in looks):
-            return False
+        for name, folder in folders.items():
+            begin = deleted.get(name[0], 0)  # or else it is that of an older life, from a backup
+            if not _reaches(folder, self.of[name], queue_file_size, begin, end, is_last(name)):
+                return False
         others = (name for name in Topics(root).queues_on_disk() if name[0] in topics and name not in self.of)
-        if not all(_is_empty(_folder(root, name)) for name in others if is_last(name)):
+        if any(_has_entries(_folder(root, name), end, is_last(name)) for name in others):
             return False
         several = {
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
@@ -213,38 +214,43 @@ class QueueEnds:
         return False
 
 
-def _reaches(folder: str, stop: int, file_size: int, end: int, is_last: bool) -> bool:
-    """Whether a queue has the entry before queue offset `stop`, of a record before log offset `end`; and, if that
-    `is_last`, none behind it.
+def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
+    """Whether a queue has the entry before queue offset `stop`, of a record in [begin, end) of the log, and none of one
+    before `end` behind it, for then it was noted wrong; and, if that `is_last`, nothing behind it.
 
     Without `Segments`, paths and arrays: there may be ten thousand queues, and this is all that is asked of most.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
+    data = _read(f"{folder}/{segment_name(start)}", position - start)
+    following = data[CQ_ENTRY.itemsize :] or _read(f"{folder}/{segment_name(start + file_size)}", 0)
+    return _counts(data, end, begin) and not (any(following) if is_last else _counts(following, end))
+
+
+def _has_entries(folder: str, end: int, is_last: bool) -> bool:
+    """Whether a queue of which nothing is noted has entries all the same, as `_reaches` asks for those behind."""
+    files = list_files(Path(folder))
+    entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
+    return any(entry) if is_last else _counts(entry, end)
+
+
+def _read(path: str, position: int) -> bytes:
+    """An entry of a queue's file, and the one behind it that is there; b"" without the file."""
     try:
-        fd = os.open(f"{folder}/{segment_name(start)}", os.O_RDONLY | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return b""
     try:
-        data = os.pread(fd, 2 * CQ_ENTRY.itemsize, position - start)
+        return os.pread(fd, 2 * CQ_ENTRY.itemsize, position)
     finally:
         os.close(fd)
+
+
+def _counts(data: bytes, end: int, begin: int = 0) -> bool:
+    """Whether the first entry in `data` is of a record in [begin, end) of the log, or of none that there ever was."""
     # Without their signs: what is negative is behind every end then.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
-    is_there = size == CQ_PRE_BLANK_SIZE or (size > 0 and offset <= end - size)
-    if not (is_there and is_last):
-        return is_there
-    if data[CQ_ENTRY.itemsize :]:
-        return not any(data[CQ_ENTRY.itemsize :])
-    return not os.path.exists(f"{folder}/{segment_name(start + file_size)}")
-
-
-def _is_empty(folder: str) -> bool:
-    """Whether a queue has no entry, by its first."""
-    for name, _ in list_files(Path(folder))[:1]:
-        with open(f"{folder}/{name}", "rb", buffering=0) as file:
-            return not any(file.read(CQ_ENTRY.itemsize))
-    return True
+    return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)
 
 
 def _folder(root: Path, name: QueueName) -> str:

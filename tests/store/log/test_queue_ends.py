@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.broker.deletion import delete_topic
 from store.format.layout import segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -21,6 +22,7 @@ from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
 from tests.store.log.damages import SMALL, folder
+from tests.store.upkeep.crashed import another_boot
 
 
 def hold(path: Path, end: int | None = None, **changes: object) -> bool:
@@ -36,7 +38,8 @@ def test_ends_of_another_log_do_not_hold(path: Path) -> None:
     with MessageStore.open(path) as store:
         end, last = store.confirm_offset, store.get_message("g", "t", 2, 24).messages[0].physical_offset
     assert hold(path)
-    assert hold(path, at=last, of={("t", 2): 24}), "what was appended since is read from the log"
+    others = {("t", 0): 25, ("t", 1): 25}
+    assert hold(path, at=last, of={**others, ("t", 2): 24}), "what was appended since is read from the log"
     assert not hold(path, end=last), "the log ends before"
     assert not hold(path, end=last, of={}), "it does, whatever the queues say"
     assert not hold(path, end=last, at=last), "an entry of a record that is not there"
@@ -106,6 +109,47 @@ def test_what_is_newer_than_a_log_whose_last_append_died_goes(
         assert list(store.query("t", "later")) == []
         assert {place: body for place, body in bodies(store).items() if body != b"new"} == before
         assert [store.max_offset("t", queue) for queue in range(4)] == [85, 25, 25, 0]
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("reboot", [True, False])
+@pytest.mark.parametrize(
+    ("noted", "damaged"),
+    [('["t", 1, 35]', '["t", 1, 15]'), ('["t", 1, 35]', '["t", 1, 30]'), ('["t", 1, 35]', '["u", 1, 35]')],
+    ids=["in a file", "at a file's end", "another topic"],
+)
+def test_ends_that_are_damaged_and_still_ends_make_no_queue_shorter(
+    path: Path, noted: str, damaged: str, reboot: bool
+) -> None:
+    """They have no checksum; what was on the device when the machine went down is not looked at again."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", b"more", queue_id=1)] * 10)
+        before = bodies(store)
+    content = (path / "queueends").read_text()
+    assert noted in content
+    (path / "queueends").write_text(content.replace(noted, damaged))
+    if reboot:
+        another_boot(path)
+    (path / "abort").touch()
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 35
+
+
+def test_queues_of_an_older_life_are_not_those_of_the_log(tmp_path: Path) -> None:
+    """As from a backup; they have as many entries."""
+    path = tmp_path / "mq"
+    for body in (b"old", b"new"):
+        with MessageStore.open(path) as store:
+            store.create_topic("t", 1)
+            store.put_many([Message("t", body)] * 5)
+        if body == b"old":
+            shutil.copytree(path / "consumequeue", tmp_path / "older")
+            delete_topic(path, "t")
+    shutil.rmtree(path / "consumequeue")
+    shutil.copytree(tmp_path / "older", path / "consumequeue")
+    with MessageStore.open(path) as store:
+        assert set(bodies(store).values()) == {b"new"}
     assert verify(path).findings == []
 
 
