@@ -34,6 +34,7 @@ _TIMES = frozenset(("bornTimestamp", "deliverAt"))
 # Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
+_SMALLER = "append it in smaller tables, of less than 2 GiB"
 
 ANY_QUEUE = -(1 << 63)  # in a column of queue ids: none is named
 _ANY = arrow(np.array([ANY_QUEUE]))[0]
@@ -73,7 +74,7 @@ class MessageColumns:
         Raises `InvalidColumns` for a type that does not fit or text that is no UTF-8, `MessageRefused` for a key that
         would be several.
         """
-        columns = {name: _in_one(piece[name]) for name in piece.column_names}
+        columns = {name: _in_one(name, piece[name]) for name in piece.column_names}
 
         def text(name: str) -> pa.StringArray | None:
             return _text(name, columns[name]) if name in columns else None
@@ -162,15 +163,21 @@ def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> It
         yield pa.Table.from_batches(batches)
 
 
-def _in_one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
+    try:
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    except pa.ArrowInvalid as error:  # rows that are much larger than most
+        raise InvalidColumns(f"column {name!r}: {error}; {_SMALLER}") from error
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
     """The column as `kind`, if its type `fits`: Arrow would turn numbers into text, and text into numbers, too."""
     if column.type == kind:
         return column
-    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    try:
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    except pa.ArrowInvalid as error:
+        raise InvalidColumns(f"column {name!r}: {error}; {_SMALLER}") from error
     wrong = f"column {name!r} is {column.type}, expected {_TABLE_COLUMNS[name]}"
     if not fits(column.type):
         raise InvalidColumns(wrong)

@@ -215,3 +215,9 @@ def test_a_slice_is_as_good_as_its_rows(nothing: str | None) -> None:
     assert sliced.tags_codes.tolist() == alone.tags_codes.tolist() == [java_hash_code("t"), 0, java_hash_code("t")]
     assert sliced.key_hashes.tolist() == alone.key_hashes.tolist()
     assert sliced.key_rows.tolist() == alone.key_rows.tolist() == [0, 0, 2, 2]
+
+
+def test_rows_that_are_more_than_arrow_can_have_in_one() -> None:
+    table = pa.table({"body": pa.chunked_array([pa.array([bytes(4 << 20)])] * 600)})
+    with pytest.raises(InvalidColumns, match=r"column 'body': .*; append it in smaller tables"):
+        MessageColumns.of(table)
