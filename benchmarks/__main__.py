@@ -57,6 +57,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
         processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)
     ),
     # These need settings that are given when Spark starts, so a process of its own.
+    "kafka_source": lambda small: _in_a_process_of_its_own("kafka_source", small),
     "kafka_sink": lambda small: _in_a_process_of_its_own("kafka_sink", small),
     "latency": lambda small: _in_a_process_of_its_own("latency", small),
     "remote_latency": lambda small: _in_a_process_of_its_own("remote_latency", small),

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bench import QUEUES, TOPIC, filled, messages, show, side_by_side
-from benchmarks.kafka_broker import broker, unavailable
+from benchmarks.bench import QUEUES, TOPIC, filled, show, side_by_side
+from benchmarks.kafka_broker import broker, produced, unavailable
 from benchmarks.latency import percentiles, start_writer, store_with
 from store import COLUMNS, ConsumeFromWhere, Consumer, ConsumerConfig, MessageStore, ReceivedMessage, StoreConfig
 
@@ -48,7 +48,7 @@ def rates(count: int, runs: int) -> None:
                     "Consumer, orderly": partial(_consume, path, count, orderly=True),
                 }
                 if servers:
-                    ways["confluent-kafka"] = partial(_kafka, servers, _produced(servers, count, body_bytes), count)
+                    ways["confluent-kafka"] = partial(_kafka, servers, produced(servers, count, body_bytes), count)
                 measured = dict(zip(ways, side_by_side(runs, *ways.values()), strict=True))
             for way, rate in measured.items():
                 of_kafka = f"{rate / measured['confluent-kafka']:.2f}" if servers else ""
@@ -93,20 +93,6 @@ def _consume(path: Path, count: int, *, orderly: bool) -> float:
     with Consumer(path, f"bench-{time.monotonic_ns()}", TOPIC, listener, orderly=orderly, config=CONFIG):
         all_seen.wait()
         return count / (time.perf_counter() - calls[0])
-
-
-def _produced(servers: str, count: int, body_bytes: int) -> str:
-    """A topic of Kafka's with the same messages, by key."""
-    kafka, kafka_admin = import_module("confluent_kafka"), import_module("confluent_kafka.admin")
-    topic = f"{TOPIC}-{body_bytes}"
-    admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([kafka_admin.NewTopic(topic, QUEUES, 1)])[topic].result()
-    producer = kafka.Producer({"bootstrap.servers": servers})
-    for table in messages(count, body_bytes):
-        for row in table.to_pylist():
-            producer.produce(topic, row["body"], row["keys"])
-        producer.flush()
-    return topic
 
 
 def _kafka(servers: str, topic: str, count: int) -> float:

@@ -11,11 +11,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
+from benchmarks.bench import QUEUES, TOPIC, messages
+
 _POM = Path(__file__).parent / "kafka" / "pom.xml"
+_CONNECTOR = Path(__file__).parent / "kafka" / "connector.xml"
 _CLUSTER_ID = "cHlzcGFyay1tcS1iZW5jaA"  # any 16 bytes
 _START_SECONDS = 120.0
 _PROPERTIES = """\
@@ -46,7 +50,7 @@ def broker() -> Iterator[str]:
         port, controller = _free_port(), _free_port()
         settings = Path(folder) / "server.properties"
         settings.write_text(_PROPERTIES.format(port=port, controller=controller, logs=Path(folder) / "logs"))
-        java = ["java", "-Xmx1g", "-cp", classpath(_POM)]
+        java = ["java", "-Xmx1g", "-cp", _classpath(_POM)]
         formatting = [*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(settings)]
         subprocess.run(formatting, check=True, capture_output=True)
         with (Path(folder) / "output").open("w") as output:
@@ -59,7 +63,27 @@ def broker() -> Iterator[str]:
             process.wait()
 
 
-def classpath(pom: Path) -> str:
+def produced(servers: str, count: int, body_bytes: int) -> str:
+    """A topic of Kafka's with the messages of `bench.messages`, in queues by key; its name."""
+    kafka, kafka_admin = import_module("confluent_kafka"), import_module("confluent_kafka.admin")
+    topic = f"{TOPIC}-{body_bytes}"
+    admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([kafka_admin.NewTopic(topic, QUEUES, 1)])[topic].result()
+    producer = kafka.Producer({"bootstrap.servers": servers})
+    for table in messages(count, body_bytes):
+        for row in table.to_pylist():
+            producer.produce(topic, row["body"], row["keys"])
+        producer.flush()
+    return topic
+
+
+def connector() -> dict[str, str]:
+    """Settings with which Spark has its Kafka source and sink, `format("kafka")`."""
+    jars = _classpath(_CONNECTOR).split(":")
+    return {"spark.jars": ",".join(jar for jar in jars if "kafka" in jar or "commons-pool2" in jar)}
+
+
+def _classpath(pom: Path) -> str:
     """The jars that a file names, and what they need; Maven fetches them the first time."""
     with NamedTemporaryFile("r") as file:
         goal = f"-Dmdep.outputFile={file.name}"

@@ -10,16 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from itertools import count as counting
-from pathlib import Path
 
 import click
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.bench import QUEUES, TOPIC, show, side_by_side, spark
-from benchmarks.kafka_broker import broker, classpath, unavailable
+from benchmarks.kafka_broker import broker, connector, unavailable
 from benchmarks.writing import TASKS, parquet_seconds, sink_seconds
 
-_POM = Path(__file__).parent / "kafka" / "sink.xml"
 _BODY_BYTES = 100
 _DELIVERIES = ("at-least-once", "exactly-once")
 _topics = counting()
@@ -34,9 +32,8 @@ def main(small: bool) -> None:
     if why_not is not None:
         _compare(spark(), count, runs, {}, f"; without Kafka, which {why_not}")
         return
-    jars = ",".join(jar for jar in classpath(_POM).split(":") if "kafka" in jar or "commons-pool2" in jar)
     with broker() as servers:
-        session = spark({"spark.jars": jars})
+        session = spark(connector())
         _compare(session, count, runs, {"Kafka's sink": partial(kafka_seconds, servers)}, "")
         session.stop()  # its producer says so of a broker that is gone
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +14,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from benchmarks.bench import QUEUES, TOPIC, filled, show, spark
-from benchmarks.reading import DEFAULT, batch_seconds
+from benchmarks.reading import DEFAULT, Frames, batch_seconds
 from store import MessageStore
 
 _SAMPLE_SECONDS = 0.02
@@ -26,7 +27,8 @@ def main(small_bytes: int, large_bytes: int, idle_seconds: float = _IDLE_SECONDS
     rows = []
     for backlog in (small_bytes, large_bytes):
         with filled(backlog // 1000, 1000) as path:
-            peak = _peak_anonymous(lambda: batch_seconds(session, "mq", path, DEFAULT, "true"))
+            frames = Frames(session, "mq", {"path": str(path), "subscribe": TOPIC}, DEFAULT)
+            peak = _peak_anonymous(partial(batch_seconds, frames))
         rows.append([f"{backlog / 1e6:,.0f} MB", f"{peak / 1e6:,.0f} MB"])
     show("Memory of a reading worker", ["backlog", "largest anonymous memory of one Python process"], rows)
     _idle(session, idle_seconds)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.bench import TOPIC, filled, show, side_by_side, spark
 from benchmarks.copy_source import CopySource
@@ -21,28 +22,45 @@ SLIM = "queueOffset bigint, body binary"
 CASES = (("default columns, CRC checked", DEFAULT, "true"), ("queueOffset and body, no CRC", SLIM, "false"))
 
 
-def batch_seconds(session: SparkSession, source: str, path: Path, schema: str, check_crc: str) -> float:
+@dataclass(frozen=True)
+class Frames:
+    """A source with its options; each call loads anew. schema: None for a source that takes none."""
+
+    session: SparkSession
+    source: str
+    options: Mapping[str, str]
+    schema: str | None
+
+    def batch(self) -> DataFrame:
+        """As a batch query reads it."""
+        reader = self.session.read.format(self.source).options(**self.options)
+        return (reader.schema(self.schema) if self.schema else reader).load()
+
+    def stream(self) -> DataFrame:
+        """As a stream reads it."""
+        reader = self.session.readStream.format(self.source).options(**self.options)
+        return (reader.schema(self.schema) if self.schema else reader).load()
+
+
+def batch_seconds(frames: Frames) -> float:
     """Seconds to read everything into `noop`."""
-    reader = session.read.format(source).schema(schema).option("path", str(path))
-    if source == "mq":
-        reader = reader.option("subscribe", TOPIC).option("checkCRC", check_crc)
-    frame = reader.load()
+    frame = frames.batch()
     begin = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - begin
 
 
-def stream_seconds(session: SparkSession, source: str, path: Path, schema: str, check_crc: str) -> float:
+def stream_seconds(frames: Frames) -> float:
     """Seconds of the micro-batches (Spark's triggerExecution) that read everything into `noop`."""
-    reader = session.readStream.format(source).schema(schema).option("path", str(path))
-    if source == "mq":
-        reader = reader.option("subscribe", TOPIC).option("startingOffsets", "earliest").option("checkCRC", check_crc)
     with TemporaryDirectory() as checkpoint:
-        writer = reader.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
+        writer = frames.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         milliseconds: int = sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress)
         return milliseconds / 1000
+
+
+MODES = (("stream", stream_seconds), ("batch", batch_seconds))
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
@@ -54,9 +72,13 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> No
     for body_bytes in body_sizes:
         with filled(count, body_bytes) as path:
             for title, schema, check_crc in CASES:
-                for mode, seconds in (("stream", stream_seconds), ("batch", batch_seconds)):
-                    sources = ("null", "mq", "copy") if schema == SLIM else ("null", "mq")
-                    measures = [partial(seconds, session, source, path, schema, check_crc) for source in sources]
+                sources = {"null": {}, "mq": {"subscribe": TOPIC, "startingOffsets": "earliest", "checkCRC": check_crc}}
+                sources |= {"copy": {}} if schema == SLIM else {}
+                frames = [
+                    Frames(session, name, {"path": str(path), **given}, schema) for name, given in sources.items()
+                ]
+                for mode, seconds in MODES:
+                    measures = [partial(seconds, each) for each in frames]
                     null, *taken = side_by_side(runs, *measures)
                     rows.append(
                         [f"{body_bytes} B", title, mode]

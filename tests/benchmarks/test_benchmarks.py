@@ -15,7 +15,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
-ALONE = {"kafka_sink", "remote_latency"}
+ALONE = {"kafka_sink", "kafka_source", "remote_latency"}
 ON_SPARK = {"filtering", "narrowing", "planning", "processes", "reading", "remote_reading", "starting_query", "writing"}
 OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - {"latency"}
 
