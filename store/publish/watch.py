@@ -52,8 +52,8 @@ class Watch(Opened):
 
     One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
     needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
-    left, `notified=False` where there is no file yet) it polls every `POLL_SECONDS`; likewise for as long as nobody
-    writes the file, because a broker has the directory.
+    left, `notified=False` where there is no file yet), or where the user may watch no more files, it polls every
+    `POLL_SECONDS`; likewise for as long as nobody writes the file, because a broker has the directory.
 
     Every verb but `close` raises `StoreClosed`, `StoreForked`.
     """
@@ -77,15 +77,14 @@ class Watch(Opened):
         return self._rest_seconds(self._open_ears()) <= POLL_SECONDS
 
     def _rest_seconds(self, ears: _Ears) -> float:
-        return POLL_SECONDS if ears.notify is None else min((end.rest_seconds for end in self._ends), default=math.inf)
+        return POLL_SECONDS if ears.is_deaf else min((end.rest_seconds for end in self._ends), default=math.inf)
 
     def add(self, end: Published) -> None:
         """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
         ears = self._open_ears()
         self._what = f"a watch of {end.path.parent}"
         self._ends.append(end)
-        if ears.notify is not None:
-            ears.notify.add_watch(end.path, _IN_A_FOLDER if end.path.is_dir() else inotify_simple.flags.MODIFY)
+        ears.hear(end.path)
 
     def wait(self, timeout: float) -> None:
         """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
@@ -135,12 +134,8 @@ class _Ears:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
                     raise
-                warnings.warn(
-                    f"no inotify instance left ({error.strerror}): polling every {POLL_SECONDS * 1000:.0f} ms; "
-                    "raise fs.inotify.max_user_instances",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                _warn_of_polling("fs.inotify.max_user_instances", error)
+        self.is_deaf = self.notify is None  # to all of what is watched, or some
         self._interrupted, self._interrupt = os.pipe()
         finalize(self, _close, self.notify, self._interrupted, self._interrupt).atexit = False
         os.set_blocking(self._interrupted, False)
@@ -150,6 +145,18 @@ class _Ears:
         if self.notify is not None:
             self._poll.register(self.notify.fileno(), select.POLLIN)
 
+    def hear(self, path: Path) -> None:
+        if self.notify is None:
+            return
+        try:
+            self.notify.add_watch(path, _IN_A_FOLDER if path.is_dir() else inotify_simple.flags.MODIFY)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # which is said of a disk elsewhere
+                raise
+            _warn_of_polling("fs.inotify.max_user_watches", error)
+            self.is_deaf = True
+            self.interrupt()  # who waits is to look now and then, too
+
     def wait(self, timeout: float) -> None:
         for fd, _ in self._poll.poll(max(0, math.ceil(min(timeout, _MOST_SECONDS) * 1000))):
             os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
@@ -157,6 +164,14 @@ class _Ears:
     def interrupt(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions already
             os.write(self._interrupt, b"!")
+
+
+def _warn_of_polling(limit: str, error: OSError) -> None:
+    warnings.warn(
+        f"{limit} is reached ({error.strerror}): polling every {POLL_SECONDS * 1000:.0f} ms; raise {limit}",
+        RuntimeWarning,
+        stacklevel=5,
+    )
 
 
 def _close(notify: inotify_simple.INotify | None, *pipe: int) -> None:

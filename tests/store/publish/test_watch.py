@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from store import Message, MessageStore
 from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch, Watches
+from tests.waiting import PATIENCE
+
+if sys.platform == "linux":
+    import inotify_simple
 
 
 @pytest.fixture
@@ -81,3 +88,24 @@ def test_watches_are_used_again_and_all_closed(published: PublishedEnd) -> None:
         published.publish(200)
         third.wait(30)
     assert inotify_instances() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify")
+def test_a_user_who_may_watch_no_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says what it says of a full disk; it is none, and messages are seen by polling."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def put_and_wait() -> None:
+        waiting = pool.submit(store.wait, 0, PATIENCE)
+        store.put(Message("t", b"x", delay_level=1))
+        assert waiting.result(PATIENCE) > 0
+        with store.watch() as watch:
+            assert watch.polls
+
+    monkeypatch.setattr(inotify_simple.INotify, "add_watch", refuse)
+    with MessageStore.open(tmp_path) as store, ThreadPoolExecutor(1) as pool:
+        store.create_topic("t", 1)
+        with pytest.warns(RuntimeWarning, match=r"max_user_watches is reached \(No space .*: polling"):
+            put_and_wait()
