@@ -35,10 +35,10 @@ class StoreFinder(StoreReader):
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset
-        self._filed_keys.check()
         has = partial(is_queued, self._log, self._topics.known, self._published.of)
         rooms, times_from = (self._log, self._index, confirm), self._published_end.times_from
-        found = messages_with_key(*rooms, topic, key, max_messages, begin, end, has, times_from)
+        search = partial(messages_with_key, *rooms, topic, key, max_messages, begin, end, has, times_from)
+        found = self._filed_keys.searched(search)
         there = [self._inflated(message) for message in found]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
         most = max_messages - len(there)

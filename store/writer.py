@@ -342,5 +342,5 @@ def _note_ends(
     with turn:
         deleted = topics.deletions()
         ends.follow(begin, end, ranges, deleted)
-        if (at_once or ends.is_due) and ends.complete(log, QueueEnds.read(root), deleted):
+        if (at_once or ends.is_due(index)) and ends.complete(log, QueueEnds.read(root), deleted):
             ends.write(root, index)

@@ -143,6 +143,19 @@ class Index:
                     return True
         return False
 
+    def last_keys(self, end_offset: int) -> dict[str, int]:
+        """Log offset of the last record before `end_offset` that each file names, and none behind it; by file name.
+
+        For the keys of one record may stand in two files. A file without such a record is left out.
+        """
+        found = {}
+        for name in reversed(self.names()):
+            if (last := self.file(name).last_before(end_offset)) is not None:
+                found[name] = last
+            for begin, _ in self.spans([name]):
+                end_offset = min(end_offset, begin)
+        return found
+
     def begins_behind(self, end_offset: int) -> int | None:
         """Commit log offset of the first record in the oldest file that goes beyond `end_offset`; None without one.
 

@@ -90,6 +90,11 @@ class IndexFile:
         number = self.first_from(physical_offset, limit)
         return number < limit and self.entries(number, number + 1)[0]["physical_offset"] == physical_offset
 
+    def last_before(self, end_offset: int) -> int | None:
+        """Log offset of the last record before `end_offset` of which it counts an entry, None without one."""
+        number = self.first_from(end_offset, self.header()["next_entry"]) - 1
+        return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
+
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
         """File keys in order, as many as fit; returns how many are done. Arguments of length m; timestamps in ms.
 

@@ -29,6 +29,7 @@ from store.format.layout import (
     struct_of,
 )
 from store.index.index import Index
+from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
 from store.log.unflushed import NOTHING, Ranges, ranges_of
@@ -48,8 +49,9 @@ _WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was k
 class QueueEnds:
     """What was seen of queues and index when the log ended at `at` (bytes).
 
-    of: queue offset after the last entry of each queue that has any. index: log offset of the last record in each index
-    file, by the file's name. gaps: stretches of the log before `at` whose records are not in `of` yet.
+    of: queue offset after the last entry of each queue that has any. index: log offset of the last record before `at`
+    that each index file names, and none behind it, by the file's name. gaps: stretches of the log before `at` whose
+    records are not in `of` yet.
     """
 
     at: int
@@ -75,8 +77,8 @@ class QueueEnds:
             if content["version"] != _VERSION:
                 return None
             ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
-            index = {str(name): int(end) for name, end in content["index"].items()}
-            return QueueEnds(int(content["logOffset"]), ends, index, written_at=int(content["logOffset"]))
+            index, at = {str(name): int(last) for name, last in content["index"].items()}, int(content["logOffset"])
+            return QueueEnds(at, ends, {name: last for name, last in index.items() if last < at}, written_at=at)
         except (FileNotFoundError, CorruptStore, *_NOT_OURS):
             return None
 
@@ -87,17 +89,17 @@ class QueueEnds:
         """
         queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError):
-            # What it had and has no longer stays, to be missed; what was begun since may yet be undone.
-            spans = [(name, *span) for name in index.names() for span in index.spans([name])]
-            self.index |= {name: end for name, begin, end in spans if begin < self.at}
+            for name, last in index.last_keys(self.at).items():  # what is behind that may yet be undone
+                if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
+                    self.index[name] = last
             content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
             write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
             self.written_at = self.at
 
-    @property
-    def is_due(self) -> bool:
-        """Whether much was flushed since it was written."""
-        return self.at - self.written_at >= _WRITE_EVERY
+    def is_due(self, index: Index) -> bool:
+        """Whether much was flushed since it was written, or a first key of an index file."""
+        new = [name for name in index.names() if name not in self.index]
+        return self.at - self.written_at >= _WRITE_EVERY or any(begin < self.at for begin, _ in index.spans(new))
 
     def forget(self, deleted: Mapping[str, int]) -> None:
         """Drop the queues of topics that were deleted since: what comes there begins anew. deleted: `Topics.deletions`.
@@ -149,6 +151,7 @@ class QueueEnds:
         deleted: Mapping[str, int] = NOTHING,
         *,
         announced: int | None = None,
+        filed_anew: bool = False,
     ) -> bool:
         """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
 
@@ -156,6 +159,7 @@ class QueueEnds:
         log offset an append was under way that died, `end` without one: then there is nothing behind either, but in
         the queues that it names, in which `Appender.repair` undoes it, or in all where they cannot be told. In files
         that are newer than the log there is. None: there may be in all queues, for a recovery cuts them off.
+        filed_anew: what the index has behind its `trusted` files need not be there.
         """
         appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
         if appended is None:
@@ -177,7 +181,8 @@ class QueueEnds:
         several = {
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
         }
-        return _begin(several, log, deleted) and self._index_holds(log, index, end if dead == {} else None)
+        until = end if dead == {} else None
+        return _begin(several, log, deleted) and self._index_holds(log, index, until, filed_anew=filed_anew)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
@@ -192,25 +197,26 @@ class QueueEnds:
     def _merge(self, ends: Mapping[QueueName, int]) -> None:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
-    def lost_key(self, log: CommitLog, index: Index, keys_from: int = 0) -> tuple[str, int] | None:
-        """An index file whose last key is in none now, and the log offset of its record, from `keys_from` on.
+    def lost_key(self, log: CommitLog, index: Index, until: int = LONG_MAX) -> tuple[str, int] | None:
+        """An index file whose last key is in none now, and the log offset of its record, which is up to `until`.
 
-        Keys of an append that was under way at `at` may have been undone since. Raises `ConfigError`.
+        Raises `ConfigError`.
         """
-        noted = ((name, last) for name, last in self.index.items() if keys_from <= last < self.at)
+        noted = ((name, last) for name, last in self.index.items() if last <= until)
         missed = ((name, last) for name, last in noted if not index.has(last, name))
         # The log's beginning is asked for last: retention takes segments first, and then what names their records.
         return next(((name, last) for name, last in missed if last >= log.min_offset()), None)
 
-    def _index_holds(self, log: CommitLog, index: Index, end: int | None) -> bool:
+    def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, filed_anew: bool) -> bool:
         """end: of the log, behind which the index has nothing; None where it may."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
-        if not all(name in names or last < first_byte for name, last in self.index.items()):
-            return False
         with suppress(ConfigError):
-            return self.lost_key(log, index) is None and (end is None or index.end_offset() < end)
+            until = max((last for _, last in index.spans(index.trusted())), default=-1) if filed_anew else LONG_MAX
+            if not all(name in names or not first_byte <= last <= until for name, last in self.index.items()):
+                return False
+            return self.lost_key(log, index, until) is None and (end is None or index.end_offset() < end)
         return False
 
 

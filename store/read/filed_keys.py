@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from store.errors import CorruptSegment
 from store.format.layout import ABORT_FILE
@@ -12,9 +14,12 @@ from store.log.queue_ends import QueueEnds
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 
+Found = TypeVar("Found")
+
 
 class FiledKeys:
-    """The last key of each file of one store's index, as `QueueEnds` has them; looked for until all are there, once.
+    """The last key of each file of one store's index, as `QueueEnds` has them: whether all are there is looked at once,
+    and again when there are other files. So is an index noticed that is being made anew.
 
     Who writes has looked as it opened. What a broker did with its index is known to nobody.
     """
@@ -24,7 +29,17 @@ class FiledKeys:
         self._log = log
         self._index = index
         self._end = end
-        self._are_there = not isinstance(end, LogEnd) or not index.is_enabled
+        self._is_known = not isinstance(end, LogEnd) or not index.is_enabled
+        self._whole: tuple[int | None, list[str]] | None = None  # what was seen when all were there
+
+    def searched(self, search: Callable[[], Found]) -> Found:
+        """What a search by key finds in an index of which nothing is gone, or goes meanwhile. Raises as `check`."""
+        while True:
+            names = self._index.names()
+            self.check()
+            found = search()
+            if set(names) <= set(self._index.names()):  # retention is at work, or a recovery
+                return found
 
     def check(self) -> None:
         """Raises `CorruptSegment` where one is gone that retention did not take, and as `lost`."""
@@ -32,29 +47,28 @@ class FiledKeys:
             raise CorruptSegment(
                 f"{self._index.directory}: file {lost[0]} had a key of the record at log offset {lost[1]}, and no "
                 "file has it now, so searches by key would find less; open the store for writing, which makes an index "
-                "anew of which files are gone, or run 'pyspark-mq verify --repair'"
+                "anew of which files are gone, or run 'pyspark-mq verify --repair'; while that is at work, search later"
             )
 
     def lost(self) -> tuple[str, int] | None:
         """A file whose last key is gone, and the log offset of its record. Raises `ConfigError` as `Index.file`."""
-        while not self._are_there:
-            before = self._end.keys_from, self._index.names()
-            lost = self._looked_for(before[0])
-            if (self._end.keys_from, self._index.names()) != before:  # it rolls, retention is at work, or a recovery
+        while not self._is_known and (seen := self._seen()) != self._whole:
+            lost = self._looked_for(seen[0])
+            if self._seen() != seen:  # it rolls, retention is at work, or a recovery
                 continue
             if lost is not None:
                 return lost
-            self._are_there = True
+            self._whole = seen
         return None
 
-    def _looked_for(self, keys_from: int | None) -> tuple[str, int] | None:
-        """`lost` as the files are now.
+    def _seen(self) -> tuple[int | None, list[str]]:
+        return self._end.keys_from, self._index.names()
 
-        A recovery has `keys_from` behind what it files anew as long as that is not whole.
-        """
+    def _looked_for(self, keys_from: int | None) -> tuple[str, int] | None:
+        """`lost` as the files are now."""
         noted = QueueEnds.read(self._root)
         if noted is None or keys_from is None or noted.at > (confirm := self._end.confirm_offset):
             return None
         if noted.at != confirm and not (self._root / ABORT_FILE).exists():  # it was a broker's since
             return None
-        return noted.lost_key(self._log, self._index, keys_from)
+        return noted.lost_key(self._log, self._index)

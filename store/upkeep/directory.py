@@ -211,8 +211,9 @@ class Directory:
                 topics = Topics(self.root)
                 looked_at = self.root, log, index, queue_file_size, topics.queue_counts(), end, topics.deletions()
                 announced = published.announced_end if current else None
-                queues = bool(left_alone and ends and ends.hold(*looked_at, announced=announced))
-                if current or not abort:  # or else the index's last file is made anew
+                anew = abort and not current  # the index's last file is made
+                queues = bool(left_alone and ends and ends.hold(*looked_at, announced=announced, filed_anew=anew))
+                if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset
             # Whether nothing was appended since the last topic was deleted that had queues: there are none then.

@@ -293,6 +293,8 @@ class Recovery:
         broker leaves that behind, which makes the index anew after a crash, from where it recovers.
         """
         names = self._trusted_index_files(plan.filed)
+        if begin == self._log.min_offset():  # an empty one behind others, zeroed, would take all keys once more
+            names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
             return names, begin

@@ -60,6 +60,16 @@ def first_index_file(path: Path) -> None:
     min((path / "index").iterdir()).unlink()
 
 
+def zeroed_index(path: Path) -> None:
+    for file in (path / "index").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+
+
+def zeroed_index_file(path: Path) -> None:
+    last = max((path / "index").iterdir())
+    last.write_bytes(bytes(last.stat().st_size))
+
+
 def ends(path: Path) -> None:
     (path / "queueends").unlink()
 

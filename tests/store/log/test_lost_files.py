@@ -33,6 +33,8 @@ from tests.store.log.damages import (
     queue_files,
     size_of_nothing,
     zeroed,
+    zeroed_index,
+    zeroed_index_file,
 )
 from tests.store.upkeep.test_damaged import bodies as what_is_left
 
@@ -67,6 +69,49 @@ def test_an_index_that_goes_while_a_store_is_open_is_made_anew_by_the_next(path:
     MessageStore.open(path).close()
     assert {file.stat().st_ino for file in (path / "index").iterdir()} == inodes, "made once"
     assert len(inodes) == files > 2
+
+
+FILES = """
+import sys
+from store import Message, MessageStore
+store = MessageStore.open(sys.argv[1])
+store.create_topic("t", 3)
+append = store.begin()
+append.add_messages([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(75)])
+append.publish()
+store.flush()  # which notes what the index has, and as a rule comes by itself half a second later
+for n in range(75, 95):
+    store.put(Message("t", b"%d" % n, keys=(f"k{n}",)))
+print("done", flush=True)
+input()
+if len(sys.argv) > 2:
+    store.put(Message("t", b"95", keys=("k95",)))
+    store.close()
+"""
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
+@pytest.mark.parametrize("damage", [index, first_index_file, zeroed_index, zeroed_index_file])
+def test_keys_that_go_before_their_writer_left_once(tmp_path: Path, damage: Damage, closed: bool) -> None:
+    """Files of the index that were begun since the store was opened: nobody knew of them."""
+    MessageStore.open(tmp_path, config=SMALL).close()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", FILES, str(tmp_path), *(["closes"] if closed else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"done\n"
+    damage(tmp_path)
+    if not closed:
+        writer.send_signal(signal.SIGKILL)
+    writer.communicate(b"\n")
+    count = 96 if closed else 95
+    with MessageStore.open(tmp_path) as store:
+        found = [[message.body for message in store.query("t", f"k{n}")] for n in range(count)]
+    assert found == [[b"%d" % n] for n in range(count)]
+    assert verify(tmp_path).findings == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

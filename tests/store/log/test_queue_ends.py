@@ -179,11 +179,11 @@ def test_what_others_flushed_is_read_from_the_log(path: Path) -> None:
 def test_what_cannot_be_read_is_not_asked_for_with_each_flush(path: Path) -> None:
     log = path / "commitlog" / segment_name(0)
     log.write_bytes(bytes(4096))
-    ends = QueueEnds(0, {})
+    ends, none = QueueEnds(0, {}), Index.of(path / "nowhere", SMALL, writable=False)
     ends.follow(4096, 64 << 20, {})
-    assert ends.is_due
+    assert ends.is_due(none)
     assert not ends.complete(CommitLog(path, 4096, writable=False), None)
-    assert not ends.is_due
+    assert not ends.is_due(none)
 
 
 def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> None:
@@ -191,15 +191,15 @@ def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> No
     QueueEnds(far, {("t", 0): 25}).write(path, index)
     ends = QueueEnds.read(path)
     assert ends is not None
-    assert not ends.is_due
+    assert not ends.is_due(index)
     ends.follow(far, far + (64 << 20) - 1, {})
-    assert not ends.is_due
+    assert not ends.is_due(index)
     ends.follow(ends.at, ends.at + 1, {})
-    assert ends.is_due
+    assert ends.is_due(index)
     ends.write(path / "nowhere", index)
-    assert ends.is_due
+    assert ends.is_due(index)
     ends.write(path, index)
-    assert not ends.is_due
+    assert not ends.is_due(index)
 
 
 def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:

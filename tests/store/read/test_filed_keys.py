@@ -1,5 +1,5 @@
-"""Who only reads learns that keys were lost from the index; and takes neither retention, nor a writer, nor a recovery,
-nor a broker for a loss."""
+"""Who only reads learns that keys were lost from the index; and takes neither retention, nor a writer, nor a broker for
+a loss; and an index that is being made anew for none that is whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from store import CorruptSegment, Message, MessageStore, StoreConfig
 from store.any_log import QueueRange
 from store.format.layout import ABORT_FILE, INDEX_DIR, INDEX_ENTRY, QUEUE_ENDS_FILE
+from store.read.query import messages_with_key
 
 SIZES = StoreConfig(mappedFileSizeCommitLog=64 << 10, maxHashSlotNum=50, maxIndexNum=30)
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -124,8 +126,10 @@ def test_nor_is_what_is_under_way_beside_who_writes(made: Path) -> None:
         assert len(reader.query("t", "k5", 3)) == 3
 
 
-def test_nor_what_recoveries_make_anew(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each step of one, as somebody sees it who opens the directory then."""
+def test_an_index_that_is_being_made_anew_is_never_searched_for_less(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each step of a recovery, as somebody sees it who opened the directory before, and who opens it then."""
     from store.index.index import Index
     from store.log.queue_ends import QueueEnds
 
@@ -133,20 +137,57 @@ def test_nor_what_recoveries_make_anew(made: Path, monkeypatch: pytest.MonkeyPat
 
     def look(verb: Callable[..., None]) -> Callable[..., None]:
         def looked(*arguments: object) -> None:
-            for _ in range(2):
-                with MessageStore.open(made, read_only=True) as reader:
-                    reader._filed_keys.check()
-                    seen.append(verb.__name__)
-                if len(seen) % 2:
+            for step in ("before", "behind"):
+                with MessageStore.open(made, read_only=True) as new:
+                    seen.append((verb.__name__, step, *(found(reader) for reader in (early, new))))
+                if step == "before":
                     verb(*arguments)
 
         return looked
 
-    for owner, name in ((Index, "keep"), (Index, "append"), (Index, "truncate"), (QueueEnds, "write")):
-        monkeypatch.setattr(owner, name, look(getattr(owner, name)))
-    without_any(made)
-    MessageStore.open(made).close()
-    assert set(seen) == {"keep", "append", "truncate", "write"}
+    def found(reader: MessageStore) -> int | None:
+        with suppress(CorruptSegment):
+            return sum(len(reader.query("t", f"k{number}")) for number in range(100))
+        return None
+
+    with MessageStore.open(made, read_only=True) as early:
+        assert found(early) == 100
+        for owner, name in ((Index, "keep"), (Index, "append"), (Index, "truncate"), (QueueEnds, "write")):
+            monkeypatch.setattr(owner, name, look(getattr(owner, name)))
+        without_any(made)
+        MessageStore.open(made).close()
+        steps = [("keep", "before"), ("keep", "behind"), ("append", "before")]
+        assert seen[:3] == [(*step, None, None) for step in steps]
+        assert all(counts == [100, 100] for _, _, *counts in seen[3:])
+        assert {verb for verb, *_ in seen} == {"keep", "append", "truncate", "write"}
+
+
+def test_a_search_under_which_the_index_goes_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a recovery takes it, which makes it anew."""
+    with MessageStore.open(made, read_only=True) as reader:
+        searches = messages_with_key
+
+        def search(*arguments: object) -> object:
+            without_any(made)
+            return searches(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("store.store_finder.messages_with_key", search)
+        with pytest.raises(CorruptSegment, match="while that is at work, search later"):
+            reader.query("t", "k5")
+
+
+@pytest.mark.parametrize("lose", [without_first, with_zeros])
+def test_a_file_whose_last_message_has_keys_in_the_next_one_too(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    with MessageStore.open(tmp_path, config=SIZES) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"x", queue_id=0, keys=(f"k{n}", f"o{n}")) for n in range(60)])
+        begins, ends = zip(*store._index.spans(store._index.names()), strict=True)
+        assert begins[1] == ends[0], "29 keys a file, two a message"
+    lose(tmp_path)
+    with MessageStore.open(tmp_path, read_only=True) as reader, pytest.raises(CorruptSegment, match="open the store"):
+        reader.query("t", "k5")
+    with MessageStore.open(tmp_path) as store:
+        assert all(len(store.query("t", f"{kind}{n}")) == 1 for n in range(60) for kind in "ko")
 
 
 def test_nor_what_a_broker_does(made: Path) -> None:
