@@ -81,8 +81,12 @@ class QueuesInLog:
         self._is_cut = first_byte > 0
 
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
-        """A queue that has `max_offset` entries before the walk's first record."""
-        queue = QueueInLog(max_offset, self._is_cut and max_offset == self._queues.of(*name).first())
+        """A queue that has `max_offset` entries before the walk's first record.
+
+        Where there are none, and the log has its first byte, it begins at 0, wherever its files do: some are lost.
+        """
+        is_bare = max_offset == self._queues.of(*name).first()
+        queue = QueueInLog(max_offset if self._is_cut or not is_bare else 0, self._is_cut and is_bare)
         self.found[name] = queue
         return queue
 
@@ -141,9 +145,9 @@ class QueuesInLog:
         return not (is_older and self._is_message(*name, start, older, size))
 
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Log offset and size in an entry of the queue, (-1, 0) without one."""
+        """Log offset and size in an entry of the queue, (-1, 0) without one, or for an empty one."""
         try:
             offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:
             return -1, 0
-        return offset, size
+        return (offset, size) if size else (-1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,21 @@ def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> 
         assert [store.query("t", f"k{n}")[0].body for n in range(75)] == [b"%d" % n for n in range(75)]
         results = store.put_many([Message("t", b"next", queue_id=queue) for queue in range(3)])
         assert [result.queue_offset for result in results] == [25, 25, 25]
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("removed", [1, 2])
+@pytest.mark.parametrize("queue", [0, 2])
+def test_first_files_of_one_queue_and_all_of_another(path: Path, queue: int, removed: int) -> None:
+    """That the one begins behind its first record is no sign of an older life, in which the other ended."""
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+    for file in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
+        file.unlink()
+    shutil.rmtree(path / "consumequeue/t" / str(queue))
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before
+        assert store.put(Message("t", b"next", queue_id=queue)).queue_offset == 25
     assert verify(path).findings == []
 
 
