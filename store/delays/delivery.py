@@ -146,15 +146,18 @@ class Delivery:
         if self._noted is None and self._moved:
             known, confirm = self._timers.known(now), self._published_end.confirm_offset
             _, before, delivered_to = self._said
-            if self._timers.is_all(known):
+            if self._timers.is_all(known) and self._levels.lost is None:
                 before, delivered_to = known, confirm
             # Otherwise what is behind the last that could be said proves itself.
             self._said = Progress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
-        """Leave the files as a broker needs them that goes on; what was delivered is saved, and nobody goes on here."""
-        newest = self._timers.newest
+        """Leave the files as a broker needs them that goes on; what was delivered is saved, and nobody goes on here.
+
+        Not where the queue of timers lost a file: it would take those for delivered.
+        """
+        newest = self._timers.newest if self._timers.lost is None else None
         if newest is not None:
             waiting, known = self._timers.waiting, self._timers.known(now)
             write_timer_check(self._root, known, int(waiting.queue_offsets.min(initial=known.end)))

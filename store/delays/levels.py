@@ -16,12 +16,13 @@ import numpy as np
 
 from store.any_log import Int64s
 from store.delays.due import Due
-from store.errors import OffsetLost
+from store.errors import CorruptSegment, OffsetLost
 from store.format.delayed import LEVELS
 from store.format.layout import RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues
+from store.log.queue_begins import behind_lost, first_left
 from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")
@@ -32,16 +33,24 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """How far one level is. next: queue offset of the first message that waits. time: when that is due, if known."""
+    """How far one level is. next: queue offset of the first message that waits. time: when that is due, if known.
+
+    lost: why nothing of it is delivered, where its queue lost a file.
+    """
 
     queue: ConsumeQueue
     next: int
     end: int = 0
     time: int | None = None
+    lost: CorruptSegment | None = None
 
 
 class Levels:
-    """The levels of one store, for the one who delivers what waits there: RocketMQ's, and what more a broker had."""
+    """The levels of one store, for the one who delivers what waits there: RocketMQ's, and what more a broker had.
+
+    A level whose queue lost a file stays where it is, and keeps no other; the log tells once. What waits there comes
+    when the queue was made anew.
+    """
 
     def __init__(
         self,
@@ -59,21 +68,35 @@ class Levels:
         self._log = log
         self._levels: dict[int, _Level] = {}
         brokers = {queue_id + 1 for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC}
-        for level in sorted(brokers.union(range(1, LEVELS + 1))):
-            queue = queues.of(SCHEDULE_TOPIC, level - 1)
-            first, end = queue.first(), queue.max_offset(confirm_offset)
-            start = min(max(offsets.get(level, 0), first), end)
-            self._levels[level] = _Level(queue, _behind(queue, start, end, delivered), end)
+        for number in sorted(brokers.union(range(1, LEVELS + 1))):
+            queue = queues.of(SCHEDULE_TOPIC, number - 1)
+            level = self._levels[number] = _Level(queue, max(offsets.get(number, 0), 0))
+            try:
+                level.end = queue.max_offset(confirm_offset)
+                start = min(first_left(log, queue, level.next), level.end)
+                level.next = self._behind(queue, start, level.end, delivered)
+            except CorruptSegment as error:
+                _keep(level, error)
 
     @property
     def offsets(self) -> dict[int, int]:
         """Level to the queue offset of the first message that waits; of levels that ever had any."""
-        return {number: level.next for number, level in self._levels.items() if level.end}
+        return {number: level.next for number, level in self._levels.items() if level.end or level.lost}
+
+    @property
+    def lost(self) -> CorruptSegment | None:
+        """Why nothing of a level is delivered, if that is so of one."""
+        return next((level.lost for level in self._levels.values() if level.lost is not None), None)
 
     def look(self, confirm_offset: int) -> None:
         """Notice what was put since."""
         for level in self._levels.values():
-            level.end = level.queue.max_offset(confirm_offset)
+            if level.lost is not None:
+                continue
+            try:
+                level.end = level.queue.max_offset(confirm_offset)
+            except CorruptSegment as error:
+                _keep(level, error)
             if level.time is not None and level.time > _now() + FAR_MS:
                 level.time = None  # the clock may have been set back since
 
@@ -91,8 +114,8 @@ class Levels:
             count = 1 if time == _AT_ONCE else _LOOK
             try:
                 entries = level.queue.entries(level.next, min(level.end, level.next + count))
-            except OffsetLost as error:
-                _pass_over(level, error)
+            except (OffsetLost, CorruptSegment) as error:
+                self._pass_over(level, error)
                 continue
             times = entries["tags_code"].astype(np.int64)
             times[0] = time
@@ -113,20 +136,23 @@ class Levels:
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
         """Log offset of the first message that waits and that the log has, from `first_byte` on; None without one.
 
-        delivered: log offsets of those that do not wait, whatever the levels say.
+        delivered: log offsets of those that do not wait, whatever the levels say. Raises `CorruptSegment` where a queue
+        lost a file.
         """
-        found = (_oldest(level, first_byte, delivered) for level in self._levels.values())
+        if self.lost is not None:
+            raise self.lost
+        found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
     def _time(self, level: _Level) -> int | None:
-        if level.next >= level.end:
+        if level.next >= level.end or level.lost is not None:
             return None
         if level.time is None:
             try:
                 entry = level.queue.entries(level.next, level.next + 1)[0]
                 level.time = self._due_time(int(entry["tags_code"]), int(entry["physical_offset"]))
-            except OffsetLost as error:
-                _pass_over(level, error)
+            except (OffsetLost, CorruptSegment) as error:
+                self._pass_over(level, error)
                 return self._time(level)
         return level.time
 
@@ -148,36 +174,59 @@ class Levels:
         for number, offset in then.items():
             self._levels[number].next, self._levels[number].time = offset, None
 
+    def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s) -> int:
+        """Where those from `first` on end that are delivered: where the clock was set back, they would seem to wait."""
+        while len(delivered) and first < end:
+            entries, first = self._some(queue, first, end)
+            count = int(np.argmin(np.append(np.isin(_offsets(entries), delivered), False)))
+            first += count
+            if count < _LOOK:
+                break
+        return first
 
-def _behind(queue: ConsumeQueue, first: int, end: int, delivered: Int64s) -> int:
-    """Where those from `first` on end that are delivered: where the clock was set back, they would seem to wait."""
-    while len(delivered) and first < end:
-        offsets = queue.entries_left(first, min(end, first + _LOOK))["physical_offset"].astype(np.int64)
-        count = int(np.argmin(np.append(np.isin(offsets, delivered), False)))
-        first += count
-        if count < _LOOK:
-            break
-    return first
+    def _oldest(self, level: _Level, first_byte: int, delivered: Int64s) -> int | None:
+        start = level.next
+        while start < level.end:
+            entries, start = self._some(level.queue, start, level.end)
+            offsets = _offsets(entries)
+            left = offsets[(entries["size"] > 0) & (offsets >= first_byte) & ~np.isin(offsets, delivered)]
+            if len(left):
+                return int(left[0])
+            start += len(entries)
+        return None
+
+    def _some(self, queue: ConsumeQueue, first: int, end: int) -> tuple[Entries, int]:
+        """Some entries, from `first` on or where the queue begins by now, and where that is. Raises `CorruptSegment`
+        where a file is lost.
+        """
+        while True:
+            try:
+                return queue.entries(first, min(end, first + _LOOK)), first
+            except OffsetLost as error:
+                first = behind_lost(self._log, queue, first, error)
+
+    def _pass_over(self, level: _Level, lost: OffsetLost | CorruptSegment) -> None:
+        """What retention took, though it waited; or all of the level, where a file is lost."""
+        try:
+            first = behind_lost(self._log, level.queue, level.next, lost)
+        except CorruptSegment as error:
+            _keep(level, error)
+            return
+        what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
+        _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
+        level.next, level.time = first, None
 
 
-def _oldest(level: _Level, first_byte: int, delivered: Int64s) -> int | None:
-    for start in range(level.next, level.end, _LOOK):
-        entries = level.queue.entries_left(start, min(level.end, start + _LOOK))
-        offsets = entries["physical_offset"].astype(np.int64)
-        left = offsets[(entries["size"] > 0) & (offsets >= first_byte) & ~np.isin(offsets, delivered)]
-        if len(left):
-            return int(left[0])
-    return None
+def _offsets(entries: Entries) -> Int64s:
+    """Log offsets of the records."""
+    offsets: Int64s = entries["physical_offset"].astype(np.int64)
+    return offsets
 
 
-def _pass_over(level: _Level, lost: OffsetLost) -> None:
-    """What retention took, though it waited. Raises `lost` where it is another file of the queue that is gone."""
-    first = level.queue.first()
-    if first <= level.next:
-        raise lost
-    what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
-    _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
-    level.next, level.time = first, None
+def _keep(level: _Level, error: CorruptSegment) -> None:
+    """Deliver nothing of a level."""
+    level.lost = error
+    _logger.error("messages of a delay level wait until this is mended: %s", error)
 
 
 def _now() -> int:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from store.any_log import Int64s
 from store.delays.due import Due
-from store.errors import OffsetLost
+from store.errors import CorruptSegment, OffsetLost
 from store.format import compute as pc
 from store.format.arrays import constant, numbers
 from store.format.layout import PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT, TIMER_PRECISION_MS, TIMER_TOPIC
@@ -25,7 +25,9 @@ from store.format.property_columns import PropertyColumns
 from store.format.record_view import RecordView
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
+from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues
+from store.log.queue_begins import behind_lost, first_left
 
 _AT_ONCE = 1 << 14
 _logger = logging.getLogger("store")
@@ -72,19 +74,33 @@ class Timers:
         self._latest = known.until  # when the one was due that was due last of those that are delivered
         self._end = 0  # queue offset that was looked at
         self._runs: list[Waiting] = []
+        self.lost: CorruptSegment | None = None  # why some are not delivered, where the queue lost a file
 
     def look(self, confirm_offset: int) -> None:
-        """Notice what was put since. What no file has any more is passed over, and the log tells, unless retention took
-        it: that keeps what waits.
+        """Notice what was put since. What the commit log has no longer is passed over, and it is told, unless retention
+        took it: that keeps what waits. What a lost file of the queue had comes when that was made anew, and it is told.
         """
-        end, count, lost = self._queue.max_offset(confirm_offset), _AT_ONCE, 0
+        try:
+            end = self._queue.max_offset(confirm_offset)
+        except CorruptSegment as error:
+            self._keep(error)
+            return
+        count, lost = _AT_ONCE, 0
         while self._end < end:
-            first, log_begin = max(self._end, self._queue.first()), self._log.min_offset()
-            stop = min(end, first + count)
+            first, log_begin = self._first(), self._log.min_offset()
+            stop, file_end = min(end, first + count), self._queue.file_end(first)
             try:
-                self._add(first, stop)
+                entries = self._queue.entries(first, stop)
+            except (OffsetLost, CorruptSegment) as error:
+                if stop > file_end:
+                    count = file_end - first  # for it may be another file
+                else:
+                    self._end = self._behind(first, stop, error)
+                continue
+            try:
+                self._add(first, entries)
             except OffsetLost as error:
-                if self._queue.first() > first or self._log.min_offset() > log_begin:
+                if self._log.min_offset() > log_begin:
                     continue
                 if stop - first > 1:
                     count = (stop - first) // 2
@@ -98,15 +114,37 @@ class Timers:
         if lost > 1:
             _logger.error("%s: %d delayed messages are lost so", TIMER_TOPIC, lost)
 
-    def _add(self, first: int, stop: int) -> None:
-        entries = self._queue.entries(first, stop)
+    def _first(self) -> int:
+        """Queue offset where to look on."""
+        if self.lost is None:
+            try:
+                return first_left(self._log, self._queue, self._end)
+            except CorruptSegment as error:
+                self._keep(error)
+        return max(self._end, self._queue.first())
+
+    def _behind(self, first: int, stop: int, lost: OffsetLost | CorruptSegment) -> int:
+        """Where to look on when there are no entries [first, stop)."""
+        try:
+            return behind_lost(self._log, self._queue, first, lost)
+        except CorruptSegment as error:
+            self._keep(error)
+            return stop
+
+    def _keep(self, error: CorruptSegment) -> None:
+        """Some wait on; the log tells once."""
+        if self.lost is None:
+            self.lost = error
+            _logger.error("messages that wait for a time wait until this is mended: %s", error)
+
+    def _add(self, first: int, entries: Entries) -> None:
         offsets, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
         if (damaged := int((offsets < 0).sum())) > 0:  # of what is before the log otherwise, retention took the record
             _logger.error("%s: %d delayed messages are lost: entries of their queue are damaged", TIMER_TOPIC, damaged)
         there = offsets >= self._log.min_offset()
         if not there.any():
             return
-        offsets, sizes, places = offsets[there], sizes[there], np.arange(first, stop)[there]
+        offsets, sizes, places = offsets[there], sizes[there], np.arange(first, first + len(entries))[there]
         times = _times(self._log, offsets, sizes)
         left = (times > self._known.until) | (places >= self._known.end)
         gone = left & np.isin(offsets, self._delivered)
@@ -143,9 +181,9 @@ class Timers:
 
     def is_all(self, known: Known) -> bool:
         """Whether that is all. It is not where one waits that was due before one that is delivered: in the middle of
-        many that are due, or when the clock was set back.
+        many that are due, or when the clock was set back; or where the queue lost a file.
         """
-        return known.until >= self._latest
+        return self.lost is None and known.until >= self._latest
 
     @property
     def waiting(self) -> Waiting:

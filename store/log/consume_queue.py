@@ -66,6 +66,10 @@ class ConsumeQueue:
         """How many entries a file has."""
         return self._segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
 
+    def file_end(self, offset: int) -> int:
+        """Queue offset after the last entry of the file that entry `offset` is in."""
+        return (offset // self.entries_per_file + 1) * self.entries_per_file
+
     @property
     def has_files(self) -> bool:
         """Whether it has any; without one it has no messages."""
@@ -204,7 +208,7 @@ class ConsumeQueue:
         """
         pieces = []
         while start < end:
-            stop = min(end, (start // self.entries_per_file + 1) * self.entries_per_file)
+            stop = min(end, self.file_end(start))
             pieces.append(self._read(start, stop, current=current))
             start = stop
         return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
@@ -213,7 +217,7 @@ class ConsumeQueue:
         """`entries`, zeros where a file is gone."""
         found, at = np.zeros(end - start, CQ_ENTRY), start
         while at < end:
-            stop = min(end, (at // self.entries_per_file + 1) * self.entries_per_file)
+            stop = min(end, self.file_end(at))
             with suppress(OffsetLost):
                 found[at - start : stop - start] = self.entries(at, stop)
             at = stop

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.errors import ConfigError, CorruptStore
+from store.errors import ConfigError, CorruptSegment, CorruptStore
 from store.files.atomic import read_file, write_file
 from store.files.segments import list_files
 from store.files.topics import Topics
@@ -32,6 +32,7 @@ from store.index.index import Index
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
+from store.log.queue_begins import Begin, must_begin
 from store.log.unflushed import NOTHING, Ranges, ranges_of
 
 _VERSION = 1
@@ -264,17 +265,14 @@ def _folder(root: Path, name: QueueName) -> str:
 
 
 def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:
-    """Whether the first files of queues that have had several are the first ones that the log has something of.
-
-    As a rule their first entries say so: retention takes no file of which the log has a record.
-    """
-    first_byte, late = log.min_offset(), dict[QueueName, tuple[int, int]]()
+    """Whether the first files of queues that have had several are the first ones that the log has something of."""
+    begins = {}
     for name, folder in folders.items():
         first, status = list_files(Path(folder))[0]
         if status.st_size >= CQ_ENTRY.itemsize and first.isdigit() and int(first):
             with open(f"{folder}/{first}", "rb", buffering=0) as file:
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
-            if at > first_byte and size != CQ_PRE_BLANK_SIZE:
-                late[name] = int(first) // CQ_ENTRY.itemsize, at
-    ranges = ranges_of(log, first_byte, max(at for _, at in late.values()), deleted) if late else {}
-    return ranges is not None and all(ranges.get(name, (start,))[0] >= start for name, (start, _) in late.items())
+            begins[name] = Begin(int(first) // CQ_ENTRY.itemsize, at, size)
+    with suppress(CorruptSegment):
+        return must_begin(log, begins, deleted)
+    return False

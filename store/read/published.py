@@ -11,9 +11,9 @@ from store.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
 from store.integers import integer
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
-from store.log.dispatch import queue_entries, walk
+from store.log.queue_begins import Begin, must_begin
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 
@@ -92,28 +92,19 @@ class PublishedQueues:
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
                 if 0 < min_offset < max_offset and min_offset % queue.entries_per_file == 0:  # seldom
-                    self._must_begin(queue, min_offset, first)
+                    self._must_begin(queue, min_offset)
                 return Bounds(min_offset, max_offset)
             first = self._log.min_offset()  # retention was faster than this
 
-    def _must_begin(self, queue: ConsumeQueue, min_offset: int, first: int) -> None:
+    def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
         """Raises `CorruptSegment` where a queue whose first file begins with `min_offset` had another before it.
 
-        Retention takes no file of which the log has a record. So where the entry's record is not the log's first, the
-        log tells; its beginning, from `first` on, is walked, once.
+        The log's beginning is walked, once.
         """
         begin = Queue(queue.topic, queue.queue_id), min_offset
-        if begin in self._begins:
-            return
-        at = int(queue.entries(min_offset, min_offset + 1)["physical_offset"][0])
-        for chunk in walk(self._log, first, until=min(at, first + _LOOKED_AT), check_crc=False) if at > first else ():
-            for topic, queue_id, offsets, _ in queue_entries(chunk):
-                if (topic, queue_id) == begin[0] and offsets[0] < min_offset:
-                    raise CorruptSegment(
-                        f"{queue}: no entry before {min_offset}, but the log has the message of offset {offsets[0]}; "
-                        f"{MAKE_ANEW}"
-                    )
-        self._begins.add(begin)
+        if begin not in self._begins:
+            must_begin(self._log, {begin[0]: Begin.of(queue)}, self._topics.deletions(), _LOOKED_AT)
+            self._begins.add(begin)
 
     def _count(self, topic: str) -> int:
         try:

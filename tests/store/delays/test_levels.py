@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +13,20 @@ import pytest
 
 from store import Message, MessageStore
 from store.delays.oldest import oldest_waiting
-from store.errors import OffsetLost
+from store.errors import CorruptSegment
 from store.format.delayed import Waits, waiting
-from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC
+from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.format.message_lists import encode_list
 from store.format.record import as_columns
 from store.format.records import Records
+from store.log.consume_queue import MAKE_ANEW
+from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.putting import encoding_of
+from store.upkeep.verify import verify
 from tests.store.delays.dying_deliverers import TOPIC
-from tests.store.delays.test_deliverer import opened
+from tests.store.delays.test_deliverer import bodies, opened
 from tests.store.format.test_delayed import all_of
+from tests.store.log.damages import SMALL
 from tests.waiting import until
 
 
@@ -53,10 +59,11 @@ def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delivered", [20, 120])
-def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int) -> None:
-    """The file of the first that waits, or the one behind that: an error, not a thread that ends, or never rests."""
+def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The file of the first that waits, or the one behind that: its level waits, and says so once; no other does."""
     with opened(tmp_path) as store:
         store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(250)])
+        store.put(Message(TOPIC, b"another", delay_level=2))
     with opened(tmp_path) as store:
         assert store._writer is not None
         deliverer = store._writer._deliverer
@@ -65,8 +72,81 @@ def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int) ->
         delivery._levels.go_on({1: delivered})
         _, lost, _ = sorted((tmp_path / "consumequeue" / SCHEDULE_TOPIC / "0").iterdir())
         lost.unlink()
-        with pytest.raises(OffsetLost, match=lost.name):
-            delivery.step(int(time.time() * 1000) + 5000)
+        before = len(all_of(store, TOPIC))
+        for _ in range(2):
+            delivery.step(int(time.time() * 1000) + 10_000)
+            delivery.look()
+        assert [each.body for each in all_of(store, TOPIC)][before:] == [b"another"]
+        assert delivery._levels.offsets == {1: delivered, 2: 1}
+    said = [record.getMessage() for record in caplog.records if "wait until this is mended" in record.message]
+    assert len(said) == 1
+    assert lost.name in said[0]
+    assert MAKE_ANEW in said[0]
+
+
+@pytest.mark.parametrize("how", ["delay_level", "deliver_at"])
+@pytest.mark.parametrize("removed", [0, 1], ids=["first", "in the middle"])
+@pytest.mark.parametrize("is_known", [False, True], ids=["of another's", "of its own"])
+def test_what_a_lost_file_had_comes_when_the_queue_was_made_anew(
+    tmp_path: Path, how: str, removed: int, is_known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file goes while several have the store open, and another takes over. Meanwhile retention takes nothing."""
+    path, topic = tmp_path / "mq", {"delay_level": SCHEDULE_TOPIC, "deliver_at": TIMER_TOPIC}[how]
+    folder = path / "consumequeue" / topic / "0"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        turn = Turn(path / LOCK_FILE, DELIVERY_BYTE)
+        assert turn.take()  # as a process that is killed before they are due
+        with store if is_known else MessageStore.open(path) as other:
+            when = {"delay_level": 1, "deliver_at": int(time.time() * 1000) + 1000}[how]
+            other.put_many([Message("t", b"%d" % n, **{how: when}) for n in range(25)])
+            sorted(folder.iterdir())[removed].unlink()
+            store.put_many([Message("t", bytes(1000)) for _ in range(20)])
+            store.put(Message("t", b"another", delay_level=2))
+            turn.close()
+            until(lambda: b"another" in bodies(store, "t"))
+            with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
+                store.clean(forced=True)
+    assert "wait until this is mended" in caplog.text
+    if removed:
+        folder.rename(tmp_path / "elsewhere")
+    with MessageStore.open(path) as store:
+        until(lambda: store.max_offset("t", 0) == 46)
+        assert bodies(store, "t") == Counter({bytes(1000): 20, b"another": 1} | {b"%d" % n: 1 for n in range(25)})
+        assert store.clean(forced=True).log
+    assert verify(path).findings == []
+
+
+def test_what_a_lost_file_had_comes_once(tmp_path: Path) -> None:
+    """Some of it was delivered, which the log alone tells, also when others were delivered since, and that is noted."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        assert store._writer is not None
+        deliverer = store._writer._deliverer
+        deliverer.stop()
+        now = int(time.time() * 1000)
+        both = [Message("t", b"time", deliver_at=now + 1000), Message("t", b"level", delay_level=1)]
+        store.put_many(both * 3)
+        first = deliverer._delivery()
+        first.begin()
+        first.look()
+        first.step(now + 5000)
+        assert bodies(store, "t") == {b"time": 3, b"level": 3}
+        store.put_many([*both * 22, Message("t", b"another", delay_level=2)])
+        for topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            min((path / "consumequeue" / topic / "0").iterdir()).unlink()
+        second = deliverer._delivery()
+        second.look()
+        second.step(now + 10_000)
+        assert bodies(store, "t") == {b"time": 18, b"level": 3, b"another": 1}
+        store.flush()
+        for _ in range(2):
+            second.save(now + 10_000)
+        assert second.is_saved
+    with MessageStore.open(path) as store:
+        until(lambda: store.max_offset("t", 0) == 51)
+        assert bodies(store, "t") == {b"time": 25, b"level": 25, b"another": 1}
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
