@@ -112,12 +112,13 @@ class QueuesCheck:
                 f"{_name(name)}, offset {run.first}", what.format(count=f"{run.count:,}") + example, remedy
             )
 
-    def behind(self, end: int) -> list[str]:
-        """Where queues have something behind log offset `end`."""
+    def behind(self, end: int, *, of_records: bool = False) -> list[str]:
+        """Where queues have something behind log offset `end`; of_records: that names a record there."""
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
-            found += [] if at is None else [f"{_name(name)}, offset {at}"]
+            if at is not None and not (of_records and queue.entries_left(at, at + 1)["physical_offset"][0] < end):
+                found.append(f"{_name(name)}, offset {at}")
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:

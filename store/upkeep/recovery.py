@@ -132,8 +132,7 @@ class Recovery:
             )
         if plan.begin is Point.FIRST_BYTE:
             self._refuse_misplaced(queues.found, end if plan.trusted is Point.LAST_SEGMENT else trusted)
-        if plan.left_well:
-            self._warn_of_what_goes(end)
+        self._warn_of_what_goes(plan, end, queues.found)
         queues.warn_of_passed_over()
         if begin == first_byte > 0:
             self._remember(queues.found)
@@ -171,17 +170,35 @@ class Recovery:
                     "of the store first"
                 )
 
-    def _warn_of_what_goes(self, end: int) -> None:
+    def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
+        """Warns of what is behind the end, where neither our append that died left it, nor a crash that we know of."""
         segments = self._log.segments
         start = end - end % segments.size
-        if segments.first_not_zero(end, start + segments.size) is not None:
-            warnings.warn(
+        if plan.left_well and segments.first_not_zero(end, start + segments.size) is not None:
+            what = (
                 f"{segments.path(start)}: what lies from byte {end - start} on (log offset {end}) is no sound record "
                 "and is cut off, although whoever wrote last left in good order. One that died may have left "
-                "it; if none did, messages are damaged: restore the file from a copy",
-                RuntimeWarning,
-                stacklevel=2,
+                "it; if none did, messages are damaged: restore the file from a copy"
             )
+        elif (plan.left_well or plan.trusted not in (Point.FLUSHED, Point.CONFIRMED)) and (
+            known := [name for name in self._existing_queues if self._knows_more(name, found[name].max_offset, end)]
+        ):
+            (topic, queue_id), offset = known[0], found[known[0]].max_offset
+            what = (
+                f"{segments.directory}: sound records end at log offset {end}, but {len(known)} queues know of "
+                f"messages behind it, which are cut off; topic {topic}, queue {queue_id} from offset {offset} on. A "
+                "crash of the machine may have taken them; if there was none, the log is damaged, or segments are "
+                "missing: restore them from a copy"
+            )
+        else:
+            return
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
+
+    def _knows_more(self, name: QueueName, max_offset: int, end: int) -> bool:
+        """Whether a queue goes on behind `max_offset` with a record that is behind log offset `end`."""
+        queue = self._queues.of(*name)
+        left = queue.stale(max_offset)
+        return left is not None and bool(queue.entries_left(left, left + 1)["physical_offset"][0] >= end)
 
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
         """From which log offset on times ascend, and from which on all keys will be in the index.

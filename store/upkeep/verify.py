@@ -49,6 +49,11 @@ _BAD_END = (
     "from here on there is no sound record, although whoever wrote last left in good order: one that died may have "
     f"left this, and {REPAIR} cuts it off; if none did, messages are damaged"
 )
+_LOST_END = (
+    "from here on the queue names records behind log offset {end}, where sound ones end, although whoever wrote last "
+    f"left in good order: a crash may have taken them before, and {REPAIR} cuts this off; if there was none, the log "
+    "is damaged, or segments of it are missing"
+)
 
 
 @explained
@@ -112,12 +117,13 @@ class _Verifier:
             queues_check.finish(end, is_damaged=self._is_damaged)
             index_check.finish()
             left = self._left_in_log(end)
-            behind = [self._place(at) for at in left] + queues_check.behind(end)
+            behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
             is_closed = not (self._root / ABORT_FILE).exists()  # looked at after that, and before the end
             is_over = end == log_end.confirm_offset
             is_at_rest = log_end.is_at_rest and is_over
-            if log_end.by_log and left and is_closed and is_over:
-                self.add(self._place(end), _BAD_END, COPY)
+            if log_end.by_log and is_closed and is_over:
+                for where in [self._place(end)] if left else behind:
+                    self.add(where, _BAD_END if left else _LOST_END.format(end=end), COPY)
             if is_at_rest:  # or else it is an append under way, or one that died: the next one undoes it
                 for where in behind:
                     self.add(where, "something is left behind the end", REPAIR)

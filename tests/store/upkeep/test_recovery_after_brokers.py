@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,28 @@ def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Pat
     write_checkpoint(path, stored + 2999)
     with MessageStore.open(path) as store:
         assert store.confirm_offset == SIZE
+
+
+@pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("lose", [os.unlink, lambda file: file.write_bytes(bytes(SIZE))])
+def test_queues_know_of_more_than_the_log_of_a_broker_has(
+    path: Path, lose: Callable[[Path], object], killed: bool, use: Callable[[Path], None]
+) -> None:
+    """Nothing else tells that its last segment is gone; where it was killed a crash may have taken it."""
+    (path / "watermark").unlink()
+    if killed:
+        (path / "abort").write_text("1")
+    last = max((path / "commitlog").iterdir())
+    lose(last)
+    findings = verify(path).findings
+    assert len(findings) == (0 if killed else 3)
+    assert all(f"names records behind log offset {int(last.name)}, where" in finding.what for finding in findings)
+    with pytest.warns(
+        RuntimeWarning, match=rf"end at log offset {int(last.name)}, but 3 queues know of messages behind"
+    ):
+        use(path)
+    assert verify(path).findings == []
 
 
 @pytest.mark.parametrize("appends", [False, True])
