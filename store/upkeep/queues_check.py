@@ -99,11 +99,19 @@ class QueuesCheck:
         known = (self._record_after(name, at, end) for name in self._queues)
         return min((offset for offset in known if offset > at), default=end)
 
-    def finish(self, end: int, *, is_damaged: bool) -> None:
-        """Look at what the queues have besides, up to log offset `end`. is_damaged: the log is."""
+    def finish(self, end: int, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
+        """Look at what the queues have besides, up to log offset `end`. is_gone: asked at last, whether a topic was
+        deleted meanwhile, of which nothing is said then. is_damaged: the log is.
+        """
         for name, queue in self._queues.items():
-            is_damaged |= self._check_rest(name, queue, end)
+            try:
+                is_damaged |= self._check_rest(name, queue, end, is_gone)
+            except OffsetLost:
+                if not is_gone(name[0]):
+                    raise
         for (name, what), run in self._runs.items():
+            if is_gone(name[0]):
+                continue
             if name in self._last_at and self._last_at[name] < self._reborn.get(name[0], 0):
                 continue  # the queue ended with an older life of its topic
             example = f"; {run.example}" if run.example else ""
@@ -195,7 +203,7 @@ class QueuesCheck:
         except CorruptSegment:
             return max(self._next.get(name, 0), self._queues[name].first())
 
-    def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int) -> bool:
+    def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int, is_gone: Callable[[str], bool]) -> bool:
         """Entries before the first and behind the last record of a queue; whether one shows that the log is damaged."""
         max_offset = self._max_offset(name, end)
         try:
@@ -209,6 +217,8 @@ class QueuesCheck:
         if max_offset > stop:
             self._note(name, _NO_RECORD, stop, max_offset - stop)
         for index, record in islice(misplaced(self._log, self._all_queues, name, min(begin, max_offset), stop, end), 1):
+            if is_gone(name[0]):
+                break
             what = f"{place_of(record)}, and no other entry knows it"
             self._report.add(f"{_name(name)}, offset {index}", what, COPY)
             return True

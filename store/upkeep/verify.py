@@ -88,6 +88,7 @@ class _Verifier:
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
         # By log offset: not so what deleted topics had, and batch queues.
         self._is_compared: Callable[[str, int], bool] = lambda topic, at: True
+        self._deletions: dict[str, int] = {}  # when this began
         self._is_damaged = False  # the log is
 
     def add(self, where: str, what: str, remedy: str) -> None:
@@ -97,6 +98,8 @@ class _Verifier:
         self._check_admin_files()
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
+            with suppress(CorruptStore):  # of all that is in the log by now; what is wrong is told already
+                self._look_at_topics()
             if log_end.log_begin is not None and log_end.log_begin < begin:
                 self.add(COMMIT_LOG_DIR, *lost_begin(log_end.log_begin, begin).split("; "))
             size = self._config.mappedFileSizeConsumeQueue
@@ -114,7 +117,7 @@ class _Verifier:
                 queues_check.compare(chunk, end)
                 self._progress(min(chunk.end, end) - begin, end - begin)
             self.report.log_bytes = max(0, end - begin)
-            queues_check.finish(end, is_damaged=self._is_damaged)
+            queues_check.finish(end, self._is_gone, is_damaged=self._is_damaged)
             index_check.finish()
             left = self._left_in_log(end)
             behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
@@ -147,8 +150,15 @@ class _Verifier:
     def _look_at_topics(self) -> None:
         topics = Topics(self._root)
         topics.queue_counts()
+        self._deletions = topics.deletions()
         batches, is_there = topics.batches(), topics.are_there()
         self._is_compared = lambda topic, at: topic not in batches and is_there(topic, at)
+
+    def _is_gone(self, topic: str) -> bool:
+        """Whether a topic was deleted since this began."""
+        with suppress(CorruptStore):
+            return Topics(self._root).deletions().get(topic) != self._deletions.get(topic)
+        return False
 
     # --- the log ---------------------------------------------------------------------------------------
 

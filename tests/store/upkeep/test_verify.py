@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
+from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.upkeep.findings import MAX_FINDINGS, Finding
 from store.upkeep.repair import repair
@@ -198,6 +201,31 @@ def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(pat
     assert writer.returncode == 0
     assert looks
     assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_is_deleted_meanwhile(path: Path, again: bool) -> None:
+    """Nothing is said of it, and of the others as ever."""
+    patch_log(path, 20, BODY + 5, b"!")
+    expected = verify(path).findings
+    shutil.copytree(path, copy := path.parent / "copy")
+    looks = itertools.count()
+
+    def delete(done: int, total: int) -> None:
+        if next(looks) == 0:
+            delete_topic(copy, "u")
+            if again:
+                with MessageStore.open(copy) as store:
+                    store.create_topic("u", 1)
+                    store.put(Message("u", b"new"))
+
+    with MessageStore.open(copy) as store:
+        store.create_topic("u", 1)
+        store.put_many([Message("u", bytes(300)) for _ in range(40)])
+    assert verify(copy).findings == expected
+    assert verify(copy, delete).findings == expected
+    assert next(looks) > 1
+    assert verify(copy).findings == expected
 
 
 @pytest.mark.parametrize("abort", [False, True])
