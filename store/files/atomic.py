@@ -43,9 +43,10 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:
-    """Make `path` or replace it; on the device when this returns. backup: the name that the old content then has."""
+    """Make `path` or replace it; on the device when this returns. backup: the name that the old content then has; an
+    empty file, as a crash leaves it, takes it from no other."""
     with _complete(path, data) as temporary:
-        if backup is not None and path.exists():
+        if backup is not None and path.exists() and path.stat().st_size:
             path.replace(backup)
         temporary.replace(path)
 

@@ -81,6 +81,22 @@ def test_a_death_at_any_step(tmp_path: Path, kind: str) -> None:
     assert outcomes == {NEW, None if kind == "create" else OLD}
 
 
+def test_a_death_while_an_empty_file_is_replaced(tmp_path: Path) -> None:
+    """What its backup has is nowhere else."""
+    step, ended = 0, 9
+    while ended:
+        step += 1
+        path = tmp_path / str(step) / "file.conf"
+        path.parent.mkdir()
+        path.touch()
+        path.with_suffix(".bak").write_bytes(OLD)
+        ended = child(DYING, path, step, "backup").wait(60)
+        assert path.with_suffix(".bak").read_bytes() == OLD
+        assert path.read_bytes() in (b"", NEW)
+    assert step > 3
+    assert path.read_bytes() == NEW
+
+
 def test_a_kill_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "file.conf"
     write_file(path, OLD)
