@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
 _PERSIST_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # for topics that are new, or have more queues
 _LEAVING_LOOK_SECONDS = 0.01
+_AT_ONCE = 16  # queues that are looked into when they are taken over
 _PATIENCE_SECONDS = 1.0  # with what is in hand of a queue that another member shall have, and may then have twice
 _logger = logging.getLogger("store")
 
@@ -172,7 +174,7 @@ class Rebalancer:
                 self._member.unlock([name])
             del self._leaving[name]
             if again_at is not None:
-                self._add(name, again_at)
+                self._add({name: again_at})
 
     def _take_over(self, wanted: Collection[Queue]) -> None:
         got = self._member.lock(sorted(wanted)) if wanted else set()
@@ -182,14 +184,15 @@ class Rebalancer:
             where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if topic in self._were_gone else self._where
             # Of all its queues: one that has no offset when others have some is taken for a new one.
             self._member.begin(first_offsets(self._log, topic, self._member.committed, where, self._timestamp))
-        bounds = self._log.bounds(got)
+        bounds, begins = self._log.bounds(got), dict[Queue, int]()
         for queue, position in self._member.committed(got).items():
             if queue in bounds:
                 begin = _within(queue, self._of_this_one(queue, position), bounds[queue])
                 if begin < position:  # or what is done from there on would not count
                     self._member.reset({queue: begin})  # the next step takes it over
                 else:
-                    self._add(queue, begin)
+                    begins[queue] = begin
+        self._add(begins)
         if gone := got - self._mine.keys():
             self._member.unlock(gone)
 
@@ -204,11 +207,15 @@ class Rebalancer:
         del self._gone[queue]
         return min(position, stored_since.get(queue, position))
 
-    def _add(self, queue: Queue, position: int) -> None:
-        added = self._make(queue, position)
-        added.stored_at = self._stored_before(queue, position)
-        self._mine[queue] = added
-        self._queues.add(added, self._pullers[queue.topic].pull)
+    def _add(self, begins: Positions) -> None:
+        """Consume queues from there on."""
+        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(begins)))) as pool:  # a broker may be far away
+            stored = list(pool.map(self._stored_before, begins, begins.values()))
+        for (queue, position), stored_at in zip(begins.items(), stored, strict=True):
+            added = self._make(queue, position)
+            added.stored_at = stored_at
+            self._mine[queue] = added
+            self._queues.add(added, self._pullers[queue.topic].pull)
 
     def _stored_before(self, queue: Queue, position: int) -> float:
         """When the message before `position` was stored, ms since 1970, by the clock of who stored it: this one may be

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, delete_topic
+from store.any_log import Queue
 from store.client import rebalancer
+from store.client.rebalancer import Rebalancer
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -82,6 +84,23 @@ def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
             until(lambda: min(one._member._seat.entry.claims.values()) > since)  # type: ignore[attr-defined] # noqa: B023
         hold.set()
         close.join()
+
+
+def test_queues_that_are_taken_over_are_looked_into_at_once(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another, hundreds of a broker that is far away took minutes."""
+    met, stored_before = threading.Barrier(QUEUES), Rebalancer._stored_before
+
+    def together(self: Rebalancer, queue: Queue, position: int) -> float:
+        if queue.topic == "t":
+            met.wait(PATIENCE)
+        return stored_before(self, queue, position)
+
+    monkeypatch.setattr(Rebalancer, "_stored_before", together)
+    put(store, range(40))
+    with Consumer(store.path, "g", "t", seen := Seen(), config=config()):
+        until(lambda: len(seen.numbers) == 40)
 
 
 def test_a_topic_that_grows(store: MessageStore) -> None:
