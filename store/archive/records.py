@@ -14,7 +14,7 @@ from store.archive.names import names
 from store.format.arrays import numbers
 from store.format.columns import Block
 from store.format.layout import CQ_ENTRY
-from store.read.blocks import block_of
+from store.read.blocks import block_of, may_match
 from store.read.scan import batch_bounds
 
 _BY_TAG = {"tags"}
@@ -52,7 +52,7 @@ def records_of(
     found = it.entries.entries(start, end)
     columns = [found[name].astype(np.int64) for name in CQ_ENTRY.names or ()]
     entries = _Entries(np.arange(start, end), *columns)
-    rows = np.flatnonzero(message_filter.match_codes(entries.tags_codes))
+    rows = np.flatnonzero(may_match(found, message_filter))
     if not _BY_TAG.issuperset(message_filter.columns):
         rows, end = _matching(it, entries, rows, message_filter, most, end)
     chosen = rows[:most]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from store.any_log import Int64s
+import numpy as np
+
+from store.any_log import Bools, Int64s, MessageFilter
 from store.errors import CorruptRecord
 from store.format.columns import Block, LightBlock
 from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.log.sources import EntryQueue, RecordLog
 
 
@@ -30,6 +32,14 @@ def block_of(
     view, begin = _stretch(log, queue, queue_offsets, physical_offsets, sizes), int(physical_offsets[0])
     where = queue.topic, queue.queue_id, view, begin, queue_offsets, physical_offsets, sizes
     return kind(*where, with_bodies=with_bodies, with_trailers=with_trailers or kind is LightBlock)
+
+
+def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
+    """Where the message of an entry may pass the filter, shape (n,).
+
+    An empty entry may: it is damaged, and who reads its message is told. Its tags code would say that it has no tag.
+    """
+    return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
 
 
 def was_deleted(log: CommitLog, queue: ConsumeQueue, offset: int, end: int) -> bool:

@@ -20,7 +20,7 @@ from store.format.stored_messages import stored_messages
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
-from store.read.blocks import block_of, was_deleted
+from store.read.blocks import block_of, may_match, was_deleted
 from store.read.slices import slices
 
 _MOST_RECORDS = 4096
@@ -135,7 +135,7 @@ def _together(
     """What `_one_by_one` would find, by columns; None where these are few, or anything is out of the ordinary."""
     if min(count_limit, len(entries)) < _MANY:
         return None
-    rows = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64)))
+    rows = np.flatnonzero(may_match(entries, message_filter))
     some = entries[rows[:count_limit]]
     sizes = some["size"].astype(np.int64)
     count = int(np.searchsorted(np.cumsum(sizes), config.maxTransferBytesOnMessageInMemory, side="right"))
@@ -203,10 +203,8 @@ def _candidates(
     """The entries whose message may match; `at_once` of them are looked at before any is asked for."""
     for first in range(0, len(entries), at_once):
         some = entries[first : first + at_once]
-        may_match = [True] * len(some)
-        if message_filter.columns:
-            may_match = message_filter.match_codes(some["tags_code"].astype(np.int64)).tolist()
-        for row, fields in compress(enumerate(some.tolist()), may_match):
+        kept = may_match(some, message_filter).tolist() if message_filter.columns else [True] * len(some)
+        for row, fields in compress(enumerate(some.tolist()), kept):
             yield Entry(queue.topic, queue.queue_id, offset + first + row, *fields)
 
 

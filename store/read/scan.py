@@ -10,7 +10,7 @@ import pyarrow as pa
 from store.any_log import Int64s, MessageFilter, ReadSpec
 from store.log.consume_queue import Entries
 from store.log.sources import EntryQueue, RecordLog
-from store.read.blocks import block_of
+from store.read.blocks import block_of, may_match
 from store.read.decoding import Decoding
 
 _ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
@@ -54,7 +54,7 @@ def _entries(queue: EntryQueue, start: int, stop: int, message_filter: MessageFi
     offsets, kept = [], []
     for first in range(start, stop, _ENTRIES_AT_ONCE):
         entries = queue.entries(first, min(stop, first + _ENTRIES_AT_ONCE))
-        rows = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64)))
+        rows = np.flatnonzero(may_match(entries, message_filter))
         offsets.append(first + rows)
         kept.append(entries[rows])
     return np.concatenate(offsets), np.concatenate(kept)

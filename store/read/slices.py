@@ -16,7 +16,7 @@ from store.format.layout import MIN_RECORD_BYTES
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
-from store.read.blocks import was_deleted
+from store.read.blocks import may_match, was_deleted
 
 _BY_TAG = {"tags"}
 _LOOK_SECONDS = 0.02  # for conditions on properties: each message is decoded
@@ -47,7 +47,7 @@ def slices(
     `CorruptRecord`.
     """
     count_limit = max(1, count_limit)
-    rows = np.flatnonzero(message_filter.match_codes(entries["tags_code"].astype(np.int64)))
+    rows = np.flatnonzero(may_match(entries, message_filter))
     if not _BY_TAG.issuperset(message_filter.columns):
         rows, looked_at = _matching(log, queue, offset, entries, rows, message_filter, count_limit)
         entries = entries[:looked_at]

@@ -179,6 +179,19 @@ def test_a_tags_code_that_is_not_the_tags(store: MessageStore, code: int) -> Non
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, ("body",))) == 10, "tags are not looked at"
 
 
+@pytest.mark.parametrize("expression", [None, "Aa", "none"])
+def test_an_empty_entry_is_told_of_whatever_is_asked_for(store: MessageStore, expression: str | None) -> None:
+    """Its tags code, which would be that of a message without a tag, says nothing."""
+    change_entry(store, 5, "size", 0)
+    change_entry(store, 5, "tags_code", 0)
+    accept = message_filter(expression)
+    with pytest.raises(CorruptRecord, match="queue 0, offset"):
+        list(store.scan("t", 0, 0, 60, tags=accept))
+    for as_records in (False, True):
+        with pytest.raises(CorruptRecord, match=r"offset 5\b.* an entry of 0 bytes"):
+            store.get_message("g", "t", 0, 5, message_filter=accept, as_records=as_records)
+
+
 def test_the_error_names_what_the_record_says(store: MessageStore) -> None:
     entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
     change_entry(store, 3, "physical_offset", int(entries["physical_offset"][0]))
