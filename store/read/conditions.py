@@ -126,8 +126,10 @@ def is_never_true(condition: Node) -> bool:
             return value is not True
         case Cast():
             return True
+        case Equal((other, Constant(str()))):  # but "'true' = (condition)" may be
+            return isinstance(other, Condition)
         case Equal((Constant(value), other) | (other, Constant(value))):
-            return isinstance(other, Condition) and isinstance(value, str | int | float) and not isinstance(value, bool)
+            return isinstance(other, Condition) and isinstance(value, int | float) and not isinstance(value, bool)
         case And(operands):
             return any(map(is_never_true, operands)) or _is_contradiction(operands)
         case Or(operands):
