@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import Positions, Queue
+from store.any_log import Positions, Queue, QueueRange
 from store.local import LocalAddress
+from store.log.consume_queue import ConsumeQueue
 from tests.logs.conformance import WriterTests
 
 
@@ -40,3 +41,26 @@ class TestLocalLog(WriterTests):
 
     def test_its_directory_is_the_place_for_what_lies_beside(self, making: Directory) -> None:
         assert making.address.directory == str(making.store.path)
+
+    def test_a_few_that_retention_overtakes_are_no_others(
+        self, making: Directory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        making.store.create_topic("t", 1)
+        making.store.put_many([Message("t", bytes(20_000)) for _ in range(12)])
+        min_offset = ConsumeQueue.min_offset
+
+        def overtaken(queue: ConsumeQueue, first: int, end: int) -> int:
+            monkeypatch.setattr(ConsumeQueue, "min_offset", min_offset)
+            found = min_offset(queue, first, end)
+            making.store.clean(forced=True)
+            return found
+
+        with making.address.open() as log:
+            monkeypatch.setattr(ConsumeQueue, "min_offset", overtaken)
+            assert log.few(QueueRange("t", 0, 0, 2)) is None
+            (bounds,) = log.bounds([Queue("t", 0)]).values()
+            assert 0 < bounds.min_offset < bounds.max_offset == 12
+            for start in range(bounds.min_offset, 12):
+                messages = log.few(QueueRange("t", 0, start, 12))
+                assert messages is not None
+                assert [each.queue_offset for each in messages] == list(range(start, 12))
