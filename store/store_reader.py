@@ -147,7 +147,7 @@ class StoreReader(Opened):
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
-        with self._published.of_what_is_there(topic):
+        with self._published.of_one_life(topic, self._published.born(topic)):
             queue = self._published.holding(QueueRange(topic, queue_id, start, end))
             return queue.entries(start, end)["size"].astype(np.int64)
 
@@ -157,7 +157,7 @@ class StoreReader(Opened):
         The range must be published. Raises `OffsetLost` where retention took the queue's files.
         """
         start, end = integer("start", start, 0), integer("end", end, 0)
-        with self._published.of_what_is_there(topic):
+        with self._published.of_one_life(topic, self._published.born(topic)):
             return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
@@ -225,10 +225,12 @@ class StoreReader(Opened):
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`read` of what the store has itself."""
         check_columns(spec.columns)
-        queue = self._published.holding(wanted)
+        born = self._published.born(wanted.topic)
+        with self._published.of_one_life(wanted.topic, born):
+            queue = self._published.holding(wanted)
         most = self.config.maxDecompressedMessageSize
         batches = scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
-        return self._published.each_of(wanted.topic, batches)
+        return self._published.each_of(wanted.topic, born, batches)
 
     def _read_older(self, older: Older, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         at = min(self.min_offset(*wanted.queue), wanted.end)

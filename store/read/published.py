@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from store.any_log import Bounds, Queue, QueueRange
-from store.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
+from store.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
 from store.integers import integer
 from store.log.commit_log import CommitLog
@@ -113,25 +113,33 @@ class PublishedQueues:
             return 0
 
     @contextmanager
-    def of_what_is_there(self, topic: str) -> Iterator[None]:
-        """Whoever misses something in here is told `UnknownTopic` where the topic was deleted meanwhile."""
+    def of_one_life(self, topic: str, born: int) -> Iterator[None]:
+        """What is read in here is of the topic that was `born` there, or `UnknownTopic` is raised: it was deleted
+        meanwhile, and what is in its place may be another's.
+        """
         try:
             yield
-        except (OffsetLost, OffsetNotYet):
-            self._topics.known(topic)
+        except (OffsetLost, OffsetNotYet, CorruptRecord, CorruptSegment):
+            self._must_be(topic, born)
             raise
+        self._must_be(topic, born)
 
-    def each_of(self, topic: str, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        """The batches, made in `of_what_is_there`."""
-        with self.of_what_is_there(topic):
-            yield from batches
+    def each_of(self, topic: str, born: int, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        """The batches, each made in `of_one_life`."""
+        with self.of_one_life(topic, born):
+            for batch in batches:
+                self._must_be(topic, born)
+                yield batch
+
+    def _must_be(self, topic: str, born: int) -> None:
+        if self.born(topic) != born:
+            raise UnknownTopic(
+                f"{self._log.segments.directory.parent}: topic {topic!r} was deleted meanwhile; read the new one from "
+                "its first message"
+            )
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
-        with self.of_what_is_there(wanted.topic):
-            return self._holding(wanted)
-
-    def _holding(self, wanted: QueueRange) -> ConsumeQueue:
         start, end = integer("start", wanted.start), integer("end", wanted.end)
         minimum, maximum = self.offsets(*wanted.queue)
         where = f"{self._log.segments.directory.parent}: topic {wanted.topic!r}, queue {wanted.queue_id}"

@@ -71,3 +71,22 @@ def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(ConsumeQueue, "min_offset", overtaken)
         with pytest.raises(UnknownTopic):
             reader.offsets("t", 0)
+
+
+@pytest.mark.parametrize("tags", [None, "x"])
+@pytest.mark.parametrize("made_anew", [None, 0, 10, 40])
+def test_a_topic_that_is_deleted_amid_a_scan(tmp_path: Path, made_anew: int | None, tags: str | None) -> None:
+    """What is read is of one topic, and all of it, or the reader is told; also where its name is there again."""
+    sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
+    with MessageStore.open(tmp_path, config=sizes) as store, MessageStore.open(tmp_path, read_only=True) as reader:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"old", tags="x") for _ in range(40)])
+        batches = reader.scan("t", 0, 0, 40, ("body",), tags, max_rows=7)
+        assert next(batches)["body"].to_pylist() == [b"old"] * 7
+        delete_topic(tmp_path, "t")
+        if made_anew is not None:
+            store.create_topic("t", 1)
+            store.put_many([Message("t", b"new", tags="x") for _ in range(made_anew)])
+            assert reader.offsets("t", 0) == (0, made_anew)
+        with pytest.raises(UnknownTopic):
+            list(batches)
