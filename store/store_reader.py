@@ -26,7 +26,7 @@ from store.any_log import (
 )
 from store.archive.kin import Kin
 from store.archive.older import Older
-from store.errors import FilterError, OffsetLost, UnknownTopic
+from store.errors import CorruptRecord, FilterError, OffsetLost, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.opened import Opened, Place
@@ -143,7 +143,14 @@ class StoreReader(Opened):
         if offset < minimum and not as_records and (older := self._older()):
             return older.get_message(Queue(topic, queue_id), offset, Bounds(minimum, maximum), max_messages, accept)
         where = self._log, queue, offset, minimum, maximum
-        return get_message(*where, max_messages, accept, self.config, as_records=as_records)
+        try:
+            return get_message(*where, max_messages, accept, self.config, as_records=as_records)
+        except (CorruptRecord, OffsetLost):
+            with suppress(UnknownTopic):
+                if self.max_offset(topic, queue_id) >= maximum:
+                    raise
+        # The topic was deleted meanwhile.
+        return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
@@ -206,13 +213,18 @@ class StoreReader(Opened):
 
         What is older than the store comes from its archive, if it has one. Raises `ArchiveError`, too, then.
         """
+        born = self._published.born(wanted.topic)
         try:
             return self.read_own(wanted, spec)
         except OffsetLost:
             older = self._older()
             if older is None or not older.has(wanted.queue):
                 raise
-            return self._read_older(older, wanted, spec)
+            return self.of_one_life(wanted.topic, born, self._read_older(older, wanted, spec))
+
+    def of_one_life(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, as long as the topic is the one that was `born` there. Raises `UnknownTopic` when it is not."""
+        return self._published.each_of(topic, born, batches)
 
     @property
     def kin(self) -> Kin:

@@ -18,9 +18,11 @@ from store import (
     GetStatus,
     Message,
     NoArchive,
+    UnknownTopic,
     message_filter,
 )
 from store.any_log import Boundary, Queue, QueueRange, ReadSpec
+from store.broker.deletion import delete_topic
 from store.read.filters import EVERYTHING
 from store.through import ThroughAddress, ThroughLog
 from tests.filled import Filled
@@ -199,3 +201,16 @@ def test_a_consumer_waits_for_an_archive_that_is_away(
         until(lambda: "tried again" in caplog.text)
         (tmp_path / "back").replace(tmp_path / "archive")
         assert len({(each.queue_id, each.queue_offset) for each in islice(consumer, len(shortened.rows))}) == 308
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_topic_that_is_deleted_amid_a_scan(shortened: Filled, log: ThroughLog, by_itself: bool) -> None:
+    """What comes from the archive is not followed by what a topic of the same name has in the store by then."""
+    scan = shortened.store.read if by_itself else log.scan
+    batches = scan(QueueRange(*ORDERS, 0, 303), BODIES)
+    next(batches)
+    delete_topic(shortened.path, "orders")
+    shortened.store.create_topic("orders", 1)
+    shortened.put("orders", 0, 303, 1000)
+    with pytest.raises(UnknownTopic, match="deleted meanwhile"):
+        list(batches)

@@ -181,7 +181,8 @@ def reference(
     for at, fields in enumerate(queue.entries(offset, end).tolist(), offset):
         entry = Entry(topic, queue_id, at, *fields)
         is_hash = -(1 << 31) <= entry.tags_code < 1 << 31
-        if tags is not None and is_hash and entry.tags_code not in map(java_hash_code, tags):
+        is_other = tags is not None and is_hash and entry.tags_code not in map(java_hash_code, tags)
+        if is_other and entry.size > 0:
             continue
         if messages and (len(messages) == limit or taken + entry.size > config.maxTransferBytesOnMessageInMemory):
             return "FOUND", at, messages

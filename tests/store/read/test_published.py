@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
+from store import GetStatus, Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
 from store.any_log import QueueRange
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
@@ -90,3 +90,29 @@ def test_a_topic_that_is_deleted_amid_a_scan(tmp_path: Path, made_anew: int | No
             assert reader.offsets("t", 0) == (0, made_anew)
         with pytest.raises(UnknownTopic):
             list(batches)
+
+
+@pytest.mark.parametrize("made_anew", [None, 0, 10])
+def test_a_topic_that_is_deleted_amid_a_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_anew: int | None
+) -> None:
+    """It is answered as what is there by then says: nothing is damaged, or lost."""
+    sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
+    min_offset = ConsumeQueue.min_offset
+    with MessageStore.open(tmp_path, config=sizes) as store, MessageStore.open(tmp_path, read_only=True) as reader:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"old") for _ in range(40)])
+
+        def overtaken(queue: ConsumeQueue, first: int, end: int) -> int:
+            monkeypatch.setattr(ConsumeQueue, "min_offset", min_offset)
+            found = min_offset(queue, first, end)
+            delete_topic(tmp_path, "t")
+            if made_anew is not None:
+                store.create_topic("t", 1)
+                store.put_many([Message("t", b"new") for _ in range(made_anew)])
+            return found
+
+        monkeypatch.setattr(ConsumeQueue, "min_offset", overtaken)
+        found = reader.get_message("g", "t", 0, 25)
+        status = GetStatus.OFFSET_OVERFLOW_BADLY if made_anew else GetStatus.NO_MESSAGE_IN_QUEUE
+        assert (found.status, found.next_begin_offset) == (status, made_anew or 0)
