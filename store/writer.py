@@ -336,11 +336,15 @@ def _note_ends(
     *,
     at_once: bool = False,
 ) -> None:
-    """Keep the ends of queues that were flushed up to `end`, now and then in their file."""
-    if ends is None:  # somebody deleted the file while another writer was there
+    """Keep the ends of queues that were flushed up to `end`, now and then in their file.
+
+    Where it is gone it stays so: files of a queue were lost (see `forget_ends`), or somebody deleted it.
+    """
+    if ends is None:  # so it was when this one came, while another writer was there
         return
     with turn:
         deleted = topics.deletions()
         ends.follow(begin, end, ranges, deleted)
-        if (at_once or ends.is_due(index)) and ends.complete(log, QueueEnds.read(root), deleted):
+        written = QueueEnds.read(root) if at_once or ends.is_due(index) else None
+        if written is not None and ends.complete(log, written, deleted):
             ends.write(root, index)

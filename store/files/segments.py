@@ -135,15 +135,19 @@ class Segments:
         file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write within one segment, creating its file if needed. Raises `StoreFull`."""
+    def write(self, offset: int, data: bytes | memoryview) -> bool:
+        """Write within one segment, creating its file if needed; whether one was there, or begins with this.
+
+        Raises `StoreFull`.
+        """
         start = self._start(offset)
         try:
             file = self._current(start)
         except OffsetLost:
             self._create(start, offset - start, data)
-        else:
-            file.write(offset - start, memoryview(data))
+            return offset == start
+        file.write(offset - start, memoryview(data))
+        return True
 
     def zero(self, begin: int, end: int) -> None:
         """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""

@@ -115,10 +115,8 @@ class ConsumeQueue:
     def _search_end(self, confirm_offset: int) -> tuple[int, int]:
         """Where the search began, and the end. Raises as `check`: a search that met a hole would end before it."""
         seen = self._found_end
-        if seen and self._counts(seen - 1, confirm_offset):
-            start = low = seen
-        else:
-            start = low = self._known_end(self.first() if seen else self.check(), confirm_offset)
+        is_first = not seen or not self._counts(seen - 1, confirm_offset)
+        start = low = self._known_end(self.check(), confirm_offset) if is_first else seen
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -129,14 +127,14 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        self._must_end(low, confirm_offset, is_first=not seen)
+        self._must_end(low, confirm_offset, is_first=is_first)
         return start, low
 
     def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
         """Raises `CorruptSegment` where entries behind the one that ended a search count: then that one is damaged.
 
         Unless it counts by now, too: then a broker wrote them meanwhile. No message but the first has log offset 0.
-        is_first: nothing was known of the queue, so look at all that is behind.
+        is_first: nothing is known of the queue, or not any more, so look at all that is behind.
         """
         found, nearby = False, self.entries_left(end, end + _NEARBY)
         if is_first and not nearby.tobytes().strip(b"\0"):  # or else an append that is under way begins here, or died
@@ -223,21 +221,24 @@ class ConsumeQueue:
             at = stop
         return found
 
-    def write(self, start: int, entries: Entries | bytes) -> None:
-        """Write entries, or their bytes, from queue offset `start` on, creating files as needed.
+    def write(self, start: int, entries: Entries | bytes) -> bool:
+        """Write entries, or their bytes, from queue offset `start` on, creating files as needed; whether each that was
+        made begins with them: or else a file that had others is lost.
 
         Raises `StoreFull`, `FlushFailed`.
 
         A file is begun when the one before is on the device: after a crash RocketMQ looks at the last three only.
         """
+        is_whole = True
         data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
         while len(data):
             position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
             if start and index == 0 and not self._segments.exists(position):
                 self.flush(start - 1, start)
             room = (self.entries_per_file - index) * CQ_ENTRY.itemsize
-            self._segments.write(position, data[:room])
+            is_whole &= self._segments.write(position, data[:room])
             data, start = data[room:], start + self.entries_per_file - index
+        return is_whole
 
     def begin_at(self, start: int, min_physical_offset: int) -> None:
         """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.

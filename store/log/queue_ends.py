@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from store.errors import ConfigError, CorruptSegment, CorruptStore
-from store.files.atomic import read_file, write_file
+from store.files.atomic import read_file, sync_directory, write_file
 from store.files.segments import list_files
 from store.files.topics import Topics
 from store.format.layout import (
@@ -219,6 +219,12 @@ class QueueEnds:
                 return False
             return self.lost_key(log, index, until) is None and (end is None or index.end_offset() < end)
         return False
+
+
+def forget_ends(root: Path) -> None:
+    """Have the next opening make all queues anew from the log: one of them lost files while it was open."""
+    (root / QUEUE_ENDS_FILE).unlink(missing_ok=True)
+    sync_directory(root)
 
 
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:

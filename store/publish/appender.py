@@ -22,7 +22,8 @@ from store.format.record import Record, as_columns
 from store.format.records import Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog, Stretches
-from store.log.consume_queues import ConsumeQueues
+from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.queue_ends import forget_ends
 from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
 from store.publish.placing import NextOffsets, Placed, Result, place_few, place_many
@@ -71,6 +72,8 @@ class Appender:
         self._finish_deletion = finish_deletion
         self._sync_flush = sync_flush
         self._next_offsets: NextOffsets | None = None
+        self._given: dict[QueueName, int] = {}  # what these were, of each queue that was put into here
+        self._deletions = 0  # up to then
         self._together = Together(lock)
 
     def append(
@@ -175,7 +178,8 @@ class Appender:
         ranges: Ranges = {}
         for placed in written:
             for name, (start, entries) in placed.entries.items():
-                self._queues.of(*name).write(start, entries)
+                if not self._queues.of(*name).write(start, entries):
+                    forget_ends(self._published_end.path.parent)
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries) // CQ_ENTRY.itemsize
             self._index.append(*placed.keys)
         return _Appended(begin, end, ranges, next_offsets, [placed.result for placed in written])
@@ -186,6 +190,7 @@ class Appender:
             self._published_end.file_from(end)
         self._published_end.publish(end)
         self._unflushed.note(begin, end, appended.ranges)
+        self._given.update((name, stop) for name, (_, stop) in appended.ranges.items())
         appended.next_offsets.confirm_offset = end
         self._next_offsets = appended.next_offsets
 
@@ -222,7 +227,9 @@ class Appender:
         deletions = self._published_end.deletions
         if known is not None and (known.confirm_offset, known.deletions) == (confirm, deletions):
             return known
-        return NextOffsets(self._queues, confirm, deletions)
+        if deletions != self._deletions:
+            self._given, self._deletions = {}, deletions
+        return NextOffsets(self._queues, confirm, deletions, self._given)
 
 
 def _store_time(last: int) -> int:

@@ -5,16 +5,19 @@ Many are laid out as columns; a few, side by side, as plain values, which takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from store.errors import CorruptSegment
 from store.format.record import Record, as_columns
 from store.format.records import Records
 from store.index.index_file import KeyColumn
 from store.log.commit_log import CommitLog, Stretches
+from store.log.consume_queue import MAKE_ANEW
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.publish.results import AppendResult, Where
 
@@ -26,17 +29,31 @@ class NextOffsets(dict[QueueName, int]):
     deletions are these: nobody else appended, or deleted a topic.
     """
 
-    def __init__(self, queues: ConsumeQueues, confirm_offset: int, deletions: int = 0) -> None:
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        confirm_offset: int,
+        deletions: int = 0,
+        given: Mapping[QueueName, int] = MappingProxyType({}),
+    ) -> None:
+        """given: how many offsets of queues were given away, as far as that is known."""
         super().__init__()
         self._queues = queues
+        self._given = given
         self.confirm_offset = confirm_offset
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Raises `UnknownTopic` where the topic was deleted since the record was made."""
-        self[name] = found = self._queues.of(*name).max_offset(self.confirm_offset)
+        """Raises `UnknownTopic` where the topic was deleted since the record was made, `CorruptSegment` where the queue
+        ends before what was given away.
+        """
+        queue = self._queues.of(*name)
+        found = queue.max_offset(self.confirm_offset)
         if not found:
             self._queues.topics.must_not_be_deleted(name[0])
+        if found < (given := self._given.get(name, 0)):
+            raise CorruptSegment(f"{queue}: ends at {found}, but had {given} entries; {MAKE_ANEW}")
+        self[name] = found
         return found
 
     def take(self, name: QueueName, count: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptRecord, CorruptStore, Message, MessageStore
+from store import CorruptRecord, CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore
 from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
 from store.log.consume_queue import MAKE_ANEW
 from store.upkeep.verify import verify
@@ -23,6 +23,7 @@ from tests.store.log.damages import (
     ENTRIES,
     SMALL,
     Damage,
+    all_queues,
     damage_entry,
     first_index_file,
     folder,
@@ -33,6 +34,7 @@ from tests.store.log.damages import (
     points_back,
     queue_files,
     size_of_nothing,
+    topic,
     zeroed,
     zeroed_index,
     zeroed_index_file,
@@ -113,6 +115,61 @@ def test_keys_that_go_before_their_writer_left_once(tmp_path: Path, damage: Dama
         found = [[message.body for message in store.query("t", f"k{n}")] for n in range(count)]
     assert found == [[b"%d" % n] for n in range(count)]
     assert verify(tmp_path).findings == []
+
+
+@pytest.mark.parametrize("more", [1, 30])
+@pytest.mark.parametrize(
+    ("damage", "before"),
+    [*((damage, 27) for damage in (folder, queue_files, last_file, topic, all_queues)), (folder, 30), (topic, 30)],
+)
+def test_files_that_go_while_a_store_is_open_are_made_anew_by_the_next(
+    path: Path, damage: Damage, before: int, more: int
+) -> None:
+    """The next file is begun in its middle, or as the first."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", b"more", queue_id=1)] * (before - 25))
+        damage(path)
+        results = store.put_many([Message("t", b"later", queue_id=1)] * more)
+        assert [result.queue_offset for result in results] == list(range(before, before + more))
+    with MessageStore.open(path) as store:
+        assert len(bodies(store)) == 50 + before + more
+    assert verify(path).findings == []
+
+
+@pytest.mark.parametrize(("damage", "before", "left"), [(folder, 25, 0), (last_file, 30, 20)])
+@pytest.mark.parametrize("others", [True, False], ids=["others put", "a put fails"])
+def test_who_put_into_a_queue_never_gives_its_offsets_again(
+    tmp_path: Path, damage: Damage, before: int, left: int, others: bool
+) -> None:
+    """Also where the queue was begun since it was opened, and no file that is left says how far it went."""
+    with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"x", queue_id=1)] * before)
+        damage(tmp_path)
+        if others:
+            other.put(Message("t", b"y", queue_id=0))
+        else:
+            with pytest.raises(MessageRefused):
+                store.put(Message("t", bytes(SMALL.mappedFileSizeCommitLog), queue_id=0))
+        with pytest.raises(CorruptSegment, match=f"ends at {left}, but had {before} entries; {MAKE_ANEW}"):
+            store.put(Message("t", b"next", queue_id=1))
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == others
+    with MessageStore.open(tmp_path) as store:
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == before
+    assert verify(tmp_path).findings == []
+
+
+@pytest.mark.parametrize("damage", [folder, last_file, zeroed])
+def test_who_looked_at_a_queue_is_told_that_files_went(tmp_path: Path, damage: Damage) -> None:
+    """The search for the end may not stop where they were, though it knew better."""
+    with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"x", queue_id=1)] * 25)
+        assert other.max_offset("t", 1) == 25
+        damage(tmp_path)
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+        with pytest.raises(CorruptSegment, match=f"damaged, for more come behind; {MAKE_ANEW}"):
+            other.put(Message("t", b"next", queue_id=1))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
