@@ -137,6 +137,8 @@ class SegmentFile:
 
 # Stores that one process has open at the same time, or one soon after the other, share what is mapped.
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
+# A forked process opens its own: of a flush that failed the system tells each that opened the file, and these as one.
+os.register_at_fork(after_in_child=_open_files.clear)
 
 
 class OpenFiles:

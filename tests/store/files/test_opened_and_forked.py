@@ -16,6 +16,8 @@ import pytest
 from store import Message, MessageStore, StoreForked, StoreNotOpen
 from store.broker.hold import PullRequestHoldService
 from store.broker.pull import PullMessageProcessor
+from store.files.segment_file import OpenFiles
+from store.format.layout import segment_name
 from tests.children import in_a_child
 from tests.store.files.open_things import ALL, outcome
 
@@ -103,6 +105,14 @@ def test_a_child_opens_the_directory_anew(store: MessageStore) -> None:
 
     assert in_a_child(put) == "1"
     assert store.max_offset("t", 0) == 2
+
+
+def test_a_child_shares_no_segment(tmp_path: Path) -> None:
+    """The system tells of a flush that failed once: to parent or child. What a thread of the parent had stays."""
+    (tmp_path / segment_name(0)).write_bytes(bytes(100))
+    parents = OpenFiles(1).get(tmp_path, 0, 100, writable=False)
+    assert OpenFiles(1).get(tmp_path, 0, 100, writable=False) is parents
+    assert in_a_child(lambda: OpenFiles(1).get(tmp_path, 0, 100, writable=False) is parents) == "False"
 
 
 def test_a_child_of_a_process_whose_threads_read(tmp_path: Path) -> None:
