@@ -175,6 +175,7 @@ class Appender:
             self._log.show(*written[0].head, flush=flush)
         if flush:
             self._published_end.check_device()  # the system tells each failure to one of those who flush, or to some
+        self._lock.must_be_of_this_process()  # so may a signal's handler, that waited for the device
         ranges: Ranges = {}
         for placed in written:
             for name, (start, entries) in placed.entries.items():
@@ -188,6 +189,7 @@ class Appender:
         begin, end = appended.begin, appended.end
         if not self._index.is_enabled:
             self._published_end.file_from(end)
+        self._lock.must_be_of_this_process()  # a child would take back what its parent published since
         self._published_end.publish(end)
         self._unflushed.note(begin, end, appended.ranges)
         self._given.update((name, stop) for name, (_, stop) in appended.ranges.items())

@@ -253,3 +253,37 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
         found = store.get_message("g", "forked", 0, 0).messages
         assert [message.body for message in found] == [b"first", b"second", b"parent", b"behind"]
     assert verify(path).findings == []
+
+
+def test_forked_by_what_interrupts_an_append(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler, say, that comes when the device has answered; its child is slow."""
+    real_flush, child, (waits, goes_on) = os.fdatasync, -1, os.pipe()
+
+    def flush(fd: int) -> None:
+        nonlocal child
+        real_flush(fd)
+        if child < 0:
+            child = os.fork()
+            if child == 0:
+                os.close(goes_on)
+                os.read(waits, 1)  # until the parent closes it, or is gone
+
+    config = StoreConfig(flushDiskType="SYNC_FLUSH", flushIntervalCommitLog=3_600_000)
+    with MessageStore.open(path, config=config) as store:
+        store.put(Message("t", b"first"))
+        monkeypatch.setattr(os, "fdatasync", flush)
+        refused = 1
+        try:
+            store.put(Message("t", b"0"))
+        except StoreForked:
+            refused = 0
+        finally:
+            if child == 0:
+                os._exit(refused)
+        for number in range(1, 4):
+            store.put(Message("t", f"{number}".encode()))
+        os.close(goes_on)
+        assert code_of(child) == 0
+        store.put(Message("t", b"behind"))
+    os.close(waits)
+    nothing_is_lost(path, 6)
