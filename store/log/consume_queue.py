@@ -283,15 +283,15 @@ class ConsumeQueue:
         self.write(start, blank)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, whose last entry's record the log has no longer.
+        """Delete files, never the last, of whose last entries the log has no record any longer.
 
         Returns the path of each and the bytes it took. Call as the only writer.
         """
         gone = []
         for start in self._segments.starts()[:-1]:
             end = start // CQ_ENTRY.itemsize + self.entries_per_file
-            last = self.entries(end - 1, end)[0]
-            if last["physical_offset"] >= min_physical_offset or last["size"] == 0:  # 0: an append died here
+            last = self.entries(max(end - 2, start // CQ_ENTRY.itemsize), end)  # two, for one may be damaged
+            if last["physical_offset"].max() >= min_physical_offset or last["size"][-1] == 0:  # 0: an append died here
                 break
             gone.append((str(self._segments.path(start)), self._segments.delete(start)))
         return gone

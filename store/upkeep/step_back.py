@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from store.any_log import Positions, Queue
-from store.errors import CorruptStore
+from store.errors import CorruptSegment, CorruptStore
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.members_done import step_back_done
 from store.files.reached import forget_beyond
@@ -70,7 +70,10 @@ def _at_most(
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches():
         return offset
     is_there = 0 <= queue.queue_id < topics.queue_count(queue.topic)
-    return queues.at_most(*queue, end, offset) if is_there else 0
+    try:
+        return queues.at_most(*queue, end, offset) if is_there else 0
+    except CorruptSegment:  # the others step back all the same
+        return offset
 
 
 def _beyond(

@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
-from store.format.layout import segment_name
+from store.format.layout import CQ_ENTRY, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
@@ -357,3 +358,22 @@ def test_a_queue_of_which_the_log_has_nothing_goes_on_where_it_ended_though_it_i
     shutil.rmtree(tmp_path / "killed/consumequeue/t")
     with MessageStore.open(tmp_path / "killed") as store:
         assert store.put(Message("t", b"next")).queue_offset == 3
+
+
+def test_no_queue_file_goes_by_one_damaged_entry(tmp_path: Path) -> None:
+    """Its last one says that its record is gone; those before it have theirs."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=1)) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(200)) for _ in range(60)])
+    entry = np.zeros(1, CQ_ENTRY)
+    entry["physical_offset"], entry["size"] = 100, 300
+    with (path / "consumequeue/t/0" / segment_name(200)).open("r+b") as file:
+        file.seek(180)
+        file.write(entry.tobytes())
+    with MessageStore.open(path) as store:
+        cleaned = store.clean(forced=True, config=replace(store.config, deleteFileBatchMax=1))
+        assert [Path(queue).name for queue in cleaned.queues] == [segment_name(0)]
+        first = store.min_offset("t", 0)
+        assert 10 < first < 19
+        assert store.get_message("g", "t", 0, first, 1).messages[0].physical_offset == cleaned.min_offset

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from store import ConsumeFromWhere, Consumer, ConsumerConfig, Message, MessageStore
+from store import ConsumeFromWhere, Consumer, ConsumerConfig, CorruptSegment, Message, MessageStore
 from store.broker.deletion import delete_topic
 from store.broker.transactions import Transactions
 from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import segment_name
 from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
@@ -213,3 +214,22 @@ def test_what_was_deleted_before_the_end_stays_so(crashed: Crashed) -> None:
     deleted = json.loads((path / "config/topics.json").read_text())["deletedTopics"]
     MessageStore.open(path).close()
     assert json.loads((path / "config/topics.json").read_text())["deletedTopics"] == deleted
+
+
+def test_a_queue_that_lost_a_file_keeps_no_group_in_the_others(path: Path) -> None:
+    """Whoever reads that one is told; in the others what is put next would be passed over."""
+    with MessageStore.open(path) as store:
+        store.create_topic("u", 1)
+        store.put(Message("u", b"x"))
+        for group in ("g", "h"):
+            for topic in ("t", "u"):
+                store.commit_offsets(group, topic, {0: 1})
+    file = path / "config/consumerOffset.json"
+    offsets = json.loads(file.read_text())
+    offsets["offsetTable"] = {name: {"0": 99} for name in offsets["offsetTable"]}  # from a newer store
+    file.write_text(json.dumps(offsets))
+    (path / "consumequeue/t/0" / segment_name(200)).unlink()
+    with MessageStore.open(path) as store:
+        assert [store.consumer_offset(group, "u", 0) for group in ("g", "h")] == [1, 1]
+        with pytest.raises(CorruptSegment, match="no file for bytes 200 to 400"):
+            store.max_offset("t", 0)
