@@ -202,6 +202,15 @@ def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> No
     assert not ends.is_due(index)
 
 
+def test_a_strangers_file_in_the_index_keeps_nobody_from_flushing(path: Path) -> None:
+    stranger = path / "index" / "20200101000000000"
+    with MessageStore.open(path) as store:
+        stranger.write_bytes(b"none of ours")
+        store.put(Message("t", b"x", queue_id=0))
+        store.flush()
+        stranger.unlink()
+
+
 def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.create_topic("other", 1)
