@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -109,7 +109,7 @@ class Writer:
         elif ends is not None:
             self._queues.expect(ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
-        self._note_ends = partial(_note_ends, threading.Lock(), ends, root, Topics(root), self._log, self._index)
+        self._note_ends = partial(_note_ends, threading.RLock(), ends, root, Topics(root), self._log, self._index)
         published = PublishedEnd(root, writable=True)
         published.begin_to_know(self._log.min_offset())
         if alone:
@@ -324,7 +324,7 @@ def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piec
 
 
 def _note_ends(
-    turn: threading.Lock,
+    turn: AbstractContextManager[object],
     ends: QueueEnds | None,
     root: Path,
     topics: Topics,
@@ -338,7 +338,8 @@ def _note_ends(
 ) -> None:
     """Keep the ends of queues that were flushed up to `end`, now and then in their file.
 
-    Where it is gone it stays so: files of a queue were lost (see `forget_ends`), or somebody deleted it.
+    turn: of threads; a signal's handler may close the store in the one that has it. Where the file is gone it stays so:
+    files of a queue were lost (see `forget_ends`), or somebody deleted it.
     """
     if ends is None:  # so it was when this one came, while another writer was there
         return

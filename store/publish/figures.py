@@ -115,7 +115,7 @@ class Figures(Opened):
         """what: whose, for errors."""
         super().__init__(f"figures of {what}", what)
         self._root = root
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # a signal's handler may close whose they are
         self._figures: dict[tuple[str, str, str], Figure] = {}
         self._written: list[bytes] = []
         self._refusal = ""  # that was told

@@ -47,7 +47,8 @@ class LogEnd:
         self._end = 0  # of the log, as far as it was walked
         self._flushed = 0  # up to here log and queues were on the device when the machine went down
         self._next_look = 0.0  # time.monotonic()
-        self._looking = threading.Lock()  # of all threads one moves this on: answers never step back
+        # Of all threads one moves this on: answers never step back. And a signal's handler may read amid it.
+        self._looking = threading.RLock()
         with self._looking:
             self._look()
 

@@ -189,7 +189,7 @@ class Watches:
         self._unused: list[Watch] = []
         self._all: WeakSet[Watch] = WeakSet()
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close what this thread waits with
 
     def new(self) -> Watch:
         """One for the caller, who closes it."""
@@ -221,6 +221,6 @@ class Watches:
             self._closed = True
             while self._unused:
                 self._unused.pop().close()
-            for watch in self._all:
+            for watch in list(self._all):
                 with contextlib.suppress(StoreClosed):
                     watch.interrupt()

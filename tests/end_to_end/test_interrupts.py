@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -28,8 +28,9 @@ import pyarrow as pa
 import pytest
 
 import store as package
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageStore, StoreClosed, StoreConfig
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
+from tests.waiting import PATIENCE
 
 INTERRUPTS = int(os.environ.get("INTERRUPTS", "200"))  # in all
 A_BENCH = 300
@@ -70,10 +71,16 @@ def no_places(code: CodeType) -> set[int]:
     return found
 
 
-def interrupted_at(place: int, verb: Callable[[], object]) -> int:
-    """Run `verb` with an exception before the instruction number `place` of this package, or as it is called.
+def interrupt_here() -> None:
+    raise Interrupt
 
-    Returns how many instructions there were. Raises `Interrupt`, unless there were fewer than `place`.
+
+def interrupted_at(
+    place: int, verb: Callable[[], object], handler: Callable[[], object] = interrupt_here, function: str = ""
+) -> int:
+    """Run `verb`, with `handler` called before the instruction number `place` of this package, or as it is called.
+
+    function: only its instructions count. Returns how many there were; raises what `handler` does.
     """
     at = 0
 
@@ -82,12 +89,13 @@ def interrupted_at(place: int, verb: Callable[[], object]) -> int:
         if not frame.f_code.co_filename.startswith(CODE):
             return None
         frame.f_trace_opcodes = True
-        if frame.f_lasti in no_places(frame.f_code):
+        if frame.f_lasti in no_places(frame.f_code) or function not in frame.f_code.co_name:
             return trace
         at += 1
         if at == place:
             sys.settrace(None)
-            raise Interrupt
+            handler()
+            return None
         return trace
 
     sys.settrace(trace)
@@ -314,6 +322,67 @@ def signalled(path: Path) -> None:
     assert max(Counter(found.values()).values()) <= 2  # both put the same
     assert not (path / "abort").exists()
     check_log(path, len(found))
+
+
+# Each with the function in which threads take turns.
+HANDLED: dict[str, tuple[Callable[[MessageStore], object], str]] = {
+    "flush": (MessageStore.flush, "_note_ends"),
+    "wait": (lambda store: store.wait(0, 0.0), "one"),
+    "watch": (MessageStore.watch, "new"),
+}
+
+
+@pytest.mark.parametrize("name", HANDLED)
+def test_a_signals_handler_closes_the_store(tmp_path: Path, name: str) -> None:
+    """In the thread whose turn it is: nobody would ever give that back."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+    (verb, function), places = HANDLED[name], list[int]()
+
+    def close_at(place: int) -> int:
+        with MessageStore.open(tmp_path) as store:
+            store.put(Message("t", b"x"))
+            with suppress(StoreClosed):
+                return interrupted_at(place, partial(verb, store), store.close, function)
+            return place
+
+    def close_at_all() -> None:
+        places.append(close_at(-1))
+        places.extend(map(close_at, range(1, places[0] + 1)))
+
+    ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
+    assert len(places) > 1
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_signals_handler_reads(tmp_path: Path) -> None:
+    """Amid a look at a log of which nobody publishes the end."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(100))] * 100)
+        end = store.confirm_offset
+    (tmp_path / "watermark").unlink()
+
+    def read_at_all() -> None:
+        with MessageStore.open(tmp_path, read_only=True) as reader:
+
+            def read() -> None:
+                ends.append(reader.confirm_offset)
+
+            for place in range(1, interrupted_at(-1, read, function="_look") + 1):
+                interrupted_at(place, read, read, "_look")
+
+    ends: list[int] = []
+    ends_in_time(read_at_all, lambda: f"after {len(ends)} looks")
+    assert ends
+    assert set(ends) == {end}
+
+
+def ends_in_time(work: Callable[[], object], where: Callable[[], str]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), where()
 
 
 def test_opening_and_closing_interrupted_at_any_place(tmp_path: Path) -> None:
