@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from store import RequestRefused
+from store import RequestRefused, Unreachable
 from store.publish.figures import Figures
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
@@ -26,19 +26,24 @@ _CODES = (
 
 @contextmanager
 def name_server(folder: Path, *brokers: str) -> Iterator[str]:
-    """Its address. It answers what `brokers` do, put together: lists and tables, one behind another."""
-    thread, figures = LoopThread("names"), Figures(folder, "names")
+    """Its address. It answers what `brokers` do, put together: lists and tables, one behind another; of one that is
+    away what it said last, as a name server does for two minutes."""
+    thread, figures, last = LoopThread("names"), Figures(folder, "names"), dict[Any, Any]()
 
     def answer(request: Request) -> Response:
         together: dict[str, Any] = {}
         refused: RequestRefused | None = None
         for broker in brokers:
+            asked = broker, request.command.code, *sorted(request.command.fields.items())
             try:
-                said = client.request(broker, request.command.code, request.command.fields)
+                last[asked] = bytes(client.request(broker, request.command.code, request.command.fields).body)
             except RequestRefused as error:
                 refused = error
                 continue
-            for name, value in json.loads(bytes(said.body)).items():
+            except Unreachable:
+                if asked not in last:
+                    continue
+            for name, value in json.loads(last[asked]).items():
                 before = together.setdefault(name, value)
                 if isinstance(value, list) and before is not value:
                     together[name] = [*before, *value]

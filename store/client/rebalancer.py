@@ -98,10 +98,10 @@ class Rebalancer:
         for name in self._mine.keys() - wanted:
             self._leave(name, now)
         self._give_back(now)
-        self._take_over(wanted - self._mine.keys() - self._leaving.keys())
         if now >= self._persisted + _PERSIST_SECONDS:
             self._member.persist()
             self._persisted = now
+        self._take_over(wanted - self._mine.keys() - self._leaving.keys())  # last: a broker may be away
         self._name_what_hangs(now)
 
     def renew(self) -> None:

@@ -24,6 +24,7 @@ from store.remoting.headers import CreateTopic, GetRoute, TopicQueue
 
 ROUTE_SECONDS = 30.0  # pollNameServerInterval
 REQUEST_SECONDS = 10.0
+ANSWER_SECONDS = 3.0  # mqClientApiTimeout: of what one broker is asked while others' queues wait
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
 _REPLY_TOPIC = "_REPLY_TOPIC"
 _Key = TypeVar("_Key", bound=Hashable)
@@ -151,13 +152,15 @@ class Brokers:
 
     # --- brokers -----------------------------------------------------------------------------------------
 
-    def ask(self, asks: Mapping[_Key, Ask]) -> dict[_Key, Command]:
-        """What brokers answer about those queues that are there, in order; all are asked at once.
+    def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
+        """What brokers answer about those queues that are there, in order; all are asked at once. patience: seconds;
+        the address' own by default.
 
         Raises `Unreachable`, `RequestRefused`.
         """
         found: dict[_Key, Command] = {}
-        deadline, pause, attempt, left = time.monotonic() + self.address.patience, _FIRST_PAUSE_SECONDS, 0, dict(asks)
+        deadline = time.monotonic() + (self.address.patience if patience is None else patience)
+        pause, attempt, left = _FIRST_PAUSE_SECONDS, 0, dict(asks)
         while left:
             there = self.readable(ask.queue for ask in left.values())
             where = {queue: broker.next(attempt) for queue, broker in there.items()}
@@ -194,10 +197,15 @@ class Brokers:
         return command if command.code in ask.answers else None
 
     def send(
-        self, broker: Broker, code: RequestCode, header: Header | None = None, body: bytes = b""
+        self,
+        broker: Broker,
+        code: RequestCode,
+        header: Header | None = None,
+        body: bytes = b"",
+        timeout: float = REQUEST_SECONDS,
     ) -> Future[Command]:
         """Ask a master."""
-        return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body)
+        return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body, timeout)
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
         """Ask all masters for it. Raises `Unreachable`, `RequestRefused`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
@@ -19,6 +21,7 @@ from store.errors import RemotingError, StoreClosed, UnknownTopic
 from store.remoting.command import Command
 from store.remoting.headers import Pulled
 
+_logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
 _MOST_AT_ONCE = 32  # that come with an answer; where there are more, they are pulled as any range
 
@@ -39,7 +42,8 @@ class _Answered(NamedTuple):
 
 
 class ClusterHeld:
-    """A `Held`. A pull that fails is begun again after a second, for as long as an address has patience."""
+    """A `Held`. A pull that fails is begun again after a second, for as long as an address has patience, or pulls at
+    other queues do not fail."""
 
     def __init__(
         self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, Records]
@@ -52,6 +56,8 @@ class ClusterHeld:
         self._woken: SimpleQueue[_Answered | None] = SimpleQueue()
         self._under_way: dict[Queue, Future[Command]] = {}
         self._failed: list[tuple[float, _Pull]] = []  # when to begin them again, the first one first
+        self._failing: set[Queue] = set()
+        self._heard = -math.inf  # when a pull was answered last, time.monotonic()
         self._gone: list[Queue] = []
         for queue, position in begin.items():
             self._begin(_Pull(queue, position))
@@ -123,6 +129,8 @@ class ClusterHeld:
         except RemotingError as error:
             self._fail(pull, error)
             return None
+        self._failing.discard(pull.queue)
+        self._heard = time.monotonic()
         if command is None:
             raise UnknownTopic(f"{self._brokers.address}: there is no topic {pull.queue.topic} any more")
         if command.code == ResponseCode.PULL_NOT_FOUND:
@@ -145,10 +153,14 @@ class ClusterHeld:
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
         """Let it be begun again. Raises `error` where that does not help, or did not for too long."""
-        now = time.monotonic()
+        now, patience = time.monotonic(), self._brokers.address.patience
         since = now if pull.failing is None else pull.failing
-        if not may_pass(error) or now - since > self._brokers.address.patience:
+        self._failing.add(pull.queue)
+        others_are_well = self._under_way.keys() - self._failing or now - self._heard <= patience
+        if not may_pass(error) or (now - since > patience and not others_are_well):
             raise error
+        if pull.failing is None:
+            _logger.warning("%s: %s is pulled again: %s", self._brokers.address, pull.queue, error)
         self._failed.append((now + _AGAIN_SECONDS, pull._replace(failing=since)))
 
     def __enter__(self) -> ClusterHeld:

@@ -14,8 +14,8 @@ from typing import Any
 from store.any_group import Subscription
 from store.any_log import BrokerQueueId, Positions, Queue
 from store.broker.entries import Entry
-from store.broker.queue_locks import Claims, claim
-from store.cluster.brokers import Brokers, answered
+from store.broker.queue_locks import LOCK_SECONDS, Claims, claim
+from store.cluster.brokers import ANSWER_SECONDS, Brokers, answered
 from store.cluster.name_servers import NameServers
 from store.cluster.offsets import commit, committed, resets
 from store.cluster.refusals import may_pass
@@ -32,6 +32,7 @@ from store.remoting.headers import Group, SendBack, UnregisterClient
 
 _BEAT_SECONDS = 15.0  # RocketMQ's heartbeatBrokerInterval is 30 s; `lock` comes every 20 s
 _LOOK_SECONDS = 10.0  # at the members, though no broker said that they are others; RocketMQ's waitInterval is 20 s
+_UNHEARD_SECONDS = LOCK_SECONDS / 2  # a lock that its broker does not renew counts so long; who asks goes by it as long
 _logger = logging.getLogger("store")
 
 
@@ -41,6 +42,9 @@ class ClusterMember(Opened):
     concurrently nobody locks a queue, and who takes one over begins where the group's offset stands, so that messages
     of the last 5 s may come twice (of a longer time while a broker is away); orderly, brokers lock them for 60 s, or
     until they are given back.
+
+    A broker that does not answer keeps none of the others' queues waiting: it is asked again. Its own, orderly, are
+    lost when it should have renewed them.
     """
 
     def __init__(self, address: NameServers, group: str, entry: Entry) -> None:
@@ -96,9 +100,11 @@ class ClusterMember(Opened):
             now = time.monotonic()
             if now >= self._beaten + _BEAT_SECONDS:
                 self._beat()
-            granted = self._granted(wanted) if self._orderly else wanted
+            granted, unheard = self._granted(wanted) if self._orderly else (wanted, set[Queue]())
             with self._threads:
-                before, self._claims = self._claims, claim(wanted, self._claims, wanted - granted, now)
+                before = self._claims
+                kept = {queue for queue in unheard & before.keys() if now - before[queue] <= _UNHEARD_SECONDS}
+                self._claims = claim(wanted - unheard, before, wanted - granted - kept, now)
                 self._forget(before.keys() ^ self._claims.keys())
                 return wanted & self._claims.keys()
 
@@ -108,9 +114,16 @@ class ClusterMember(Opened):
         return set()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
+        """A broker that does not answer frees them later, and messages come twice that it does not know to be done."""
         with self._turn:
             self.must_be_open()
-            self._give_back(set(queues))
+            own = set(queues) & self._claims.keys()
+            try:
+                self._persist_now(own)
+                self._free(own)
+            except Unreachable as error:
+                _logger.warning("%s: gave back %s, of which a broker does not know: %s", self._what, own, error)
+            self._drop(own)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
         self.must_be_open()
@@ -139,7 +152,7 @@ class ClusterMember(Opened):
         """Say it all again, as RocketMQ's clients do: who had a queue before may have said less meanwhile, and a broker
         may have a reset to tell."""
         self.must_be_open()
-        self._persist(self._claims.keys())
+        self._persist_now(self._claims.keys())
 
     def resets(self) -> Positions:
         self.must_be_open()
@@ -191,7 +204,10 @@ class ClusterMember(Opened):
             self._is_over = True
             self._told.set()
             try:
-                self._give_back(set(self._claims))
+                own = set(self._claims)
+                self._persist(own)
+                self._free(own)
+                self._drop(own)
                 header = UnregisterClient(self.id, None, self._group)
                 for error in self._tell(self._masters(), RequestCode.UNREGISTER_CLIENT, header):
                     _logger.warning("%s: left, and a broker may miss it later only: %s", self._what, error)
@@ -234,7 +250,9 @@ class ClusterMember(Opened):
         self, masters: Mapping[str, Broker], code: RequestCode, header: Header | None, body: bytes = b""
     ) -> Iterator[RemotingError]:
         """Why those did not take it that did not."""
-        asked = [(broker, self._brokers.send(broker, code, header, body)) for broker in masters.values()]
+        asked = [
+            (broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters.values()
+        ]
         for broker, answer in asked:
             try:
                 _answered(answer, broker, code)
@@ -257,9 +275,10 @@ class ClusterMember(Opened):
 
     def _listed(self) -> list[str] | None:
         for broker in self._masters().values():
-            answer = self._brokers.send(broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group(self._group))
+            code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+            answer = self._brokers.send(broker, code, Group(self._group), timeout=ANSWER_SECONDS)
             try:
-                body = _answered(answer, broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP).body
+                body = _answered(answer, broker, code).body
             except RequestRefused:  # it knows nobody
                 return []
             except Unreachable:
@@ -281,19 +300,23 @@ class ClusterMember(Opened):
 
     # --- queues and offsets --------------------------------------------------------------------------------
 
-    def _granted(self, wanted: Collection[Queue]) -> set[Queue]:
-        """Those that brokers lock for this member. Raises `Unreachable`, `RequestRefused`."""
+    def _granted(self, wanted: Collection[Queue]) -> tuple[set[Queue], set[Queue]]:
+        """Those that brokers lock for this member, and those of brokers that do not answer. Raises as `_ask_locks`."""
         granted = set()
-        for broker, body in self._ask_locks(RequestCode.LOCK_BATCH_MQ, wanted):
+        answers, unheard = self._ask_locks(RequestCode.LOCK_BATCH_MQ, wanted)
+        for broker, body in answers:
             try:
                 locked = parse_json(body).get("lockOKMQSet") or ()
                 granted |= {Queue(each["topic"], BrokerQueueId(broker, int(each["queueId"]))) for each in locked}
             except (KeyError, TypeError, ValueError) as error:
                 raise BadFrame(f"locked queues that make no sense ({error!r}): {body[:200]!r}") from error
-        return granted
+        return granted, unheard
 
-    def _ask_locks(self, code: RequestCode, queues: Collection[Queue]) -> list[tuple[str, bytes]]:
-        """What the broker of each of `queues` answers, by its name."""
+    def _ask_locks(self, code: RequestCode, queues: Collection[Queue]) -> tuple[list[tuple[str, bytes]], set[Queue]]:
+        """What the broker of each of `queues` answers, by its name, and the queues of those that do not.
+
+        Raises `Unreachable` where none does, `RequestRefused`.
+        """
         asked = []
         for broker in self._masters().values():
             of_broker = [queue for queue in queues if getattr(queue.queue_id, "broker", "") == broker.name]
@@ -306,25 +329,55 @@ class ClusterMember(Opened):
                         for queue in of_broker
                     ],
                 }
-                asked.append((broker, self._brokers.send(broker, code, body=json.dumps(body).encode())))
-        return [(broker.name, bytes(_answered(answer, broker, code).body)) for broker, answer in asked]
+                answer = self._brokers.send(broker, code, body=json.dumps(body).encode(), timeout=ANSWER_SECONDS)
+                asked.append((broker, of_broker, answer))
+        answers, unheard, failed = [], set[Queue](), []
+        for broker, of_broker, answer in asked:
+            try:
+                answers.append((broker.name, bytes(_answered(answer, broker, code).body)))
+            except Unreachable as error:
+                unheard.update(of_broker)
+                failed.append(error)
+        self._tell_of(failed, len(asked), "its locks are asked for again")
+        return answers, unheard
 
-    def _give_back(self, queues: set[Queue]) -> None:
-        own = queues & self._claims.keys()
-        self._persist(own)
+    def _free(self, own: Collection[Queue]) -> None:
+        """Let others lock queues."""
         if self._orderly:
             self._ask_locks(RequestCode.UNLOCK_BATCH_MQ, own)
+
+    def _drop(self, own: Collection[Queue]) -> None:
         with self._threads:
             self._claims = {queue: since for queue, since in self._claims.items() if queue not in own}
             self._forget(own)
 
-    def _persist(self, queues: Collection[Queue]) -> None:
+    def _persist_now(self, queues: Collection[Queue]) -> None:
+        """Waiting for no broker: what one did not hear comes with the next. Raises `Unreachable` where none answers."""
+        of_broker: dict[str, list[Queue]] = {}
+        for queue in queues:
+            of_broker.setdefault(getattr(queue.queue_id, "broker", ""), []).append(queue)
+        failed = []
+        for each in of_broker.values():
+            try:
+                self._persist(each, once=True)
+            except Unreachable as error:
+                failed.append(error)
+        self._tell_of(failed, len(of_broker), "where the group stands is noted later")
+
+    def _tell_of(self, failed: Sequence[Unreachable], asked: int, then: str) -> None:
+        """Raises the first where all that were asked failed."""
+        if failed and len(failed) == asked:
+            raise failed[0]
+        for error in failed:
+            _logger.warning("%s: %s: %s", self._what, then, error)
+
+    def _persist(self, queues: Collection[Queue], *, once: bool = False) -> None:
         with self._threads:
             done = {queue: self._done[queue] for queue in queues if queue in self._done}
-        self._set(done)
+        self._set(done, once=once)
 
-    def _set(self, positions: Positions) -> None:
-        answers = commit(self._brokers, self._group, positions)
+    def _set(self, positions: Positions, *, once: bool = False) -> None:
+        answers = commit(self._brokers, self._group, positions, once=once)
         for queue in positions.keys() - answers.keys():
             _logger.warning("%s: no broker has %s now; where the group stands there is not noted", self._what, queue)
         if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:

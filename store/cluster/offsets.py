@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from store.any_log import Positions, Queue
 from store.broker.response_codes import ResponseCode
-from store.cluster.brokers import Ask, Brokers
+from store.cluster.brokers import ANSWER_SECONDS, Ask, Brokers
 from store.cluster.tails import held_pull
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
@@ -30,13 +30,17 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
     }
 
 
-def commit(brokers: Brokers, group: str, positions: Positions) -> dict[Queue, Command]:
-    """Set what the group has to read next; what is answered for each queue that is there.
+def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = False) -> dict[Queue, Command]:
+    """Set what the group has to read next; what is answered for each queue that is there. once: ask each broker for a
+    short while only.
 
     With a remark from brokers of RocketMQ 5.3 and later: they did not set it, for an admin tool has reset the group.
     Raises `Unreachable`, `RequestRefused`.
     """
-    answers = brokers.ask({queue: _commit(group, queue, at) for queue, at in positions.items()})
+    asks = {queue: _commit(group, queue, at) for queue, at in positions.items()}
+    if once:
+        asks = {queue: ask._replace(timeout=ANSWER_SECONDS) for queue, ask in asks.items()}
+    answers = brokers.ask(asks, 0.0 if once else None)
     unknown = [queue for queue, answer in answers.items() if answer.code != ResponseCode.SUCCESS]
     if unknown:  # a broker makes a group when it first pulls
         brokers.ask({queue: held_pull(group, queue, positions[queue], 1, 0.0) for queue in unknown})

@@ -25,13 +25,16 @@ from store.any_log import BrokerQueueId, Queue
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.client.rebalancer import Rebalancer
+from store.cluster import member
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
+from store.local_group import LocalGroup
 from store.remoting.access import Access
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import serve
 from tests.name_server import name_server
 from tests.store.client.consumers import QUEUES, Seen, config, has_done, opened, put
+from tests.store.client.consumers import TOPIC as TOPIC_HERE
 from tests.waiting import PATIENCE, until
 
 TOPIC = [Queue("t", BrokerQueueId(BrokerConfig.brokerName, number)) for number in range(QUEUES)]
@@ -306,6 +309,42 @@ def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> 
     other.close()
     assert there.group("g").committed(queues) == dict.fromkeys(queues, 25)
     assert len(seen.numbers) == 202
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_one_of_two_brokers_is_away(
+    tmp_path: Path,
+    consumers: ExitStack,
+    orderly: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For longer than an address has patience: the other's queues are read, what is done there is noted, and then its
+    own, too."""
+    monkeypatch.setattr(rebalancer, "_PERSIST_SECONDS", 0.0)
+    monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.0)
+    monkeypatch.setattr(member, "_UNHEARD_SECONDS", 0.5)
+    here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
+    broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
+    consumers.enter_context(broker)
+    there = ClusterAddress(
+        (consumers.enter_context(name_server(tmp_path, broker.address, leaving.address)),), patience=0.5
+    )
+    queues = [{Queue("t", BrokerQueueId(name, number)) for number in range(QUEUES)} for name in "ab"]
+    with Consumer(there, "g", "t", seen := Seen(), orderly=orderly, config=config()) as consumer:
+        until(lambda: {*consumer.assigned} >= queues[0] | queues[1])
+        leaving.close()
+        if orderly:
+            until(lambda: not queues[1] & {*consumer.assigned})
+        until(lambda: sum("tried again" in each or "is noted later" in each for each in caplog.messages) > 3)
+        put(here, range(100))
+        until(lambda: {*seen.numbers} == {*range(100)})
+        until(lambda: LocalGroup(here.path, "g").committed(TOPIC_HERE) == dict.fromkeys(TOPIC_HERE, 25))
+        put(away, range(100, 200))
+        with serve(away, leaving.address, broker="b"):
+            until(lambda: {*seen.numbers} == {*range(200)})
+            consumer.close()
+            assert there.group("g").committed(queues[0] | queues[1]) == dict.fromkeys(queues[0] | queues[1], 25)
 
 
 ACCOUNTS = """
