@@ -8,6 +8,7 @@ before has deleted nothing, and what is left to do after it is done by the next 
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -20,10 +21,12 @@ from store.files.atomic import make_directory, sync_directory
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.reached import check_reached, forget_reached
 from store.files.topics import Topics
-from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
 from store.integers import LONG_MAX
 from store.publish.locks import among_groups
 from store.publish.published_end import PublishedEnd
+
+_logger = logging.getLogger("store")
 
 
 class Deletion:
@@ -80,7 +83,7 @@ def remove_what_came_back(root: Path) -> None:
 
     A broker that starts after a kill makes them anew, of what the log has. And they are there where the table is newer
     than the log, which says so of a topic that is there again. What has a younger message stays: then it is the table
-    that is older than the store, one from a copy.
+    that is older than the store, one from a copy, and learns of the topic.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.gone()
@@ -91,6 +94,14 @@ def remove_what_came_back(root: Path) -> None:
         shutil.rmtree(folder)
     if back:
         sync_directory(queues)
+    for topic in sorted(topic for topic in gone if (queues / topic).exists()):
+        _logger.warning(
+            "%s: topic %s was deleted, as %s says, and has messages since: the file is older than the log, and gets "
+            "the topic again; see what else it lacks",
+            *(root, topic, TOPICS_FILE),
+        )
+        topics.create(topic, 1)  # from then on its folders count
+        topics.create(topic, topics.queue_count(topic))
 
 
 def _published(root: Path) -> int:

@@ -417,6 +417,32 @@ def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[Me
     assert stores[0].topics() == {}
 
 
+def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One from a copy: it says that the topic was deleted, and not that it is there again."""
+    with MessageStore.open(path, config=CONFIG) as store:
+        for topic in ("t", "other"):
+            store.create_topic(topic, 1)
+            store.put(Message(topic, b"old"))
+    for topic in ("t", "other"):
+        delete_topic(path, topic)
+    older = (path / TOPICS_FILE).read_bytes()
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 3)
+        store.create_topic("other", 1)
+        store.put(Message("t", b"new", queue_id=2))
+    (path / TOPICS_FILE).write_bytes(older)
+    for _ in range(2):
+        with MessageStore.open(path) as store:
+            assert store.topics() == {"t": 3}
+            assert [message.body for message in store.get_message("g", "t", 2, 0).messages] == [b"new"]
+            assert store.max_offset("t", 0) == 0
+    assert [record.message for record in caplog.records if "has messages since" in record.message] == [
+        f"{path}: topic t was deleted, as {TOPICS_FILE} says, and has messages since: the file is older than the log, "
+        "and gets the topic again; see what else it lacks"
+    ]
+    assert verify(path).findings == []
+
+
 @pytest.mark.parametrize("file", ["config/consumerOffset.json", "producers/x/reached.json"])
 def test_where_a_file_cannot_be_read_nothing_is_deleted(
     path: Path, stores: tuple[MessageStore, MessageStore], file: str
