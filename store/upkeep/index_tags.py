@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,30 +17,44 @@ from store.index.index_file import Entries
 from store.log.commit_log import CommitLog
 from store.read.query import message_at
 
-_ENTRIES = 256  # looked at; whoever files tags files one for each message that has one
+_ENTRIES = 256  # looked at together; whoever files tags files one for each message that has one
+_LOOKS = 16  # at so many: one message of traces has hundreds of keys, and no tag
 
 
 def tags_are_filed(root: Path, config: StoreConfig) -> bool:
-    """Whether the newest index file that has entries has tags among them; False without one, and where none tells."""
+    """Whether the newest messages of the index that have a tag have it there; False without one, where none tells."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
     try:
-        for name in reversed(index.names()):
-            file = index.file(name)
-            end = file.header()["next_entry"]
-            entries = file.entries(max(INDEX_NO_ENTRY + 1, end - _ENTRIES), end)
-            if len(entries):
-                return any(_has_tag(log, entries, int(offset)) for offset in np.unique(entries["physical_offset"]))
+        for entries in islice(_newest_first(index), _LOOKS):
+            offsets = map(int, np.unique(entries["physical_offset"]))
+            has = [is_filed for offset in offsets if (is_filed := _has_its_tag(log, entries, offset)) is not None]
+            if has:
+                return any(has)
     except ConfigError:  # of other sizes than configured: whoever files a key says so
         pass
     return False
 
 
-def _has_tag(log: CommitLog, entries: Entries, offset: int) -> bool:
+def _newest_first(index: Index) -> Iterator[Entries]:
+    """Pieces of the index's entries; of a record that two have a part of, the older one has none."""
+    cut = -1
+    for name in reversed(index.names()):
+        file = index.file(name)
+        end = file.header()["next_entry"]
+        while end > INDEX_NO_ENTRY + 1:
+            start = max(INDEX_NO_ENTRY + 1, end - _ENTRIES)
+            entries, end = file.entries(start, end), start
+            yield entries[entries["physical_offset"] != cut]
+            cut = int(entries[0]["physical_offset"])
+
+
+def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
+    """Whether the tag of the record at a log offset is among its entries, the last ones; None without a tag."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
-        return False
+        return None
     if not message.tags:
-        return False
+        return None
     wanted = key_hash(message.topic, INDEX_TAG_PREFIX + message.tags)
     return bool((entries["key_hash"][entries["physical_offset"] == offset] == wanted).any())

@@ -55,6 +55,21 @@ def test_are_filed_anew_by_a_repair(theirs: Path) -> None:
     assert filed(theirs, "Plain", "mine") == 3
 
 
+@pytest.mark.parametrize("filed", [True, False])
+@pytest.mark.parametrize("keys", [1, 255, 256, 1000])
+@pytest.mark.parametrize("entries", [300, 4000])
+def test_are_seen_behind_messages_of_many_keys_without_a_tag(
+    tmp_path: Path, filed: bool, keys: int, entries: int
+) -> None:
+    """As those of traces are. The tagged message stands at the end of what is looked at together, and across it."""
+    config = StoreConfig(maxHashSlotNum=1000, maxIndexNum=entries, tagIndexEnable=filed)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("orders", 1)
+        store.put(Message("orders", b"tagged", tags="mine", keys=("a", "b", "c")))
+        store.put(Message("orders", b"trace", keys=tuple(f"k{n}" for n in range(keys))))
+    assert tags_are_filed(tmp_path, config) is filed
+
+
 def test_are_not_filed_in_a_store_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
