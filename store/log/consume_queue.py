@@ -326,7 +326,7 @@ class ConsumeQueue:
             if self._is_deleted(index):
                 return True
             raise
-        return bool(entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE)
+        return bool(0 <= entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE)
 
     def _is_deleted(self, index: int) -> bool:
         """Whether entry `index`, which has no file, had one that retention took."""

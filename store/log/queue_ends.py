@@ -281,6 +281,8 @@ def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[st
         if status.st_size >= CQ_ENTRY.itemsize and first.isdigit() and int(first):
             with open(f"{folder}/{first}", "rb", buffering=0) as file:
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
+            if not size:  # it says nothing of what was before
+                return False
             begins[name] = Begin(int(first) // CQ_ENTRY.itemsize, at, size)
     with suppress(CorruptSegment):
         return must_begin(log, begins, deleted)

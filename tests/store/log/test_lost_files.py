@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore
+from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
 from store.log.consume_queue import MAKE_ANEW
 from store.upkeep.verify import verify
@@ -307,6 +308,30 @@ def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
         damage_entry(path, offset, bytes(20))
     with MessageStore.open(path) as store:
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+
+
+def test_no_offset_is_used_twice_where_the_topic_was_deleted_once(path: Path) -> None:
+    """What is known of the queues of a topic goes with it, and not with those of an older life, or of another."""
+    delete_topic(path, "t")
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 2)
+        store.create_topic("u", 1)
+        store.put_many([Message("t", b"x", queue_id=1)] * 25)
+    for offset in range(9):
+        damage_entry(path, offset, b"\xff" * 20)
+    with MessageStore.open(path) as store:
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+        store.delete_topic("u", lambda: None)
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 26
+
+
+def test_a_first_file_and_the_first_entry_behind_it(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        before = bodies(reader)
+    (path / "consumequeue/t/1" / segment_name(0)).unlink()
+    damage_entry(path, 10, bytes(20))
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before
 
 
 @pytest.mark.parametrize("count", [25, 30], ids=["in a file", "at a file's end"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptSegment, Message, MessageStore, UnknownTopic
+from store import CorruptRecord, CorruptSegment, Message, MessageStore, UnknownTopic
 from store.any_log import Bounds, Queue
 from store.format.layout import CQ_ENTRY, segment_name
 from store.publish.published_end import PublishedEnd
@@ -138,6 +138,17 @@ def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
             assert second.bounds([Queue("t", queue) for queue in range(3)]) == {
                 Queue("t", queue): Bounds(0, int(queue == 1)) for queue in range(3)
             }
+
+
+def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:
+    """No log offset is negative."""
+    for offset in range(4):
+        damage_entry(path, offset, b"\xff" * CQ_ENTRY.itemsize)
+    for read_only in (True, False):
+        with MessageStore.open(path, read_only=read_only) as store:
+            assert store.offsets("t", 1) == (0, 25)
+            with pytest.raises(CorruptRecord):
+                list(store.scan("t", 1, 0, 25))
 
 
 def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:
