@@ -23,6 +23,7 @@ from store.archive.place import Place
 from store.archive.standing import Standing
 from store.errors import (
     ArchiveOfAnother,
+    CorruptSegment,
     InvalidArgument,
     NoArchive,
     QueuesPassedOver,
@@ -35,6 +36,8 @@ from store.files.topics import Topics
 from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, CONFIG_DIR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.integers import seconds
 from store.log.commit_log import CommitLog
+from store.log.consume_queue import MAKE_ANEW
+from store.publish.log_end import is_message
 from store.read.published import PublishedQueues
 
 _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"
@@ -157,7 +160,7 @@ class StoreArchive:
 
         Of a topic that was deleted and created again nothing is archived yet, whatever is archived of the first one.
         confirm_offset: as it was before this: what was published since is not looked at. Raises `ArchiveUnavailable`
-        where nobody can tell.
+        and `CorruptSegment` where nobody can tell.
         """
         if not self.url:
             return None
@@ -170,7 +173,11 @@ class StoreArchive:
                 first = max(minimum, standing.begins.get(queue, minimum))
                 if first < maximum:
                     entry = published.of(*queue).entries(first, first + 1)[0]
-                    offsets.append(int(entry["physical_offset"]))
+                    at, size, _ = entry.item()
+                    is_there = log.segments.exists(at) and is_message(log, *queue, first, at, size)
+                    if not is_there and at >= log.min_offset():  # by what it says others would go unarchived
+                        raise CorruptSegment(f"{published.of(*queue)}: entry {first} is damaged; {MAKE_ANEW}")
+                    offsets.append(at)
         return min(offsets)
 
     def _remember(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from store import (
     ConfigError,
+    CorruptSegment,
     InvalidArgument,
     Message,
     MessageStore,
@@ -20,6 +21,7 @@ from store.any_log import Queue
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import alone, remembered
+from store.format.layout import CQ_ENTRY, segment_name
 from store.through import address_at
 from tests.filled import Filled
 from tests.store.archive.test_archiving import rows, same
@@ -89,6 +91,25 @@ def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path
     filled.put("orders", 0, 300, 1000)
     (tmp_path / "archive").rename(tmp_path / "elsewhere")
     assert filled.store.clean(forced=True).log == []
+
+
+@pytest.mark.parametrize("at", [1 << 40, 200 << 10, 1])
+def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: Path, at: int) -> None:
+    """The first one that is not archived, of a record elsewhere in the log, or far behind it."""
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 300, 1000)
+    segments = list((Path(filled.path) / "commitlog").iterdir())
+    first = next(
+        offset for topic, queue, offset, body in filled.rows if (topic, queue, len(body)) == ("orders", 0, 1000)
+    )
+    with (Path(filled.path) / "consumequeue/orders/0" / segment_name(0)).open("r+b") as file:
+        file.seek(first * CQ_ENTRY.itemsize)
+        file.write(at.to_bytes(8, "big"))
+    try:
+        assert filled.store.clean(forced=True).log == []
+    except CorruptSegment as error:
+        assert f"entry {first} is damaged" in str(error)  # noqa: PT017
+    assert list((Path(filled.path) / "commitlog").iterdir()) == segments
 
 
 def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> None:
