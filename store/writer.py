@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import overload
+from weakref import finalize
 
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
@@ -61,6 +62,7 @@ class Writer:
         self._index = index
         self._queues = queues
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
+        finalize(self, lock.close).atexit = False  # an interrupt may come when this is made and nobody has it yet
         self.place = lock.place
         try:
             self.published = lock.exclusively(self._join)

@@ -29,6 +29,7 @@ import pytest
 
 import store as package
 from store import Message, MessageStore, StoreClosed, StoreConfig
+from store.writer import Writer
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 from tests.waiting import PATIENCE
 
@@ -439,3 +440,23 @@ def test_opening_is_interrupted_when_its_writer_is_there(
     MessageStore.open(tmp_path).close()
     assert not (tmp_path / "abort").exists()
     assert raised.type is Interrupt
+
+
+def test_opening_is_interrupted_before_anybody_has_its_writer(tmp_path: Path) -> None:
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and frame.f_code is Writer.__init__.__code__:
+            sys.setprofile(None)
+            raise Interrupt
+
+    sys.setprofile(interrupt)
+    try:
+        MessageStore.open(tmp_path)
+    except Interrupt:
+        pass
+    else:
+        pytest.fail("it was not interrupted")
+    finally:
+        sys.setprofile(None)
+    assert is_free(tmp_path, 0)
+    MessageStore.open(tmp_path).close()
+    assert not (tmp_path / "abort").exists()
