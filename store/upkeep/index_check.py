@@ -116,8 +116,9 @@ class IndexCheck:
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
         wrong = np.where(numbers == _FIRST, timestamps != begin, piece.entries["seconds"] != expected)
-        late = piece.header["end_timestamp"] - timestamps[numbers == piece.header["next_entry"] - 1]
-        wrong[len(wrong) - len(late) :] |= (late < 0) | (late >= _MS)  # not exact behind an append that died
+        end, last = piece.header["end_timestamp"], timestamps[numbers == piece.header["next_entry"] - 1]
+        # Not exact behind an append that died, and then not before the begin, though the clock was set back.
+        wrong[len(wrong) - len(last) :] |= ((end - last) // _MS != 0) & ((end - np.maximum(last, begin)) // _MS != 0)
         self._add(piece.file, _SECONDS, numbers[wrong])
 
     def _must_be_filed(self, offsets: Ints) -> Mask:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from store import ConfigError, Message, MessageStore, StoreConfig
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
 from store.index.index import Index
 from store.index.index_file import file_bytes
+from store.publish import appender
 from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
@@ -55,6 +57,27 @@ def flip(file: Path, position: int, bit: int = 0) -> None:
     data = bytearray(file.read_bytes())
     data[position] ^= 1 << bit
     file.write_bytes(data)
+
+
+def test_times_behind_an_append_that_was_undone_when_the_clock_had_been_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header of the file says then what its entries do, which know no time before its begin."""
+    now = [1_800_000_000]
+    monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0]))
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put(message(1))
+        now[0] -= 5 * 3600
+        with pytest.warns(RuntimeWarning, match="clock"):
+            store.put(message(2))
+        end = store.confirm_offset
+        store._index.append([7], [end], [now[0] * 1000])
+        store._index.truncate(end)
+    assert verify(tmp_path).findings == []
+    header = field_offset(INDEX_HEADER, "end_timestamp") + INDEX_HEADER["end_timestamp"].itemsize
+    flip(files(tmp_path)[0], header - 2, 5)  # eight seconds
+    assert "another time than their records" in verify(tmp_path).findings[0].what
 
 
 def keys_found(path: Path) -> int:
