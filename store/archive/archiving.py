@@ -10,6 +10,7 @@ A queue that cannot be archived is passed over, and told when all others are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -193,7 +194,9 @@ class Archiving:
                     segments.flush(begin, end)
                 segments.flush_names()
             self._stretch = (LONG_MAX, 0)
-        index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write)
+        # One of which all has gone by its age begins under a name that none had: who reads may be late.
+        first = int(time.time() * 1000) if self._is_begun else 0
+        index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
         self._is_begun, self._unsaved = True, 0

@@ -78,16 +78,17 @@ class Filing:
         self._times += other._times
 
     def write(
-        self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None]
+        self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
         """Write what was added; the index as the metadata is to name it, and the objects that go afterwards.
 
-        existing: the catalog's. Raises what `write` does, `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`.
+        existing: the catalog's. first: where an empty one begins. Raises what `write` does, `OffsetLost`,
+        `CorruptSegment`, `ArchiveUnavailable`.
         """
         if not self._items:
             return catalog.index, []
         index, replaced = catalog.index, []
-        base, begin, end = index[-1].stop if index else 0, None, 0
+        base, begin, end = index[-1].stop if index else first, None, 0
         if index and not index[-1].sealed and index[-1].size < _bytes_of(_SMALL):
             *kept, last = index
             index, begin, end = tuple(kept), last.begin, last.end
@@ -97,8 +98,8 @@ class Filing:
             self._times.insert(0, last.begin + items["seconds"].astype(np.int64) * _MS)
         items, times = np.concatenate(self._items), np.concatenate(self._times)
         self._items, self._times = [], []
-        for first in range(0, len(items), _MOST_ITEMS):
-            part, stored = items[first : first + _MOST_ITEMS], times[first : first + _MOST_ITEMS]
+        for row in range(0, len(items), _MOST_ITEMS):
+            part, stored = items[row : row + _MOST_ITEMS], times[row : row + _MOST_ITEMS]
             if begin is None:
                 before = index[-1].begin if index else 0
                 begin = max(int(stored.min()), before + 1)  # RocketMQ tells them by it

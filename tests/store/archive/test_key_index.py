@@ -19,7 +19,7 @@ from store.archive import finding, key_index
 from store.archive.expiry import expire
 from store.archive.key_index import Items, segment_bytes
 from store.archive.layout import INDEX, INDEXED_FROM, SEGMENTS
-from store.archive.log import ArchiveLog
+from store.archive.log import ArchiveAddress, ArchiveLog
 from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
 from store.read.filters import EVERYTHING
 from tests.logs.archives import ArchivedStore, archived
@@ -181,6 +181,28 @@ def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
                 if m.queue_offset >= bounds[Queue("orders", m.queue_id)][0]
             ]
             assert len(log.query("orders", key, 999)) == len(kept)
+
+
+def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who looks something up meanwhile: the messages are there still, and it found none of their keys."""
+    monkeypatch.setattr(key_index, "_SMALL", 1)
+    address = ArchiveAddress(str(tmp_path / "archive"))
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("orders", 1)
+        store.put(Message("orders", b"1", keys="k1"))
+        store.archive(address.url)
+        with address.open_still() as late:
+            assert [message.body for message in late.query("orders", "k1")] == [b"1"]
+            another_millisecond()
+            assert store.archive(address.url, reserved_hours=0).deleted == 1
+            store.put(Message("orders", b"2", keys="k2"))
+            store.archive(address.url)
+            with pytest.raises(OffsetLost):
+                late.query("orders", "k1")
+    with address.open() as log:
+        assert [message.body for key in ("k1", "k2") for message in log.query("orders", key)] == [b"1", b"2"]
 
 
 def test_what_was_archived_without_an_index_is_read(it: ArchivedStore, tmp_path: Path) -> None:
