@@ -191,7 +191,7 @@ class Levels:
             offsets = _offsets(entries)
             left = offsets[(entries["size"] > 0) & (offsets >= first_byte) & ~np.isin(offsets, delivered)]
             if len(left):
-                return int(left[0])
+                return int(left.min())  # they ascend, but where an entry is damaged
             start += len(entries)
         return None
 

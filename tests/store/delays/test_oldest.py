@@ -13,7 +13,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
-from store.format.layout import LOCK_FILE
+from store.format.layout import LOCK_FILE, SCHEDULE_TOPIC, segment_name
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.writer import Writer
 from tests.store.format.test_delayed import all_of
@@ -93,3 +93,16 @@ def test_without_a_record_nothing_waits(tmp_path: Path) -> None:
         os.unlink(segment)
     with MessageStore.open(tmp_path, read_only=True) as reader:
         assert len(reader.clean(asked=True, dry_run=True).log) == len(logs) - 4
+
+
+def test_a_damaged_entry_takes_no_other_that_waits(tmp_path: Path) -> None:
+    """Its message is not found by it, but those of its level behind it are."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"later", delay_level=18) for _ in range(30)])
+        store.put_many([Message("t", bytes(1000)) for _ in range(20)])
+        end = store.confirm_offset
+    with (tmp_path / "consumequeue" / SCHEDULE_TOPIC / "17" / segment_name(0)).open("r+b") as file:
+        file.write((end - 2000).to_bytes(8, "big"))
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        assert store.clean(forced=True).log == []
