@@ -56,10 +56,10 @@ def open_files(pid: int) -> list[str]:
     return targets
 
 
-def seen(look: Callable[[], list[int]]) -> list[int]:
+def seen(look: Callable[[], list[int]], patience: float = PATIENCE) -> list[int]:
     """Who is found as soon as somebody is: for some milliseconds, so this looks often, however long it takes."""
     begin = time.monotonic()
     while not (found := look()):
-        assert time.monotonic() - begin < PATIENCE, "nobody came"
+        assert (taken := time.monotonic() - begin) < patience, f"nobody came in {taken:.0f} s"
         time.sleep(0.005)
     return found

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ from store import Message, MessageStore
 from tests.end_to_end.sink_query import start
 from tests.end_to_end.test_realtime import needs_pipelined_workers
 from tests.processes import java, kill, kill_tree, open_files, seen, tree
-from tests.waiting import PATIENCE, until
+from tests.waiting import QUERY_PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("SINK_KILL_ROUNDS", "1"))
@@ -70,7 +71,7 @@ class Copy:
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "started\n"
-            threading.Thread(target=process.stdout.read, daemon=True).start()  # until the last orphan ends
+            threading.Thread(target=_tell, args=(process.stdout,), daemon=True).start()
             try:
                 yield process
             finally:
@@ -78,7 +79,13 @@ class Copy:
 
     def drain(self, spark: SparkSession) -> None:
         """To the end of what is there, in another driver."""
-        assert start(spark, {**self._given, "options": {}, "availableNow": True}).awaitTermination(3 * PATIENCE)
+        assert start(spark, {**self._given, "options": {}, "availableNow": True}).awaitTermination(QUERY_PATIENCE)
+
+
+def _tell(lines: IO[str]) -> None:
+    """Why queries failed, where the test does; until the last orphan ends."""
+    for line in lines:
+        print(line, end="", flush=True)
 
 
 @contextmanager
@@ -155,12 +162,12 @@ def test_every_row_once_whoever_is_killed(
             with copy.running(maxOffsetsPerTrigger="60", minPartitions="4") as process:
                 sessions.append(process.pid)
                 for look in chance.choices((staging, committing), k=KILLS):
-                    found = seen(lambda look=look: look(process.pid, target))
+                    found = seen(lambda look=look: look(process.pid, target), QUERY_PATIENCE)
                     time.sleep(chance.uniform(0, 0.02))
                     kill(found)
                 # Then the driver, in turn at any moment and inside a commit, which goes on without it.
                 if number % 2 == 0:
-                    seen(lambda: committing(process.pid, target))
+                    seen(lambda: committing(process.pid, target), QUERY_PATIENCE)
                 time.sleep(chance.uniform(0, 0.02 if number % 2 == 0 else 2))
                 kill([java(process.pid)])
     copy.drain(spark)
@@ -182,7 +189,7 @@ def test_behind_a_source_in_real_time(spark: SparkSession, source: MessageStore,
                     with MessageStore.open(target, read_only=True) as store:
                         return sum(map(len, bodies(store, "copies").values())) > before + 3 * KEYS
 
-                until(more_is_there, every=0.2)
+                until(more_is_there, every=0.2, patience=QUERY_PATIENCE)
                 kill_tree(process.pid)
     copy.drain(spark)
     check_copies(source, target)

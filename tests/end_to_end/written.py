@@ -12,9 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from store import MessageStore
-from tests.waiting import PATIENCE
-
-_QUERY_PATIENCE = 5 * PATIENCE  # seconds: each batch starts several Python processes, each write in foreachBatch, too
+from tests.waiting import QUERY_PATIENCE
 
 
 @contextmanager
@@ -72,8 +70,8 @@ def run(writer: DataStreamWriter, path: str | None = None) -> None:
 
 def come_to_its_end(query: StreamingQuery) -> None:
     """Raises what it ends with."""
-    done = query.awaitTermination(_QUERY_PATIENCE)
-    assert done, f"it has not ended after {_QUERY_PATIENCE:.0f} s: {query.status}, last batch {query.lastProgress}"
+    done = query.awaitTermination(QUERY_PATIENCE)
+    assert done, f"it has not ended after {QUERY_PATIENCE:.0f} s: {query.status}, last batch {query.lastProgress}"
 
 
 def forget_last_commit(checkpoint: Path) -> None:
