@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageRefused, MessageStore, PutStatus, StoreConfig, StoreError
@@ -86,7 +86,7 @@ WORD = st.sampled_from(VALUES) | TEXT
 
 
 LIGHT_NAMES = st.none() | st.lists(st.sampled_from(["%LMQ%a", "%LMQ%b", ""]), max_size=3).map(",".join)
-LIGHT_OFFSETS = st.none() | st.lists(st.sampled_from(["0", "1", "2", "", "x"]), max_size=3).map(",".join)
+LIGHT_OFFSETS = st.none() | st.lists(st.sampled_from(["0", "1", "2", "", "x", "00"]), max_size=3).map(",".join)
 
 
 @st.composite
@@ -249,6 +249,7 @@ def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str,
 
 
 @given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
+@example([("%LMQ%b,%LMQ%a", "5,00", 0), ("%LMQ%a", "\u0661", 1), ("%LMQ%a", "02", 1)])
 def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str | None, int]]) -> None:
     """As one by one."""
     names = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
