@@ -192,8 +192,8 @@ class StoreReader(Opened):
         `maxDecompressedMessageSize`; a larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`, and
-        `OffsetLost` when retention overtakes the reader.
+        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`,
+        `OffsetLost` when retention overtakes the reader, and `UnknownTopic` when the topic is deleted meanwhile.
         """
         check_columns(columns)
         one_of("oversized", oversized, get_args(Oversized))
