@@ -173,8 +173,8 @@ class ConsumeQueue:
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
         """Queue offset of the first entry whose record the log still has; `max_offset` when there is none.
 
-        Raises `CorruptSegment` where it is only by an empty entry that those before it seem to be deleted, and as
-        `entries`.
+        Raises `CorruptSegment` where it is only by an empty entry, or one that does not ascend, that those before it
+        seem to be deleted, and as `entries`.
         """
         low = first = self.first()
         high, seen = max_offset, self._found_first
@@ -187,17 +187,22 @@ class ConsumeQueue:
             else:
                 high = middle
             middle = (low + high) // 2
-        if first < low != seen and self._is_empty(low - 1):
+        if first < low != seen and self._is_damaged(low - 1, first):
             raise CorruptSegment(f"{self}: entry {low - 1} is damaged; {MAKE_ANEW}")
         self._found_first = low
         return low
 
-    def _is_empty(self, offset: int) -> bool:
-        """Whether an entry is there that says nothing; retention may have taken it meanwhile."""
+    def _is_damaged(self, offset: int, first: int) -> bool:
+        """Whether an entry is there that says nothing, or a log offset that is not behind that of the one before, if it
+        is not the `first`; retention may have taken it meanwhile.
+        """
         try:
-            return not self.entries(offset, offset + 1)["size"][0]
+            entries = self.entries(max(offset - 1, first), offset + 1)
         except OffsetLost:
             return False
+        if (entries["size"] == CQ_PRE_BLANK_SIZE).any():
+            return False
+        return not entries["size"][-1] or not (np.diff(entries["physical_offset"]) > 0).all()
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
         """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied. current: as `Segments.read` takes it.

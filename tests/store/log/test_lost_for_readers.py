@@ -151,6 +151,23 @@ def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:
                 list(store.scan("t", 1, 0, 25))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_entry_that_points_back_is_not_taken_for_what_retention_took(path: Path, count: int) -> None:
+    """The first messages that are left were passed over."""
+    with MessageStore.open(path) as store:
+        store.clean(forced=True)
+        first = store.min_offset("t", 1)
+    assert first % 10
+    older = (path / "consumequeue/t/1" / segment_name(first // 10 * 200)).read_bytes()[: CQ_ENTRY.itemsize]
+    for offset in range(first, first + count):
+        damage_entry(path, offset, older)
+    with (
+        MessageStore.open(path, read_only=True) as reader,
+        pytest.raises(CorruptSegment, match=f"entry {first + count - 1} is damaged"),
+    ):
+        reader.min_offset("t", 1)
+
+
 def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.clean(forced=True)
