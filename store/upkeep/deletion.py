@@ -104,6 +104,19 @@ def remove_what_came_back(root: Path) -> None:
         topics.create(topic, topics.queue_count(topic))
 
 
+def with_messages_since(root: Path) -> list[str]:
+    """Topics that were deleted, as the table says, and have messages since: it is older than the store. For who looks
+    while others write: they list a topic before they put into it.
+    """
+    topics = Topics(root)
+    deleted, found = topics.deletions(), list[str]()
+    for topic in sorted(topics.gone() & deleted.keys()):
+        folder = root / CONSUME_QUEUE_DIR / topic
+        with suppress(FileNotFoundError):  # it is being deleted
+            found += [topic] if folder.exists() and not _is_before(folder, deleted[topic]) else []
+    return [topic for topic in found if topic in topics.gone() and topics.deletions().get(topic) == deleted[topic]]
+
+
 def _published(root: Path) -> int:
     """Log offset up to which messages are published; without end where that is not said."""
     try:

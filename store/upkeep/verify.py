@@ -35,6 +35,7 @@ from store.log.dispatch import LogChunk, index_keys, walk
 from store.publish.log_end import LogEnd
 from store.system_errors import explained
 from store.upkeep.compressed import broken_bodies
+from store.upkeep.deletion import with_messages_since
 from store.upkeep.directory import Directory, lost_begin
 from store.upkeep.findings import COPY, REPAIR, Enough, Report
 from store.upkeep.index_check import IndexCheck
@@ -99,7 +100,7 @@ class _Verifier:
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
             with suppress(CorruptStore):  # of all that is in the log by now; what is wrong is told already
-                self._look_at_topics()
+                self._look_at_topics(is_told=False)
             if log_end.log_begin is not None and log_end.log_begin < begin:
                 self.add(COMMIT_LOG_DIR, *lost_begin(log_end.log_begin, begin).split("; "))
             size = self._config.mappedFileSizeConsumeQueue
@@ -147,10 +148,15 @@ class _Verifier:
             except CorruptStore as error:
                 self.add(name, str(error), COPY)
 
-    def _look_at_topics(self) -> None:
+    def _look_at_topics(self, *, is_told: bool = True) -> None:
         topics = Topics(self._root)
         topics.queue_counts()
         self._deletions = topics.deletions()
+        for topic in with_messages_since(self._root) if is_told else ():
+            what = (
+                f"topic {topic} was deleted, and has messages since, which nobody sees: the file is older than the log"
+            )
+            self.add(TOPICS_FILE, what, "open the store for writing, which lists it again")
         batches, is_there = topics.batches(), topics.are_there()
         self._is_compared = lambda topic, at: topic not in batches and is_there(topic, at)
 

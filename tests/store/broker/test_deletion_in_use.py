@@ -431,6 +431,8 @@ def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, cap
         store.create_topic("other", 1)
         store.put(Message("t", b"new", queue_id=2))
     (path / TOPICS_FILE).write_bytes(older)
+    (finding,) = verify(path).findings
+    assert finding.what.startswith("topic t was deleted, and has messages since, which nobody sees")
     for _ in range(2):
         with MessageStore.open(path) as store:
             assert store.topics() == {"t": 3}
