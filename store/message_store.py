@@ -234,7 +234,7 @@ class MessageStore(StoreFinder):
         confirm = self.confirm_offset  # nobody asked what is to stay of that which comes meanwhile
         kept = (
             archive.kept_from(confirm, self._log, self._published, self._topics),
-            oldest_waiting(self.path, self._log, self._queues, confirm),
+            oldest_waiting(self.path, self._log, self._queues, confirm, is_brokers=self._writer is None),
         )
         kept_from = min((offset for offset in kept if offset is not None), default=None)
         if dry_run:

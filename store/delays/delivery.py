@@ -28,6 +28,7 @@ from store.format.records import Encoding, Records
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
+from store.log.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd
 from store.publish.results import AppendResult
 from store.read.taking import taken
@@ -67,15 +68,17 @@ class Delivery:
         self._encoding = encoding
         self._append = append
         self._topics = Topics(root)
-        confirm, progress = published.confirm_offset, Progress.read(root)
+        progress = Progress.read(root)
+        ends = QueueEnds.known(root, log, published.confirm_offset, progress.delivered_to or 0)
+        confirm = ends.at
         self._delivered = np.empty(0, np.int64)
         self._is_told = progress.delivered_to is not None and progress.delivered_to <= confirm
         if progress.delivered_to is not None and self._is_told:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
             progress = progress._replace(delivered_to=published.flushed_offset)
-        self._levels = Levels(log, queues, progress.levels, confirm, self._delivered)
-        self._timers = Timers(log, queues, progress.timers, self._delivered)
+        self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)
+        self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
         self._look_at = 0.0  # time.monotonic()
         self._moved = len(self._delivered) > 0  # since that was noted last
         self._said = progress  # what the files say, or will

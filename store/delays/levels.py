@@ -21,7 +21,7 @@ from store.format.delayed import LEVELS
 from store.format.layout import RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
-from store.log.consume_queues import ConsumeQueues
+from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_begins import behind_lost, first_left
 from store.publish.appender import FAR_MS
 
@@ -59,20 +59,21 @@ class Levels:
         offsets: Mapping[int, int],
         confirm_offset: int,
         delivered: Int64s,
+        ends: Ends,
     ) -> None:
         """offsets: level to the queue offset where it goes on, as `delayOffset.json` has them. delivered: log offsets
-        of those that do not wait, whatever the levels say.
+        of those that do not wait, whatever the levels say. ends: how many entries queues had, before `confirm_offset`.
 
         As in RocketMQ they are lifted to where a queue begins, and lowered to where it ends.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}
-        brokers = {queue_id + 1 for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC}
+        brokers = {queue_id + 1 for topic, queue_id in [*queues.existing(), *ends] if topic == SCHEDULE_TOPIC}
         for number in sorted(brokers.union(range(1, LEVELS + 1))):
             queue = queues.of(SCHEDULE_TOPIC, number - 1)
             level = self._levels[number] = _Level(queue, max(offsets.get(number, 0), 0))
             try:
-                level.end = queue.max_offset(confirm_offset)
+                level.end = queue.known_end(ends.get((SCHEDULE_TOPIC, number - 1), 0), confirm_offset)
                 start = min(first_left(log, queue, level.next), level.end)
                 level.next = self._behind(queue, start, level.end, delivered)
             except CorruptSegment as error:
@@ -94,7 +95,7 @@ class Levels:
             if level.lost is not None:
                 continue
             try:
-                level.end = level.queue.max_offset(confirm_offset)
+                level.end = level.queue.known_end(level.end, confirm_offset)
             except CorruptSegment as error:
                 _keep(level, error)
             if level.time is not None and level.time > _now() + FAR_MS:

@@ -26,7 +26,7 @@ from store.format.record_view import RecordView
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries
-from store.log.consume_queues import ConsumeQueues
+from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_begins import behind_lost, first_left
 
 _AT_ONCE = 1 << 14
@@ -65,13 +65,17 @@ class Known(NamedTuple):
 class Timers:
     """What waits in one store for its time, for the one who delivers it."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s) -> None:
-        """delivered: log offsets of those that do not wait, whatever is known, also where the clock says they do."""
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
+        """delivered: log offsets of those that do not wait, whatever is known, also where the clock says they do.
+
+        ends: how many entries queues had, before what is looked at.
+        """
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
         self._delivered = delivered
         self._latest = known.until  # when the one was due that was due last of those that are delivered
+        self._least = ends.get((TIMER_TOPIC, 0), 0)  # it had so many entries
         self._end = 0  # queue offset that was looked at
         self._runs: list[Waiting] = []
         self.lost: CorruptSegment | None = None  # why some are not delivered, where the queue lost a file
@@ -81,7 +85,7 @@ class Timers:
         took it: that keeps what waits. What a lost file of the queue had comes when that was made anew, and it is told.
         """
         try:
-            end = self._queue.max_offset(confirm_offset)
+            end = self._queue.known_end(max(self._least, self._end), confirm_offset)
         except CorruptSegment as error:
             self._keep(error)
             return

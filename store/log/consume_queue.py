@@ -98,6 +98,13 @@ class ConsumeQueue:
         self._found_end = low
         return low
 
+    def known_end(self, least: int, confirm_offset: int) -> int:
+        """`max_offset` of a queue that had `least` entries. Raises `CorruptSegment` too where it ends before."""
+        found = self.max_offset(confirm_offset)
+        if found < least:
+            raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries; {MAKE_ANEW}")
+        return found
+
     def _end_nearby(self, confirm_offset: int) -> int | None:
         """The end, if it is among the entries behind the one found last."""
         last = self._found_end - 1

@@ -83,6 +83,15 @@ class QueueEnds:
         except (FileNotFoundError, CorruptStore, *_NOT_OURS):
             return None
 
+    @staticmethod
+    def known(root: Path, log: CommitLog, end: int, begin: int = 0) -> QueueEnds:
+        """What the file says, and the log of what came since, up to `end` at least; without a file, from `begin` on."""
+        found = QueueEnds.read(root) or QueueEnds(min(begin, end), {})
+        if found.at < end:
+            begin, deleted = max(found.at, log.min_offset()), Topics(root).deletions()
+            found.follow(begin, end, ranges_of(log, begin, end, deleted) or {}, deleted)
+        return found
+
     def write(self, root: Path, index: Index) -> None:
         """Replace the file of a directory, if the device takes it: it may be full.
 

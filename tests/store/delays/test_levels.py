@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -147,6 +148,56 @@ def test_what_a_lost_file_had_comes_once(tmp_path: Path) -> None:
     with MessageStore.open(path) as store:
         until(lambda: store.max_offset("t", 0) == 51)
         assert bodies(store, "t") == {b"time": 25, b"level": 25, b"another": 1}
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC])
+@pytest.mark.parametrize("is_all", [False, True], ids=["last file", "folder"])
+@pytest.mark.parametrize("is_known", [False, True], ids=["of another's", "of its own"])
+def test_the_end_of_a_queue_that_is_lost_while_it_is_open(
+    tmp_path: Path, topic: str, is_all: bool, is_known: bool
+) -> None:
+    """Who delivers then, or cleans, has not what is lost; made anew, some had been delivered, and some not."""
+    path, now = tmp_path / "mq", int(time.time() * 1000)
+    folder, how = path / "consumequeue" / topic / "0", {"delay_level": 1} if topic == SCHEDULE_TOPIC else {}
+    message = Message("t", b"waits", **(how or {"deliver_at": now + 1000}))
+    with MessageStore.open(path, config=SMALL) as store, MessageStore.open(path) as other:
+        store.create_topic("t", 1)
+        assert store._writer is not None
+        assert other._writer is not None
+        for each in (store._writer, other._writer):
+            each._deliverer.stop()
+        store.put_many([message] * 22)
+        delivery = store._writer._deliverer._delivery()
+        delivery.begin()
+        delivery.look()
+        delivery.step(now + 5000)
+        store.put_many([message] * 3 + [Message("t", bytes(1000)) for _ in range(20)])
+        delivery.look()
+        if is_all:
+            shutil.rmtree(folder)
+        else:
+            max(folder.iterdir()).unlink()
+        with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
+            other.clean(forced=True)
+        store.put(Message("t", b"another", delay_level=2))
+        store.flush()
+        if is_known:
+            store._queues._files.forget_all()  # as when many others are opened
+            delivery._look_at = 0.0
+        else:
+            for _ in range(2):
+                delivery.save(now + 5000)
+            delivery = other._writer._deliverer._delivery()
+        delivery.look()
+        delivery.step(now + 10_000)
+        assert bodies(store, "t")[b"another"] == 1
+        store.flush()
+        for _ in range(2):
+            delivery.save(now + 10_000)
+    with MessageStore.open(path) as store:
+        until(lambda: store.max_offset("t", 0) >= 46)
+        assert bodies(store, "t") == {b"waits": 25, b"another": 1, bytes(1000): 20}
+        assert store.clean(forced=True).log
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
