@@ -100,7 +100,8 @@ class Member(Protocol):
         """The offset to read next, of those of `queues` that have one: as committed here, or else as persisted."""
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of those queues that the group has none of: persisted at once, so that all members agree.
+        """Set the offsets of those queues that the group has none of: persisted at once, so that all members agree. Not
+        of those that somebody reset, or deleted, meanwhile: see `resets`.
 
         See `store.broker.group_offsets.first_offsets`. Read what counts by `committed`.
         """

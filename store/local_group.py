@@ -19,6 +19,7 @@ from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
+from store.files.consumer_offsets import ConsumerOffsets
 from store.format.stored_message import StoredMessage
 from store.publish.figures import served_members
 from store.publish.locks import Result
@@ -109,7 +110,8 @@ class LocalGroup:
         def delete() -> None:
             if members := self._files.roster.present():
                 raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}; end those first")
-            self._files.offsets.delete(self.name, with_offsets=with_offsets)
+            for offsets in (self._files.offsets, *ConsumerOffsets.of_instances(self.path, self.name)):
+                offsets.delete(self.name, with_offsets=with_offsets)
 
         self._files.in_turn(delete)
 
@@ -198,7 +200,7 @@ class LocalMember:
         return self._offsets.committed(queues)
 
     def begin(self, positions: Positions) -> None:
-        self._in_turn(lambda: self._offsets.begin(positions))
+        self._in_turn(lambda: self._offsets.begin(self._known(positions)))
 
     def commit(self, positions: Positions) -> None:
         self._seat.must_be_open()
@@ -226,8 +228,11 @@ class LocalMember:
         return self._in_turn(resets)
 
     def reset(self, positions: Positions) -> None:
-        if positions:
-            self._in_turn(lambda: self._files.reset_by(self._seat.entry, positions))
+        def reset() -> None:
+            if known := self._known(positions):
+                self._files.reset_by(self._seat.entry, known)
+
+        self._in_turn(reset)
 
     def forget(self, queues: Iterable[Queue]) -> None:
         self._seat.must_be_open()
@@ -281,6 +286,11 @@ class LocalMember:
         """The resets that this member does not know of yet."""
         entry = self._seat.entry
         return self._files.resets.since(entry.resets, entry.instance)
+
+    def _known(self, positions: Positions) -> Positions:
+        """Without queues that somebody reset since, or deleted: these may be of the topic before. Call it in turn."""
+        _, unseen = self._unseen()
+        return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
     def _flush(self) -> None:
         """What was sent back is on the device before the group's offsets say that it is done."""

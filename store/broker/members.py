@@ -102,14 +102,14 @@ class Seat(Opened):
         """
         self.must_be_open()
         self._place.check()
-        old = self.entry
+        old, had = self.entry, set(self.entry.slots)
         entry = replace(
             old,
             heard=time.monotonic(),
             claims=claims,
             resets=old.resets if resets is None else resets,
             asks=old.asks if asks is None else tuple(asks),
-            slots=old.slots + tuple(queue for queue in claims if queue not in set(old.slots)),
+            slots=old.slots + tuple(queue for queue in claims if queue not in had),
         )
         text = entry.to_json()
         try:

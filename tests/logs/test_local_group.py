@@ -226,6 +226,29 @@ def test_a_member_begins_anew_in_a_topic_that_is_made_anew(making: LocalMaking) 
     assert making.group.committed([Q0]) == {Q0: 0}
 
 
+@pytest.mark.parametrize("verb", ["begin", "reset"])
+def test_a_topic_that_is_made_anew_before_a_member_says_where_it_begins(making: LocalMaking, verb: str) -> None:
+    """It had looked at the one before."""
+    with making.group.join(EVERYTHING) as one:
+        one.lock([Q0])
+        made_anew(making, "t")
+        getattr(one, verb)({Q0: 10})
+        assert not making.group.committed([Q0]).get(Q0)
+        assert one.resets()[Q0] == 0
+        assert one.committed([Q0]) == {Q0: 0}
+        getattr(one, verb)({Q0: 1})
+        assert making.group.committed([Q0]) == {Q0: 1}
+
+
+def test_offsets_of_broadcasting_members_go_with_their_group(making: LocalMaking) -> None:
+    for committed in ({}, {}):
+        with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:
+            one.lock([Q0])
+            assert one.committed([Q0]) == committed
+            one.commit({Q0: 5})
+        making.group.delete(with_offsets=True)
+
+
 def test_offsets_of_a_broadcasting_member_go_with_a_topic(making: LocalMaking) -> None:
     for done in (9, None):
         with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:
