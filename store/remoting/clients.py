@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from store import BadFrame, RequestRefused, StoreError
 from store.any_group import Subscription
@@ -17,6 +18,7 @@ from store.remoting.headers import Group, UnregisterClient
 from store.remoting.request import Handler, Request, Response, of_json
 
 MAX_HEARTBEAT_BYTES = 4 << 20
+_ENTRY_BYTES = 256  # that a client of a group takes, whatever it says
 
 
 class Subscribed(NamedTuple):
@@ -28,13 +30,15 @@ class Subscribed(NamedTuple):
 
 @dataclass(frozen=True)
 class Consumer:
-    """A consumer of one group. said: what its heart-beat said of it, in RocketMQ's shape."""
+    """A consumer of one group. said: what its heart-beat said of it, in RocketMQ's shape. size: what is kept of it,
+    about as many bytes."""
 
     connection: Connection
     said: Mapping[str, Any]
     topics: Mapping[str, Subscribed]
     language: int
     version: int
+    size: int = 0
 
     @property
     def is_broadcasting(self) -> bool:
@@ -43,11 +47,15 @@ class Consumer:
 
 
 class Producer(NamedTuple):
-    """A producer of one group."""
+    """A producer of one group. size: as a consumer's."""
 
     connection: Connection
     language: int
     version: int
+    size: int = 0
+
+
+Entry = TypeVar("Entry", Consumer, Producer)
 
 
 class Heartbeat(NamedTuple):
@@ -92,7 +100,8 @@ def _text(value: object) -> str:
 
 
 class Clients:
-    """The clients of one server, until their connection is over. Any thread may ask."""
+    """The clients of one server, until their connection is over. Any thread may ask. What is kept is bounded: of all
+    clients on one connection as much as one heart-beat may say."""
 
     def __init__(
         self,
@@ -110,6 +119,7 @@ class Clients:
         self._lock = threading.Lock()
         self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
         self._producers: dict[str, dict[str, Producer]] = {}
+        self._kept: Counter[Connection] = Counter()  # bytes, see `_ENTRY_BYTES`
 
     def others(self) -> Mapping[int, Handler]:
         """Handlers that may wait."""
@@ -133,7 +143,7 @@ class Clients:
     def producer_groups(self) -> list[str]:
         """Those that have a producer, sorted."""
         with self._lock:
-            return sorted(group for group, of_group in self._producers.items() if of_group)
+            return sorted(self._producers)
 
     def groups_of(self, topic: str) -> set[str]:
         """The groups of which a consumer reads a topic."""
@@ -163,13 +173,8 @@ class Clients:
     def lost(self, connection: Connection) -> None:
         """The clients of a connection that is over are gone. In the loop's thread."""
         with self._lock:
-            for of_group in self._producers.values():
-                _drop(of_group, [id for id, producer in of_group.items() if producer.connection is connection])
-            left = [
-                group
-                for group, of_group in self._consumers.items()
-                if _drop(of_group, [id for id, consumer in of_group.items() if consumer.connection is connection])
-            ]
+            self._drop_of(connection, self._producers)
+            left = self._drop_of(connection, self._consumers)
         for group in left:
             self._notify(group)
 
@@ -178,12 +183,18 @@ class Clients:
     def _heart_beat(self, request: Request) -> Response:
         command, connection = request
         beat = Heartbeat.of(bytes(command.body))
-        changed, producer = [], Producer(connection, command.language, command.version)
+        id, by = beat.client_id, (command.language, command.version)
+        consumers = {
+            group: Consumer(connection, said, topics, *by, _size(id, group, said))
+            for group, said, topics in beat.consumers
+        }
+        producers = {group: Producer(connection, *by, _size(id, group)) for group in beat.producers}
+        self._must_fit(id, connection, consumers, producers)
+        changed = []
         refused: StoreError | None = None
-        for group, said, topics in beat.consumers:
-            consumer = Consumer(connection, said, topics, command.language, command.version)
-            before = self.consumers(group).get(beat.client_id)
-            if before is None or before.topics.keys() != topics.keys():
+        for group, consumer in consumers.items():
+            before = self.consumers(group).get(id)
+            if before is None or before.topics.keys() != consumer.topics.keys():
                 self._joined(group)
                 changed.append(group)
             try:
@@ -192,12 +203,9 @@ class Clients:
             except StoreError as error:  # its other groups are none the worse for it
                 refused = error
                 continue
-            with self._lock:
-                if not connection.is_over:  # or nobody would ever notice that it is lost
-                    self._consumers.setdefault(group, {})[beat.client_id] = consumer
-        with self._lock:
-            for group in () if connection.is_over else beat.producers:
-                self._producers.setdefault(group, {})[beat.client_id] = producer
+            self._keep(self._consumers, group, id, consumer)
+        for group, producer in producers.items():
+            self._keep(self._producers, group, id, producer)
         for group in changed:
             self._notify(group)
         if refused is not None:
@@ -208,9 +216,9 @@ class Clients:
         header = UnregisterClient.of(request.command.fields)
         with self._lock:
             if header.producer_group is not None:
-                _drop(self._producers.get(header.producer_group, {}), [header.client_id])
+                self._drop(self._producers, header.producer_group, header.client_id)
             group = header.consumer_group
-            left = group is not None and _drop(self._consumers.get(group, {}), [header.client_id])
+            left = group is not None and self._drop(self._consumers, group, header.client_id)
         if group is not None and left:
             self._notify(group)
         return Response()
@@ -230,8 +238,65 @@ class Clients:
         for consumer in consumers:
             consumer.connection.send_soon(told)
 
+    # --- what is kept --------------------------------------------------------------------------------------
 
-def _drop(of_group: dict[str, Any], ids: Iterable[str]) -> bool:
-    """Whether any of `ids` was there."""
-    dropped = [of_group.pop(id, None) for id in ids]
-    return any(each is not None for each in dropped)
+    def _must_fit(
+        self,
+        client_id: str,
+        connection: Connection,
+        consumers: Mapping[str, Consumer],
+        producers: Mapping[str, Producer],
+    ) -> None:
+        """Raises `RequestRefused` for a heart-beat that would make a connection's clients too many, or too large."""
+        with self._lock:
+            more = 0
+            for table, said in ((self._consumers, consumers), (self._producers, producers)):
+                for group, entry in said.items():
+                    more += entry.size - _size_on(connection, table.get(group, {}).get(client_id))
+            if more > 0 and self._kept[connection] + more > MAX_HEARTBEAT_BYTES:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"the clients on this connection say more than {MAX_HEARTBEAT_BYTES:,} bytes of themselves: let "
+                    "others come on another one",
+                )
+
+    def _keep(self, table: dict[str, dict[str, Entry]], group: str, client_id: str, entry: Entry) -> None:
+        with self._lock:
+            if not entry.connection.is_over:  # or nobody would ever notice that it is lost
+                self._drop(table, group, client_id)
+                table.setdefault(group, {})[client_id] = entry
+                self._kept[entry.connection] += entry.size
+
+    def _drop(self, table: dict[str, dict[str, Entry]], group: str, client_id: str) -> bool:
+        """Whether it was there. With the lock."""
+        of_group = table.get(group, {})
+        entry = of_group.pop(client_id, None)
+        if entry is None:
+            return False
+        if not of_group:
+            del table[group]
+        self._kept[entry.connection] -= entry.size
+        if not self._kept[entry.connection]:
+            del self._kept[entry.connection]
+        return True
+
+    def _drop_of(self, connection: Connection, table: dict[str, dict[str, Entry]]) -> list[str]:
+        """The groups of which a connection had clients, who are dropped. With the lock."""
+        found = [
+            (group, id)
+            for group, of_group in table.items()
+            for id, it in of_group.items()
+            if it.connection is connection
+        ]
+        for group, id in found:
+            self._drop(table, group, id)
+        return list(dict.fromkeys(group for group, _ in found))
+
+
+def _size(client_id: str, group: str, said: Mapping[str, Any] | None = None) -> int:
+    """About as many bytes as are kept of a client in a group."""
+    return _ENTRY_BYTES + len(client_id) + len(group) + (len(str(said)) if said else 0)
+
+
+def _size_on(connection: Connection, entry: Consumer | Producer | None) -> int:
+    return entry.size if entry is not None and entry.connection is connection else 0

@@ -91,6 +91,35 @@ def test_who_is_gone_before_it_was_heard_is_no_member() -> None:
     assert (clients.consumers("group"), clients.producers("producers")) == ({}, {})
 
 
+def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under whatever names. Who says it again says no more, and who is gone makes room."""
+    monkeypatch.setattr("store.remoting.clients.MAX_HEARTBEAT_BYTES", 10_000)
+
+    def beat(broker: Broker, id: str, size: int = 3000, group: str = "group", kind: str = "consumer") -> bool:
+        body = {"clientID": id, f"{kind}DataSet": [{"groupName": group, "said": "x" * size}]}
+        answer = broker.ask(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
+        assert answer.code in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY)
+        return answer.code == ResponseCode.SUCCESS
+
+    def leave(id: str) -> None:
+        broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient(id, consumer_group="group"))
+
+    assert all(beat(broker, id) for id in "abcab")
+    assert not any((beat(broker, "d"), beat(broker, "a", group="other"), beat(broker, "a", 5000)))
+    assert sum(beat(broker, "p", group=f"p{number}", kind="producer") for number in range(20)) < 3
+    leave("b")
+    assert beat(broker, "d", 2000)
+    with Client() as client:
+        other = Broker(broker.serving, client)
+        assert beat(other, "a", 6000)
+        assert beat(broker, "e")  # for a came on another one
+        assert not beat(other, "c", 6000)
+    until(lambda: members(broker) == ["c", "d", "e"])
+    for id in "cde":
+        leave(id)
+    assert beat(broker, "f", 8000)
+
+
 def test_members_are_told_of_each_other(broker: Broker) -> None:
     host, _, port = broker.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as member:
