@@ -63,6 +63,12 @@ _COPY = "restore the segment from a copy"
 _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 
 
+def are_outside(times: Ints) -> Mask:
+    """Which times (ms) no timestamp can be, shape (n,)."""
+    outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
+    return outside
+
+
 def broker_names(queue_id: int, count: int) -> pa.StringArray:
     """Of the messages of a queue; null where no cluster is read."""
     if isinstance(queue_id, BrokerQueueId):
@@ -228,7 +234,7 @@ class Block:
     def _timestamps(self, name: str) -> pa.TimestampArray:
         """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
         times = self._records.field(name)
-        outside = (times < FIRST_MS) | (times > LAST_MS)
+        outside = are_outside(times)
         if not outside.any():
             return arrow(times * 1000).view(TIMESTAMP)
         return arrow(np.where(outside, 0, times) * 1000, nulls=outside).view(TIMESTAMP)

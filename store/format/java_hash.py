@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format.arrays import numbers
+from store.format.arrays import constant, numbers
 from store.format.strings import flat
 
 _HASH_FACTOR = 31
@@ -35,6 +35,8 @@ def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32
     data, bounds = flat(strings)
     units: npt.NDArray[Any] = data
     if len(data) and data.max() >= 0x80:
+        if strings.null_count:  # under which any bytes may stand
+            data, bounds = flat(strings.fill_null(constant("")))
         units, bounds = _utf16_units(data, bounds)
     hashes = _hash_units(units.astype(np.uint32), bounds, java_hash_code(prefix))
     if strings.null_count:

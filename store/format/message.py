@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from store.errors import MessageRefused, PutStatus
+from store.format.columns import FIRST_MS, LAST_MS
 from store.format.crc import body_crc
 from store.format.entering import keys_of, tag_of
 from store.format.java_hash import java_hash_code
@@ -44,7 +45,7 @@ class Message:
     keys: texts to find the message by, none with a blank in it; a single text is one key.
     properties: texts to texts. Names that mean something to RocketMQ's broker are refused (see `entering`).
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
-    born_timestamp: ms since the epoch; None is now.
+    born_timestamp: ms since the epoch, of the years 1 to 9999; None is now.
     delay_level: deliver it later: 1 to 18 for 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. deliver_at: or then, ms
     since the epoch, at most three days away. Until then it is in a topic of the broker's own.
     """
@@ -100,6 +101,8 @@ def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> Re
     born = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
     check_fits("born_timestamp", born, 64)
+    if not FIRST_MS <= born <= LAST_MS:
+        raise illegal(f"born_timestamp {born}: outside of the years 1 to 9999, as ms since 1970")
     check_tag(tag := tag_of(properties))
     topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
     rest = b"".join((body, topic_length, topic, len(encoded).to_bytes(PROPERTIES_LENGTH_BYTES, "big"), encoded))

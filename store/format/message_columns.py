@@ -13,6 +13,7 @@ import pyarrow as pa
 from store.errors import InvalidColumns
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers
+from store.format.columns import are_outside
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
 from store.format.strings import flat
@@ -246,7 +247,10 @@ def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
 
 def _queue_ids(column: pa.Array) -> Ints:
     """int64, shape (n,); ANY_QUEUE for null."""
-    values: Ints = numbers(pc.fill_null(_cast("queueId", column, pa.int64(), _is_number), _ANY))
+    named = _cast("queueId", column, pa.int64(), _is_number)
+    values: Ints = numbers(pc.fill_null(named, _ANY))
+    if np.count_nonzero(values == ANY_QUEUE) > named.null_count:
+        raise InvalidColumns(f"column 'queueId': {ANY_QUEUE} is no queue; null is for any")
     return values
 
 
@@ -261,6 +265,9 @@ def _integers(name: str, column: pa.Array) -> Ints:
             raise InvalidColumns(f"column {name!r}: {error}") from error
     found = _cast(name, column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(found, _ZERO) if name in WAITING_COLUMNS else _no_nulls(name, found))
+    if name == "bornTimestamp":
+        for ms in values[are_outside(values)][:1].tolist():
+            raise InvalidColumns(f"column 'bornTimestamp': {ms} is outside of the years 1 to 9999, as ms since 1970")
     return values
 
 

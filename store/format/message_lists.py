@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from store.errors import MessageRefused
 from store.format.arrays import arrow, blobs, texts
+from store.format.columns import FIRST_MS, LAST_MS
 from store.format.layout import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
 from store.format.message import Message, encode_messages
 from store.format.message_columns import MessageColumns
@@ -45,6 +46,7 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
     flags = [message.flag for message in messages]
     born = [message.born_timestamp for message in messages]
     _need(_are({str}, topics) and _are({int}, flags) and _are({int, type(None)}, born))
+    _need(_are({type(None)}, born) or all(ms is None or FIRST_MS <= ms <= LAST_MS for ms in born))
     return topics[0] if len(set(topics)) == 1 else texts(topics), MessageColumns(
         body=_bodies([message.body for message in messages]),
         tags=_texts([message.tags for message in messages]),

@@ -100,7 +100,6 @@ def _message(header: SendMessage, part: Batched) -> Message:
         properties=properties,
         queue_id=None if header.queue_id < 0 else header.queue_id,
         flag=part.flag,
-        born_timestamp=header.born_timestamp,
     )
 
 
@@ -140,7 +139,9 @@ def _parts(request: Request, header: SendMessage) -> list[Batched]:
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:
     """What the records of a request say of their producer, the same in all. Raises `MessageRefused`."""
     check_fits("reconsumeTimes", header.reconsume_times or 0, 32)
+    check_fits("bornTimestamp", header.born_timestamp, 64)  # any number, as with RocketMQ
     return {
+        "born_timestamp": header.born_timestamp,
         "sys_flag": header.sys_flag & _KEPT_FLAGS,
         "reconsume_times": header.reconsume_times or 0,
         "born_ip": np.frombuffer(request.connection.ip or _NOWHERE, np.uint8),

@@ -90,7 +90,9 @@ def test_a_message_that_comes_again_has_its_first_topic(tmp_path: Path) -> None:
 def test_what_is_no_time(tmp_path: Path, at: int) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
-        store.put(Message("t", b"x", born_timestamp=at))
+        append = store.begin()
+        append.add_messages([Message("t", b"x")], {"born_timestamp": at})  # as clients of a broker may have it
+        append.publish()
         ((of_scan,),) = received(store, "t", 0)
         found = LocalLog(store).few(QueueRange("t", 0, 0, 1))
         assert found is not None

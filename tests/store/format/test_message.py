@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused, PutStatus, StoredMessage
+from store.format.columns import FIRST_MS, LAST_MS
 from store.format.java_hash import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
 from store.format.message import encode_messages, topic_magic
@@ -227,7 +228,15 @@ def test_only_blanks_separate_keys() -> None:
     assert stored.keys == ("a\tb", "c\u3000d")
 
 
-@pytest.mark.parametrize("message", [Message("t", b"", flag=1 << 31), Message("t", b"", born_timestamp=1 << 63)])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("t", b"", flag=1 << 31),
+        Message("t", b"", born_timestamp=1 << 63),
+        Message("t", b"", born_timestamp=LAST_MS + 1),
+        Message("t", b"", born_timestamp=FIRST_MS - 1),
+    ],
+)
 def test_a_number_that_its_field_cannot_hold_is_refused(message: Message) -> None:
     with pytest.raises(MessageRefused, match=r"flag|born_timestamp") as refused:
         encode(message)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused
+from store.format.columns import FIRST_MS, LAST_MS
 from store.format.message import encode_messages
 from store.format.message_lists import encode_list
 from store.format.record import as_columns
@@ -63,7 +64,7 @@ ODD = {
     | st.dictionaries(TEXT, TEXT, max_size=2),
     "sharding_key": st.sampled_from(["", "s", 0, False, b"s", "\x01"]),
     "flag": st.sampled_from([True, 1 << 31, -1, 0.0, None, "1", 1 << 70]),
-    "born_timestamp": st.sampled_from([0, -1, 1 << 63, 1 << 70, 0.0, True]),
+    "born_timestamp": st.sampled_from([0, -1, LAST_MS + 1, FIRST_MS - 1, 1 << 63, 1 << 70, 0.0, True]),
 }
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from store import InvalidColumns, MessageRefused, PutStatus
+from store.format.columns import FIRST_MS, LAST_MS
 from store.format.java_hash import java_hash_code
 from store.format.message_columns import MessageColumns, as_table, split
 from store.format.records import Encoding, Records
@@ -59,6 +60,13 @@ def first_message(**columns: pa.Array) -> Any:
         (pa.table({"body": ["x"], "queueId": ["1"]}), "column 'queueId' is string, expected integer"),
         (pa.table({"body": ["x"], "queueId": [0.5]}), "column 'queueId' is double, expected integer: .*truncated"),
         (pa.table({"body": ["x"], "queueId": [True]}), "column 'queueId' is bool, expected integer"),
+        (pa.table({"body": ["x", "y"], "queueId": [None, -(1 << 63)]}), "-9223372036854775808 is no queue"),
+        (pa.table({"body": ["x"], "bornTimestamp": [LAST_MS + 1]}), "253402300800000 is outside of the years 1 to"),
+        (pa.table({"body": ["x"], "bornTimestamp": [FIRST_MS - 1]}), "-62135596800001 is outside of the years 1 to"),
+        (
+            pa.table({"body": ["x"], "bornTimestamp": pa.array([1 << 40], pa.timestamp("s"))}),
+            "1099511627776000 is outside of the years 1 to 9999",
+        ),
         (pa.table({"body": ["x"], "flag": pa.array([0], pa.timestamp("ms"))}), "column 'flag' is timestamp"),
         (pa.table({"body": ["x"], "bornTimestamp": pa.array([1], pa.date32())}), "column 'bornTimestamp' is date32"),
         (
@@ -98,6 +106,15 @@ def test_messages_that_are_refused(columns: dict[str, list[Any]], status: PutSta
     with pytest.raises(MessageRefused, match=message) as refused:
         encode(pa.table(columns))
     assert refused.value.status is status
+
+
+@pytest.mark.parametrize("name", ["tags", "keys", "shardingKey"])
+def test_under_a_null_any_bytes_may_stand(name: str) -> None:
+    bounds, is_there = pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\x02")
+    column = pa.StringArray.from_buffers(2, bounds, pa.py_buffer(b"\xffa"), is_there)
+    records = encode(pa.table({"body": ["x", "y"], name: column}))
+    read = [decode_record(bytes(records.encoded(row, row + 1)), "here") for row in range(2)]
+    assert [list(message.properties.values()) for message in read] == [[], ["a"]]
 
 
 @pytest.mark.parametrize("pair", [("", "v"), ("a\x02", "v"), ("a", "\x01")])

@@ -60,6 +60,16 @@ def test_any_queue(broker: Broker, store: MessageStore) -> None:
     assert sorted(queues) == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("count", [1, 50])
+def test_producers_may_have_any_clock(broker: Broker, store: MessageStore, count: int) -> None:
+    """As with RocketMQ: who reads has the time as it was sent, or null where no timestamp can be it."""
+    body = encode_batch([Batched(0, b"each", b"")] * count)
+    assert broker.send(body, born_timestamp=-1 << 63, batch=True).code == ResponseCode.SUCCESS
+    assert {message.born_timestamp for message in store.get_message("g", "orders", 0, 0).messages} == {-1 << 63}
+    (read,) = store.scan("orders", 0, 0, count, ["bornTimestamp"])
+    assert read["bornTimestamp"].null_count == count
+
+
 def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStore) -> None:
     assert broker.send(b"", topic="new", default_topic_queue_nums=3).code == ResponseCode.SUCCESS
     assert broker.send(b"", topic="many", default_topic_queue_nums=3000).code == ResponseCode.SUCCESS
