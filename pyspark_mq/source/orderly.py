@@ -84,8 +84,15 @@ class OrderlyQueues:
         return replace(offset, next=offset.next | further, starts=offset.starts | further, last=last)
 
     def heed_resets(self) -> None:
-        """Warn of them. What is done before this is called counts no more in these queues."""
+        """Warn of them. What is done before this is called, and where the group was, counts no more in these queues.
+
+        A topic that is deleted is reset to 0.
+        """
         if self._member is not None and (reset := self._member.resets()):
+            with self._turn:
+                self._begins |= {
+                    queue: min(self._begins[queue], reset[queue]) for queue in self._begins.keys() & reset.keys()
+                }
             _logger.warning(
                 "Group %s was reset in %s; a query goes on from its checkpoint. To follow, stop it and start one with "
                 "another checkpoint and startingOffsets=group",

@@ -257,6 +257,26 @@ def test_nothing_is_done_of_a_topic_that_was_created_anew(reader: Readers, fille
     assert set(group.committed([Q0, Q1]).values()) <= {0}
 
 
+@pytest.mark.parametrize("counts", [(2, 1), (9,)])
+def test_where_the_group_was_in_a_topic_that_was_created_anew_counts_no_more(
+    reader: Readers, filled: Filled, group: LocalGroup, counts: tuple[int, ...]
+) -> None:
+    it = reader(failOnDataLoss="false", maxOffsetsPerTrigger="4")
+    start = it.initialOffset()
+    group.create()
+    group.reset({Q0: 3, Q1: 5})
+    assert latest(it, start) == start
+    delete_topic(filled.path, "orders")
+    filled.store.create_topic("orders", queues=2)
+    read = []
+    for count in counts:
+        filled.put("orders", 1, count)
+        while (end := latest(it, start)) != start:
+            read += [range(p.start, p.end) for part in it.partitions(start, end) for p in part.value.ranges]
+            start = end
+    assert [offset for offsets in read for offset in offsets] == list(range(sum(counts)))
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
