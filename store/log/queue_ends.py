@@ -3,13 +3,15 @@
 A queue whose folder or last file is gone looks like a shorter one, and an append would give its offsets a second
 time. So who writes keeps the ends in a file of this project, `queueends`: written when a recovery ends, every now and
 then behind a flush, and when the last writer leaves. What was appended since is told by the log. A file that cannot be
-read is none: then the queues are made anew from the log.
+read, or does not fit its checksum, is none: then the queues are made anew from the log.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
+import zlib
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ from store.log.queue_begins import Begin, must_begin
 from store.log.unflushed import NOTHING, Ranges, ranges_of
 
 _VERSION = 1
+_CRC = b', "crc": '  # of all bytes before it; behind it a number and "}". In no other place: JSON escapes its quotes
 _MAX_BYTES = 256 << 20  # ten thousand queues take half a megabyte
 _OFFSET, _SIZE = (
     (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
@@ -63,8 +66,8 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """What the file of a directory says, without topics that were deleted since; None without one, or for one that
-        is damaged.
+        """What the file of a directory says, without topics that were deleted since; None without one, and, with a
+        warning, for one that is damaged.
         """
         found = QueueEnds._read(root)
         if found is not None:
@@ -74,13 +77,21 @@ class QueueEnds:
     @staticmethod
     def _read(root: Path) -> QueueEnds | None:
         try:
-            content = json.loads(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES))
+            content = json.loads(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)))
             if content["version"] != _VERSION:
-                return None
+                raise ValueError
             ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
             index, at = {str(name): int(last) for name, last in content["index"].items()}, int(content["logOffset"])
             return QueueEnds(at, ends, {name: last for name, last in index.items() if last < at}, written_at=at)
-        except (FileNotFoundError, CorruptStore, *_NOT_OURS):
+        except FileNotFoundError:
+            return None
+        except (CorruptStore, *_NOT_OURS):
+            warnings.warn(
+                f"{root / QUEUE_ENDS_FILE}: damaged, so it says nothing; the next opening for writing, with no other "
+                "writer there, makes it anew, with the queues, from the log",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return None
 
     @staticmethod
@@ -103,7 +114,8 @@ class QueueEnds:
                 if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
                     self.index[name] = last
             content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
-            write_file(root / QUEUE_ENDS_FILE, json.dumps(content).encode("ascii"))
+            text = json.dumps(content).encode("ascii")[:-1]
+            write_file(root / QUEUE_ENDS_FILE, b"%b%b%d}" % (text, _CRC, zlib.crc32(text)))
             self.written_at = self.at
 
     def is_due(self, index: Index) -> bool:
@@ -231,6 +243,14 @@ class QueueEnds:
                 return False
             return self.lost_key(log, index, until) is None and (end is None or index.end_offset() < end)
         return False
+
+
+def _checked(data: bytes) -> bytes:
+    """What the file holds. A version before wrote no checksum. Raises `ValueError` where it does not fit."""
+    text, found, crc = data.rpartition(_CRC)
+    if found and crc != b"%d}" % zlib.crc32(text):
+        raise ValueError
+    return data
 
 
 def forget_ends(root: Path) -> None:

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.errors import CorruptRecord, CorruptSegment
+from store.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
-from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR
+from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
 from store.format.record_view import Ints
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -215,8 +215,18 @@ class Recovery:
         return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
-        """Queues of which no record is left go on where they ended, though their own files do not say so (any more)."""
+        """Queues of which no record is left go on where they ended, though their own files do not say so (any more).
+
+        Raises `CorruptStore` where what says so is damaged, and there are queues of which nothing else does.
+        """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
+        bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
+        if ends is None and bare and (file := self._root / QUEUE_ENDS_FILE).exists():
+            raise CorruptStore(
+                f"{file}: damaged, and nothing else says whether {len(bare)} queues without files had messages that "
+                f"retention took; the first is topic {bare[0][0]}, queue {bare[0][1]}. Restore the file from a copy, "
+                "or delete it if those queues had no messages: then they begin at 0"
+            )
         for name, end in ends.of.items() if ends is not None else ():
             queue = found.get(name)
             if name[0] in topics and (queue is None or (queue.max_offset < end and not queue.lives)):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from store import StoreConfig
 from store.format.layout import CQ_ENTRY, segment_name
@@ -84,6 +86,16 @@ def endless_ends(path: Path) -> None:
 
 def deep_ends(path: Path) -> None:
     (path / "queueends").write_bytes(b"[" * 100_000)
+
+
+def noted_ends(path: Path) -> dict[str, Any]:
+    """What `queueends` says, without its checksum."""
+    return {name: said for name, said in json.loads((path / "queueends").read_text()).items() if name != "crc"}
+
+
+def note_ends(path: Path, noted: dict[str, Any]) -> None:
+    """Let `queueends` say that, as a version before wrote it."""
+    (path / "queueends").write_text(json.dumps(noted))
 
 
 def damage_entry(path: Path, offset: int, data: bytes) -> None:

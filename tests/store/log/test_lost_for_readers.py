@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +14,18 @@ from store.any_log import Bounds, Queue
 from store.format.layout import CQ_ENTRY, segment_name
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
-from tests.store.log.damages import DAMAGES, SMALL, Damage, damage_entry, first_file, folder, last_file, zeroed
+from tests.store.log.damages import (
+    DAMAGES,
+    SMALL,
+    Damage,
+    damage_entry,
+    first_file,
+    folder,
+    last_file,
+    note_ends,
+    noted_ends,
+    zeroed,
+)
 
 LOST = [damage for damage in DAMAGES if "index" not in damage.__name__ and "ends" not in damage.__name__]
 
@@ -103,9 +113,7 @@ def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
     published.publish(end)
     published.close()
     (path / "abort").touch()
-    noted = json.loads((path / "queueends").read_text())
-    noted = {**noted, "logOffset": end, "queues": [["t", queue, 25] for queue in range(3)]}
-    (path / "queueends").write_text(json.dumps(noted))
+    note_ends(path, {**noted_ends(path), "logOffset": end, "queues": [["t", queue, 25] for queue in range(3)]})
     with MessageStore.open(path, read_only=True) as reader:
         assert [reader.offsets("t", queue) for queue in range(3)] == [(0, 25)] * 3
 
@@ -114,11 +122,11 @@ def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
 def test_ends_of_what_is_not_published_say_nothing(path: Path, damage: Damage) -> None:
     """A broker had the directory since, or its own published end is older than what was noted."""
     damage(path)
-    noted = json.loads((path / "queueends").read_text())
-    (path / "queueends").write_text(json.dumps({**noted, "logOffset": noted["logOffset"] + 1}))
+    noted = noted_ends(path)
+    note_ends(path, {**noted, "logOffset": noted["logOffset"] + 1})
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset("t", 1) < 25
-    (path / "queueends").write_text(json.dumps(noted))
+    note_ends(path, noted)
     (path / "watermark").unlink()
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset("t", 1) < 25

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import CorruptStore, Message, MessageStore, StoreConfig
 from store.broker.deletion import delete_topic
 from store.format.layout import segment_name
 from store.index.index import Index
@@ -21,7 +21,7 @@ from store.log.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
-from tests.store.log.damages import SMALL, folder
+from tests.store.log.damages import SMALL, folder, noted_ends
 from tests.store.upkeep.crashed import another_boot
 
 
@@ -121,11 +121,12 @@ def test_what_is_newer_than_a_log_whose_last_append_died_goes(
 def test_ends_that_are_damaged_and_still_ends_make_no_queue_shorter(
     path: Path, noted: str, damaged: str, reboot: bool
 ) -> None:
-    """They have no checksum; what was on the device when the machine went down is not looked at again."""
+    """Those of a version before, without a checksum; what was on the device when the machine went down is not looked
+    at again."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"more", queue_id=1)] * 10)
         before = bodies(store)
-    content = (path / "queueends").read_text()
+    content = json.dumps(noted_ends(path))
     assert noted in content
     (path / "queueends").write_text(content.replace(noted, damaged))
     if reboot:
@@ -134,6 +135,51 @@ def test_ends_that_are_damaged_and_still_ends_make_no_queue_shorter(
     with MessageStore.open(path) as store:
         assert bodies(store) == before
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 35
+
+
+@pytest.fixture
+def emptied(path: Path) -> Path:
+    """Queue 1 had 25 messages, which retention took; the machine went down since."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(300), queue_id=2 * (n % 2)) for n in range(60)])
+        store.clean(forced=True)
+        assert store.offsets("t", 1) == (25, 25)
+        assert store.offsets("t", 0)[0] < 55
+    another_boot(path)
+    return path
+
+
+def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
+    """One digit of them told where the queue without messages went on."""
+    sound = (emptied / "queueends").read_bytes()
+    number = sound.index(b'["t", 1, 25]') + len(b'["t", 1, ')
+    for at in (number, number + 1, sound.index(b"logOffset") + 12, len(sound) - 2):
+        damaged = bytearray(sound)
+        damaged[at] = b"1234567890"[damaged[at] - ord("0")]
+        path = emptied.parent / f"damaged{at}"
+        shutil.copytree(emptied, path)
+        (path / "queueends").write_bytes(damaged)
+        with pytest.warns(RuntimeWarning, match="queueends: damaged"), MessageStore.open(path) as store:
+            assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+        assert QueueEnds.read(path) is not None
+
+
+def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: Path) -> None:
+    """Until somebody says that it had no messages."""
+    shutil.rmtree(emptied / "consumequeue/t/1")
+    sound = (emptied / "queueends").read_bytes()
+    (emptied / "queueends").write_bytes(sound.replace(b'["t", 1, 25]', b'["t", 1, 35]'))
+    with (
+        pytest.warns(RuntimeWarning, match="queueends: damaged"),
+        pytest.raises(CorruptStore, match=r"1 queues .* topic t, queue 1\. Restore .* delete it"),
+    ):
+        MessageStore.open(emptied)
+    copied = emptied.parent / "copied"
+    shutil.copytree(emptied, copied)
+    for path, offset in ((emptied, 25), (copied, 0)):
+        (path / "queueends").write_bytes(sound) if offset else (path / "queueends").unlink()
+        with MessageStore.open(path) as store:
+            assert store.put(Message("t", b"next", queue_id=1)).queue_offset == offset
 
 
 def test_queues_of_an_older_life_are_not_those_of_the_log(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
+from tests.store.log.damages import note_ends, noted_ends
 from tests.store.upkeep.crashed import SIZE, SMALL, put
 from tests.store.upkeep.test_damaged import bodies as what_is_left
 from tests.store.upkeep.test_damaged import digests
@@ -256,9 +257,9 @@ def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> No
         store.clean(forced=True, config=replace(store.config, deleteFileBatchMax=2))
         before = what_is_left(store)
     assert all(before.values())
-    ends = json.loads((path / "queueends").read_text())
+    ends = noted_ends(path)
     ends["queues"] = [[topic, queue_id, end + 5] for topic, queue_id, end in ends["queues"]]
-    (path / "queueends").write_text(json.dumps(ends))
+    note_ends(path, ends)
     (path / "watermark").unlink()
     with MessageStore.open(path) as store:
         assert what_is_left(store) == before
