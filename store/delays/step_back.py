@@ -1,7 +1,8 @@
 """What is said to be delivered of more log than there is, steps back to what the log proves.
 
 See `upkeep.step_back`. What our own file says of a longer log says nothing of this one: what is delivered there, waits
-here. The log tells, for each message that was delivered names the one that had waited.
+here. The log tells, for each message that was delivered names the one that had waited. It does, too, where the file is
+lost.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from store.delays.delivered import delivered_behind
 from store.delays.progress import Progress
 from store.delays.timers import Known
 from store.errors import CorruptStore
+from store.files.admin_files import read_json
+from store.format.delayed import WAITING_TOPICS
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
@@ -34,13 +37,19 @@ def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int
         said = Progress.read(root)
     except CorruptStore:  # whoever needs it is told
         return
+    why = f"says of more than the log has what is delivered; {WHY}"
     if said.delivered_to is not None and said.delivered_to > end:
         true = _proven(log, queues, end)
     else:
         true = _within(said, queues, end)
+        if not read_json(root / DELAY_OFFSETS_FILE) and any(map(queues.topics.has_queues, WAITING_TOPICS)):
+            true, why = (
+                _proven(log, queues, end)._replace(timers=true.timers),
+                "is lost: what is delivered is what the log says",
+            )
     if true != said:
         true.write(root)
-        _logger.warning("%s says of more than the log has what is delivered; %s", root / DELAY_OFFSETS_FILE, WHY)
+        _logger.warning("%s %s", root / DELAY_OFFSETS_FILE, why)
 
 
 def _within(said: Progress, queues: ConsumeQueues, end: int) -> Progress:

@@ -66,6 +66,21 @@ def test_what_waits_is_delivered_and_what_was_delivered_is_not_again(
         assert delivered(store) == names(b"before", b"waits", b"new")
 
 
+def test_files_that_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With their backup, and after a clean end: nothing but the log tells what was delivered."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        put(store, b"before")
+        until(lambda: delivered(store) == names(b"before"))
+        put(store, b"waits")
+    for file in [*(tmp_path / "config").glob("delayOffset*"), tmp_path / TIMER_CHECK_FILE]:
+        file.unlink()
+    with MessageStore.open(tmp_path) as store:
+        until(lambda: len(delivered(store)) >= 4)
+        assert delivered(store) == names(b"before", b"waits")
+    assert f"{DELAY_OFFSETS_FILE} is lost" in caplog.text
+
+
 def test_a_brokers_files(tmp_path: Path) -> None:
     """They do not say of which log they tell: as far as that has messages, it is so."""
     with MessageStore.open(tmp_path) as store:
