@@ -9,20 +9,18 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
 
-from store.any_group import Subscription
 from store.any_log import BrokerQueueId, Positions, Queue
 from store.broker.entries import Entry
 from store.broker.queue_locks import LOCK_SECONDS, Claims, claim
 from store.cluster.brokers import ANSWER_SECONDS, Brokers, answered
+from store.cluster.heart_beat import heart_beat
 from store.cluster.name_servers import NameServers
 from store.cluster.offsets import commit, committed, resets
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker, parse_json, parse_reset
 from store.errors import BadFrame, InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.files.opened import Opened
-from store.format.java_hash import java_hash_code
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.remoting.codes import RequestCode
@@ -53,7 +51,7 @@ class ClusterMember(Opened):
         self._group = group
         self._orderly = entry.orderly
         self._topics = [topic for topic in entry.subscriptions if not topic.startswith(RETRY_TOPIC_PREFIX)]
-        self._heart_beat = _heart_beat(group, entry)
+        self._heart_beat = heart_beat(group, entry)
         self._brokers = Brokers(address, self._hear)
         self._turn = threading.RLock()  # to lock, to unlock, to leave
         self._threads = threading.Lock()
@@ -397,35 +395,3 @@ def _answered(answer: Future[Command], broker: Broker, code: RequestCode) -> Com
         if may_pass(error):
             raise Unreachable(str(error)) from error
         raise
-
-
-def _heart_beat(group: str, entry: Entry) -> bytes:
-    """RocketMQ's HeartbeatData."""
-    version = int(time.time() * 1000)
-    reads = {**entry.subscriptions, RETRY_TOPIC_PREFIX + group: Subscription()}
-    consumer = {
-        "groupName": group,
-        "consumeType": "CONSUME_PASSIVELY",
-        "messageModel": entry.model.name,
-        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
-        "subscriptionDataSet": [_subscription(topic, read, version) for topic, read in reads.items()],
-        "unitMode": False,
-    }
-    return json.dumps({"clientID": entry.id, "producerDataSet": [], "consumerDataSet": [consumer]}).encode()
-
-
-def _subscription(topic: str, read: Subscription, version: int) -> Mapping[str, Any]:
-    """RocketMQ's SubscriptionData. By what the last one said, brokers choose for those that say nothing as they pull:
-    also the hashes of tags have to be right."""
-    expression = read.expression.strip() or "*"
-    tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
-    said = [tag for tag in tags if tag]
-    return {
-        "topic": topic,
-        "subString": expression,
-        "expressionType": read.expression_type,
-        "tagsSet": said,
-        "codeSet": [java_hash_code(tag) for tag in said],
-        "subVersion": version,
-        "classFilterMode": False,
-    }
