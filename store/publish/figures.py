@@ -28,7 +28,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import CorruptStore, StoreError
+from store.errors import CorruptStore, StoreError, StoreUnavailable
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.opened import Opened, opening
 from store.format.layout import CLIENTS_DIR, FIGURE, field_offset
@@ -208,18 +208,31 @@ def told(root: Path) -> Iterator[Told]:
         return
     for path in paths:
         try:
-            text = _read(path)
+            yield from _told_in(path)
         except (OSError, StoreError) as error:
             _warn(path, error)
-            continue
-        for row in np.frombuffer(text[: len(text) // FIGURE.itemsize * FIGURE.itemsize], FIGURE):
-            name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
-            yield Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist()))
+
+
+def _told_in(path: Path) -> list[Told]:
+    """Raises `OSError`, `CorruptStore`."""
+    text, found = _read(path), []
+    for row in np.frombuffer(text[: len(text) // FIGURE.itemsize * FIGURE.itemsize], FIGURE):
+        name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
+        found.append(Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist())))
+    return found
 
 
 def served_members(root: Path, group: str) -> int:
-    """How many clients of servers consume in a group now."""
-    return sum(each.counts[0] for each in told(root) if (each.name, each.group) == (MEMBERS, group))
+    """How many clients of servers consume in a group now. Raises `StoreUnavailable` where nobody can tell."""
+    where, count = root / CLIENTS_DIR, 0
+    try:
+        for where in _files(root / CLIENTS_DIR):
+            count += sum(each.counts[0] for each in _told_in(where) if (each.name, each.group) == (MEMBERS, group))
+    except (OSError, StoreError) as error:
+        raise StoreUnavailable(
+            f"{where}: whether clients of a server consume in group {group} cannot be told: {error}; see whose it is"
+        ) from error
+    return count
 
 
 def _warn(path: Path, error: Exception) -> None:

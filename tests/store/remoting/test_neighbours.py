@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from store import GroupConflict, MessageModel, MessageStore
+from store import GroupConflict, MessageModel, MessageStore, StoreUnavailable
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
+from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
 from store.publish.figures import served_members
 from store.remoting.codes import RequestCode
@@ -70,4 +72,15 @@ def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -
     beat["consumerDataSet"][0]["messageModel"] = "BROADCASTING"
     broker.ask(RequestCode.HEART_BEAT, body=json.dumps(beat).encode())
     assert served_members(store.path, "group") == 0
+    LocalGroup(store.path, "group").join(ALL).leave()
+
+
+def test_who_cannot_see_whether_there_are_clients_does_not_join(store: MessageStore, broker: Broker) -> None:
+    """Its queues might be theirs, too."""
+    strange = Path(store.path) / CLIENTS_DIR / "1#2"
+    strange.mkdir(parents=True)
+    with pytest.raises(StoreUnavailable, match=f"{strange}: whether clients of a server consume in group group cannot"):
+        LocalGroup(store.path, "group").join(ALL)
+    assert LocalGroup(store.path, "group").members() == []
+    strange.rmdir()
     LocalGroup(store.path, "group").join(ALL).leave()
