@@ -109,7 +109,7 @@ class QueueEnds:
         An old file is noticed, and costs the next opening a look at the whole log.
         """
         queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
-        with suppress(OSError):
+        with suppress(OSError, ConfigError):  # a file in the index that is none of ours
             for name, last in index.last_keys(self.at).items():  # what is behind that may yet be undone
                 if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
                     self.index[name] = last
@@ -123,7 +123,8 @@ class QueueEnds:
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         with suppress(FileNotFoundError, ConfigError):  # retention took one; it is none of ours
-            return any(begin < self.at for begin, _ in index.spans([*(set(index.names()) - self.index.keys())]))
+            new = set(index.names()) - self.index.keys()
+            return bool(new) and not new.isdisjoint(index.last_keys(self.at))
         return False
 
     def forget(self, deleted: Mapping[str, int]) -> None:

@@ -248,13 +248,26 @@ def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> No
     assert not ends.is_due(index)
 
 
-def test_a_strangers_file_in_the_index_keeps_nobody_from_flushing(path: Path) -> None:
+def test_a_strangers_file_in_the_index_keeps_nobody_from_flushing_nor_from_closing(path: Path) -> None:
     stranger = path / "index" / "20200101000000000"
     with MessageStore.open(path) as store:
         stranger.write_bytes(b"none of ours")
         store.put(Message("t", b"x", queue_id=0))
         store.flush()
-        stranger.unlink()
+    stranger.unlink()
+    with MessageStore.open(path) as store:
+        assert store.max_offset("t", 0) == 26
+
+
+def test_an_index_file_that_has_no_record_alone_is_not_noted_with_each_flush(path: Path) -> None:
+    index, keys = Index.of(path, SMALL, writable=False), tuple(map(str, range(2 * 49)))  # of two files and more
+    with MessageStore.open(path) as store:
+        store.put(Message("t", b"x", keys=keys, queue_id=0))
+        store.flush()
+        ends = QueueEnds.read(path)
+        assert ends is not None
+        assert set(index.names()) - ends.index.keys()
+        assert not ends.is_due(index)
 
 
 def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
