@@ -229,6 +229,16 @@ def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
                 yield topic, queue_id, np.array([offset]), chunk.entries[row : row + 1]
 
 
+def all_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
+    """`queue_entries` and `light_entries`, each queue's in log order; and whether they are certain, as the former."""
+    certain, light = ((*piece, True) for piece in queue_entries(chunk)), [*light_entries(chunk)]
+    if not light:
+        yield from certain
+        return
+    pieces = [*certain, *((*piece, False) for piece in light)]
+    yield from sorted(pieces, key=lambda piece: int(piece[3]["physical_offset"][0]))
+
+
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
     """Entries made of the chunk's records, with the delivery times that the queue has in its own, `found`; both (k,).
 

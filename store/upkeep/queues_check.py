@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from store.format.record_view import Ints
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import LogChunk, light_entries, queue_entries, with_delivery_times
+from store.log.dispatch import LogChunk, all_entries, with_delivery_times
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS
 from store.upkeep.findings import COPY, REPAIR, Report
@@ -83,8 +83,9 @@ class QueuesCheck:
 
     def compare(self, chunk: LogChunk, end: int) -> None:
         """Compare the entries of a chunk's records, those before log offset `end`."""
-        light = (piece for piece in light_entries(chunk) if self._stands(*piece))
-        for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light):
+        for topic, queue_id, offsets, entries, is_certain in all_entries(chunk):
+            if not (is_certain or self._stands(topic, queue_id, offsets, entries)):
+                continue
             count = int(np.searchsorted(entries["physical_offset"], end))
             if count and self._is_compared(topic, int(entries["physical_offset"][0])):
                 self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])

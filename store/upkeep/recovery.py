@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from store.format.record_view import Ints
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import LogChunk, index_keys, light_entries, queue_entries, walk, with_delivery_times
+from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_message, last_segment
@@ -146,16 +145,15 @@ class Recovery:
 
         Raises `CorruptRecord`.
         """
-        for pieces, is_certain in ((queue_entries(chunk), True), (light_entries(chunk), False)):
-            for topic, queue_id, offsets, entries in pieces:
-                name, at = (topic, queue_id), int(entries["physical_offset"][0])
-                if not self._is_there(topic, at) or queues.add(name, offsets, entries):
-                    continue
-                if not is_all:
-                    return False
-                if is_certain:
-                    raise self._out_of_step(name, int(offsets[0]), queues.found[name].max_offset, at)
-                queues.pass_over(name, int(offsets[0]), at)
+        for topic, queue_id, offsets, entries, is_certain in all_entries(chunk):
+            name, at = (topic, queue_id), int(entries["physical_offset"][0])
+            if not self._is_there(topic, at) or queues.add(name, offsets, entries):
+                continue
+            if not is_all:
+                return False
+            if is_certain:
+                raise self._out_of_step(name, int(offsets[0]), queues.found[name].max_offset, at)
+            queues.pass_over(name, int(offsets[0]), at)
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
@@ -263,7 +261,7 @@ class Recovery:
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
-            for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light_entries(chunk)):
+            for topic, queue_id, offsets, entries, _ in all_entries(chunk):
                 name = topic, queue_id
                 if name not in queues:  # deleted
                     continue

@@ -105,6 +105,23 @@ def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> Non
     assert verify(path).findings == []
 
 
+@pytest.mark.parametrize("lost", ["watermark", "queueends"])
+def test_what_is_put_into_a_brokers_light_queue_itself_comes_behind_what_entered_it(tmp_path: Path, lost: str) -> None:
+    """In the log both stand close together."""
+    path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
+    with MessageStore.open(path, config=MULTI) as store:
+        end = store.max_offset(*light)
+        assert [store.put(Message(light.topic, b"own")).queue_offset for _ in range(3)] == [end, end + 1, end + 2]
+        expected = list(store.scan(*light, 0, end + 3))
+    assert verify(path).findings == []
+    (path / lost).unlink()
+    with MessageStore.open(path) as store:
+        assert list(store.scan(*light, 0, end + 3)) == expected
+        assert store.max_offset(*light) == end + 3
+    assert verify(path).findings == []
+
+
 def test_keys_hide_nothing_of_a_light_queue(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
