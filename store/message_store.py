@@ -108,6 +108,8 @@ class MessageStore(StoreFinder):
             delaying = _nothing if self._writer is None else self._writer.delay
             self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
             self._watches = Watches(self._published_end)
+            if self._writer is not None:
+                self._writer.start()
             self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
             self._dropped.atexit = not read_only
         except BaseException:  # an interrupt: nobody else closes the writer

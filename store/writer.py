@@ -52,7 +52,7 @@ class Writer:
         index: Index,
         queues: ConsumeQueues,
     ) -> None:
-        """Join, recover what needs it; `queues` learn how many entries each has at least.
+        """Join, recover what needs it; `queues` learn how many entries each has at least. Then `start` it.
 
         Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
         """
@@ -66,12 +66,12 @@ class Writer:
         self.place = lock.place
         try:
             self.published = lock.exclusively(self._join)
-            self._begin()
+            self._furnish()
         except BaseException:
             lock.close()
             raise
 
-    def _begin(self) -> None:
+    def _furnish(self) -> None:
         directory, config, lock = self._directory, self._config, self._lock
         log, index, queues = self._log, self._index, self._queues
         unflushed = Unflushed(log, queues)
@@ -86,6 +86,9 @@ class Writer:
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
         self._figures = Figures(directory.root, f"a writer of {directory.root}")
+
+    def start(self) -> None:
+        """Work in the background, too. Not before somebody has this one, who closes it whatever happens."""
         self._flusher.start(partial(_attend, self._topics, self._deliverer, self._figures))
 
     def _join(self) -> PublishedEnd:

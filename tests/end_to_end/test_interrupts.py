@@ -31,7 +31,7 @@ import store as package
 from store import Message, MessageStore, StoreClosed, StoreConfig
 from store.writer import Writer
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 INTERRUPTS = int(os.environ.get("INTERRUPTS", "200"))  # in all
 A_BENCH = 300
@@ -440,6 +440,20 @@ def test_opening_is_interrupted_when_its_writer_is_there(
     MessageStore.open(tmp_path).close()
     assert not (tmp_path / "abort").exists()
     assert raised.type is Interrupt
+
+
+def test_opening_is_interrupted_as_its_threads_begin(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path).close()
+    before = set(threading.enumerate())
+
+    def open_and_close() -> None:
+        MessageStore.open(tmp_path).close()
+
+    for place in range(1, interrupted_at(-1, open_and_close, function="_go_on") + 1):
+        with pytest.raises(Interrupt):
+            interrupted_at(place, open_and_close, function="_go_on")
+        until(lambda: set(threading.enumerate()) == before)
+        assert is_free(tmp_path, 0)
 
 
 def test_opening_is_interrupted_before_anybody_has_its_writer(tmp_path: Path) -> None:
