@@ -255,7 +255,8 @@ class ConsumeQueue:
     def begin_at(self, start: int, min_physical_offset: int) -> None:
         """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.
 
-        As RocketMQ does, pre-blank entries stand before it in a first file; entries of records that are gone may stay.
+        As RocketMQ does, pre-blank entries stand before it in a first file; entries of records that are gone may stay,
+        unless `min_offset` would take the last of them for damaged.
         """
         first = start - start % self.entries_per_file  # of a file that may be gone, and those behind it not
         if self._segments.starts():
@@ -265,7 +266,8 @@ class ConsumeQueue:
         except OffsetLost:
             self._write_blank(start - start % self.entries_per_file, start)
             return
-        if (before["physical_offset"] >= min_physical_offset).any():
+        is_damaged = start > first and self._is_damaged(start - 1, first)
+        if is_damaged or (before["physical_offset"] >= min_physical_offset).any():
             self._write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:

@@ -209,8 +209,10 @@ class QueuesCheck:
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)
-        except CorruptSegment:  # as was found out by its records
+        except CorruptSegment as error:  # as was found out by its records, unless they are gone
             min_offset = self._begin.get(name, max_offset)
+            if all(name != noted for noted, _ in self._runs):
+                self._report.add(_name(name), str(error).partition(";")[0], REPAIR)
         begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
         if min_offset < min(begin, max_offset):
             self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset)

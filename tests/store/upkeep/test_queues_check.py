@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore
+from store import Message, MessageStore, StoreConfig
 from store.format.layout import segment_name
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
@@ -80,3 +80,43 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
 
     monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # while it waits
     assert verify(path).findings == []
+
+
+def test_damaged_entries_of_records_that_retention_took(tmp_path: Path) -> None:
+    """Nothing compares them with records, and readers take them for what makes the first one that is left uncertain."""
+    path = tmp_path / "mq"
+    with MessageStore.open(
+        path, config=StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    ) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(350)) for _ in range(36)])
+        store.clean(forced=True)
+        first, end = store.offsets("t", 0)
+    file = path / QUEUE / segment_name(first // 10 * 200)
+    sound = file.read_bytes()
+    file.write_bytes(bytes(first % 10 * 20) + sound[first % 10 * 20 :])
+    (finding,) = verify(path).findings
+    assert finding.where == "topic t, queue 0"
+    assert f"entry {first - 1} is damaged" in finding.what
+    repair(path)
+    assert not verify(path).findings
+    with MessageStore.open(path) as store:
+        assert store.offsets("t", 0) == (first, end)
+
+
+@pytest.mark.parametrize("way", ["opened", "repaired"])
+def test_a_first_file_of_which_retention_took_a_part_is_lost(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(
+        path, config=StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    ) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(350)) for _ in range(36)])
+        store.clean(forced=True)
+        first, end = store.offsets("t", 0)
+    (path / QUEUE / segment_name(first // 10 * 200)).write_bytes(bytes(200))
+    if way == "repaired":
+        repair(path)
+    with MessageStore.open(path) as store:
+        assert store.offsets("t", 0) == (first, end)
+    assert not verify(path).findings
