@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import numpy as np
+
 from store.any_log import Fingerprint, Queue
 from store.archive.flat import FlatQueue
 from store.errors import ArchiveOfAnother, CorruptStore, OffsetLost
-from store.format.layout import CQ_PRE_BLANK_SIZE, PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
+from store.format.layout import CQ_PRE_BLANK_SIZE, PROPERTY_CRC_BYTES, RECORD_HEADER
+from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
 from store.read.fingerprint import fingerprint
 from store.read.published import PublishedQueues
@@ -131,6 +134,10 @@ class Kin:
 
 
 def _without_place(record: bytes) -> bytes:
-    """A record without what depends on where it stands."""
-    at = field_offset(RECORD_HEADER, "physical_offset")
-    return record[:at] + record[at + RECORD_HEADER["physical_offset"].itemsize : -PROPERTY_CRC_BYTES]
+    """A record without what depends on where it stands, or stood before it was delivered."""
+    view = RecordView(np.frombuffer(record, np.uint8), np.zeros(1, np.int64), np.array([len(record)]))
+    data = bytearray(record)
+    for name in ("physical_offset", "prepared_transaction_offset"):
+        at, width = int(view.field_positions(name)[0]), RECORD_HEADER[name].itemsize
+        data[at : at + width] = bytes(width)
+    return bytes(data[:-PROPERTY_CRC_BYTES])

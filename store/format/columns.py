@@ -205,9 +205,9 @@ class Block:
         """Property `name` of each message, length n, null where it has none."""
         return self._properties.value(name)
 
-    def moved(self, to: int) -> Bytes:
-        """The records back to back, uint8, as they stand in another log from offset `to` on."""
-        return self._records.moved(to)
+    def moved(self, to: int, *, with_proofs: bool = True) -> Bytes:
+        """The records back to back, uint8, as they stand in another log from offset `to` on, see `RecordView`."""
+        return self._records.moved(to, with_proofs=with_proofs)
 
     def naming(self, physical_offsets: Ints) -> Bytes:
         """The records back to back, uint8, each with another log offset, shape (n,)."""

@@ -39,6 +39,7 @@ _BEHIND_STORE_IP = field_offset(RECORD_HEADER, "store_ip")
 _WORD = np.dtype(np.uint64)
 _CRC_WORD = np.frombuffer(PROPERTY_CRC.encode(), _WORD)
 _PROPERTIES_LENGTH = np.dtype(f">i{PROPERTIES_LENGTH_BYTES}")
+_PROOF = "prepared_transaction_offset"  # negative in what was delivered, see `delays.delivered`
 _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 
@@ -161,11 +162,14 @@ class RecordView:
         """Encoded properties, length n; all records must be sound, their topics expected or measured."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
-    def moved(self, to: int) -> Bytes:
-        """The records back to back, uint8, as they stand in another log from offset `to` on."""
-        return self.naming(to + np.cumsum(self.sizes) - self.sizes)
+    def moved(self, to: int, *, with_proofs: bool = True) -> Bytes:
+        """The records back to back, uint8, as they stand in another log from offset `to` on.
 
-    def naming(self, physical_offsets: Ints) -> Bytes:
+        with_proofs: without it they do not say from which offset of the other log they were delivered.
+        """
+        return self.naming(to + np.cumsum(self.sizes) - self.sizes, with_proofs=with_proofs)
+
+    def naming(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
         """The records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits. All must be
         sound, their topics expected or measured."""
         data, bounds = flat(self.slices(self.positions, self.sizes))
@@ -174,6 +178,10 @@ class RecordView:
         offsets = physical_offsets.astype(RECORD_HEADER["physical_offset"])
         places = (starts + field_offset(RECORD_HEADER, "physical_offset"))[:, None] + np.arange(offsets.itemsize)
         data[places] = offsets.view(np.uint8).reshape(places.shape)
+        if not with_proofs:
+            width = RECORD_HEADER[_PROOF].itemsize
+            at = (starts + self.field_positions(_PROOF) - self.positions)[self.field(_PROOF) < 0]
+            data[at[:, None] + np.arange(width)] = 0
         if (whole := self.have_property_crc).any():
             write_crcs(data, starts[whole], ends[whole])
         return data

@@ -8,14 +8,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store import MessageStore, NotAStore, StoreConfig, StoreLocked, StoreUnavailable, UnknownTopic, UnsupportedStore
+from store import (
+    Message,
+    MessageStore,
+    NotAStore,
+    StoreConfig,
+    StoreLocked,
+    StoreUnavailable,
+    UnknownTopic,
+    UnsupportedStore,
+)
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.read.filters import EVERYTHING
 from store.restoring import UNFINISHED, restore
 from store.upkeep.verify import verify
 from tests.filled import Filled
-from tests.waiting import another_millisecond
+from tests.waiting import another_millisecond, until
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
 COLUMNS = ("queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
@@ -142,6 +151,24 @@ def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> N
                 ]
                 assert rows[0] == rows[1]
             assert sum(bounds[1] - bounds[0] for bounds in offsets.values()) == count - store.max_offset("orders", 1)
+
+
+@pytest.mark.parametrize("with_crc", [False, True])
+def test_what_was_delivered_in_the_other_log_proves_nothing_in_this_one(tmp_path: Path, *, with_crc: bool) -> None:
+    """A delayed message of the restored store was taken for delivered where one had waited at its offset there."""
+    url, config = str(tmp_path / "archive"), StoreConfig(enabledAppendPropCRC=with_crc)
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"delivered", delay_level=1))
+        until(lambda: store.max_offset("t", 0) == 1)
+        store.archive(url, topics=["t"])
+        (was,) = store.get_message("g", "t", 0, 0).messages
+    restore(ArchiveAddress(url), tmp_path / "new" / "mq")
+    with MessageStore.open(tmp_path / "new" / "mq") as store:
+        (now,) = store.get_message("g", "t", 0, 0).messages
+        assert (was.prepared_transaction_offset, now.prepared_transaction_offset) == (-1, 0)
+        assert (was.body, was.properties, was.queue_offset) == (now.body, now.properties, now.queue_offset)
+        assert store.archive(url, topics=["t"]).messages == 0  # for it is the same
 
 
 def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path) -> None:
