@@ -13,6 +13,7 @@ from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
+from pyspark_mq.source.queues import are_gone
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.slots import task_slots
 from pyspark_mq.worker import spare_what_is_loaded
@@ -107,19 +108,23 @@ class HeldReader:
                 queue, ends = wanted.queue, {wanted.queue: wanted.end}
                 before = log.fingerprints(ends)
                 # In this order: a queue that is the same one now was so when its last message was looked at.
-                if self._is_lost(log, wanted, last):
+                if self._is_lost(log, wanted, last, before):
                     continue
-                yield from self._range_reader.scan(log, wanted, RangeTask((wanted,), ends, before))
+                yield from self._range_reader.scan_seen(log, wanted, RangeTask((wanted,), ends, before))
                 reached[queue] = wanted.end
                 last.pop(queue, None)
                 last |= before
                 held.again(queue, wanted.end)
 
-    def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints) -> bool:
-        """Whether a queue is not the one that was read up to `wanted`, or shorter. Raises `DataLossError`."""
+    def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
+        """Whether a queue is not the one that was read up to `wanted`, or shorter. Raises `DataLossError`.
+
+        before: which message stands before the end of `wanted`. A queue that nobody would know again is not read to
+        there: it is to be there after `before` was looked at.
+        """
         queue, begin = wanted.queue, wanted.start
         is_another = queue in last and bool(log.strangers({queue: begin}, {queue: last[queue]}))
-        if wanted.length and not is_another:
+        if wanted.length and not is_another and not are_gone(log, {queue: wanted.end}, before):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
         if loss is not None:

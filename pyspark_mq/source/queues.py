@@ -86,12 +86,6 @@ class Queues:
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
-    def are_gone(self, ends: Positions, last: Fingerprints) -> bool:
-        """Whether one of `ends` of which `last` says nothing is not reached any more: its topic was deleted."""
-        unknown = {queue: end for queue, end in ends.items() if end > 0 and queue not in last}
-        there = self._log.bounds(unknown)
-        return any(queue not in there or end > there[queue].max_offset for queue, end in unknown.items())
-
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
 
@@ -139,6 +133,13 @@ def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
         for queue in there
         if queue not in others and positions[queue] <= there[queue].max_offset
     }
+
+
+def are_gone(log: Log, ends: Positions, last: Fingerprints) -> bool:
+    """Whether one of `ends` of which `last` says nothing is not reached any more: its topic was deleted."""
+    unknown = {queue: end for queue, end in ends.items() if end > 0 and queue not in last}
+    there = log.bounds(unknown)
+    return any(queue not in there or end > there[queue].max_offset for queue, end in unknown.items())
 
 
 def is_enough(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:

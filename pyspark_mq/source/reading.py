@@ -95,6 +95,10 @@ class RangeReader:
         Raises as `read`.
         """
         self._wait(log, wanted, task)
+        yield from self.scan_seen(log, wanted, task)
+
+    def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        """`scan` of messages that `log` has shown already."""
         for batch in self._scan(log, wanted, task):
             # The columns as they are; names and nullability as Spark declared them.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)

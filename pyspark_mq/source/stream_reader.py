@@ -25,7 +25,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.group_progress import GroupProgress
 from pyspark_mq.source.orderly import OrderlyQueues, group_of
 from pyspark_mq.source.planning import limit_ranges
-from pyspark_mq.source.queues import Queues, ends, is_enough, unchanged
+from pyspark_mq.source.queues import Queues, are_gone, ends, is_enough, unchanged
 from pyspark_mq.source.reading import RangeReader, partitions_of
 from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 from store.cached import cached_property
@@ -204,7 +204,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         following = {r.queue: r.end for r in ranges}
         last = self._queues.last(following, batch)
         others = [queue for queue in self._log.strangers(offset.next, offset.last) if queue not in strange]
-        if others or self._queues.are_gone(following, last):
+        if others or are_gone(self._log, following, last):
             self._bounds = self._queues.bounds_behind(offset.next)
             return self._end(offset, once, [*strange, *others])
         self._lose(batch)

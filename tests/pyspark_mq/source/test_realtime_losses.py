@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyspark_mq.errors import DataLossError
+from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source import held_reading
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.schema import default_schema
+from store import MessageStore
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import delete, recreate
 from tests.pyspark_mq.source.driving import Row, latest, reader, run
+from tests.pyspark_mq.source.test_stream_losses import Meddled, OfOne, fill
 
 ACCEPTING = {"failOnDataLoss": "false"}
 
@@ -91,6 +97,26 @@ def test_made_anew_where_a_held_batch_read_nothing(filled: Filled, monkeypatch: 
     assert query.rows == rows
     query.next_batch()
     assert query.rows == rows
+
+
+@pytest.mark.parametrize("count", [0, 2, 8])
+@pytest.mark.parametrize("call", range(1, 4))
+def test_made_anew_while_a_held_task_looks(tmp_path: Path, call: int, count: int) -> None:
+    """However many messages it has then, and nine in the end: each of these comes once."""
+    path = str(tmp_path / "mq")
+    fill(path, 3)
+    options = {"path": path, "subscribe": "orders", "startingOffsets": "earliest", "realTime": "true", **ACCEPTING}
+    parsed = replace(SourceOptions.parse(options), batch_duration_seconds=0.1)
+    it = RealTimeStreamReader(parsed, default_schema(False))
+    start = it.initialOffset()
+    first = latest(it, start)
+    log = Meddled(MessageStore.open(path, read_only=True))
+    log.call, log.count = call, count
+    in_a_task = RealTimeStreamReader(replace(parsed, address=OfOne(path, log)), default_schema(False))
+    rows = run(in_a_task, it.partitions(start, first))
+    fill(path, 9 - count)
+    rows += run(it, it.partitions(first, latest(it, first)))
+    assert [offset for _, _, offset, _ in rows] == list(range(9))
 
 
 def test_made_anew_before_the_first_message_of_a_micro_batch(filled: Filled) -> None:
