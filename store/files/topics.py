@@ -87,8 +87,10 @@ class Topics:
 
     def born(self, topic: str) -> int | None:
         """Log offset from which on what was put for a topic belongs to it: one that was deleted here, and is there
-        again, is another one. None where it is not there; as cheap as `queue_count`.
+        again, is another one. None where it is not there; as cheap as `queue_count`. Raises `InvalidTopic`.
         """
+        if not isinstance(topic, str):
+            raise not_a_name(topic)
         seen = self._look(topic)
         return seen.deletions.get(topic, 0) if seen.counts.get(topic) else None
 

@@ -64,7 +64,13 @@ def test_a_body_that_does_not_decompress(sys_flag: int) -> None:
 
 def test_an_unknown_compression() -> None:
     with pytest.raises(CorruptRecord, match=r"^here: sysFlag 0x501: a compression type"):
-        decompress(b"", 0x501, "here", 10_000)
+        decompress(b"nonsense", 0x501, "here", 10_000)
+
+
+@pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301, 0x501])
+def test_an_empty_body_stays_empty(sys_flag: int) -> None:
+    """RocketMQ's decoder looks at no flag of a message without a body."""
+    assert decompress(b"", sys_flag, "here", 0) == b""
 
 
 @pytest.mark.parametrize("sys_flag", CODECS)

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from store import GetStatus, Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
+from store import (
+    GetStatus,
+    InvalidTopic,
+    Message,
+    MessageStore,
+    OffsetLost,
+    OffsetNotYet,
+    StoreConfig,
+    UnknownQueue,
+    UnknownTopic,
+)
 from store.any_log import QueueRange
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
@@ -51,6 +61,10 @@ def test_what_is_not_there(published: PublishedQueues) -> None:
         published.of("t", 2)
     with pytest.raises(UnknownTopic):
         published.ever_put("u")
+    with pytest.raises(UnknownTopic):
+        published.born("u")
+    with pytest.raises(InvalidTopic, match=r"\['t'\]: a name is a text"):
+        published.born(["t"])  # type: ignore[arg-type]
 
 
 def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
