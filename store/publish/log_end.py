@@ -141,10 +141,8 @@ class LogEnd:
 
     def _warn_of_what_is_left(self) -> None:
         """Warns where the log ends with what is no record, though its broker left in good order."""
-        segments, left = self._log.segments, b""
-        with suppress(OffsetLost):
-            left = segments.read(self._end, _LOOKED_AT)
-        if left.strip(b"\0") and not (self._root / ABORT_FILE).exists():
+        segments = self._log.segments
+        if is_left(self._log, self._end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
                 f"{segments.directory}: no sound record at log offset {self._end}, where what can be read ends, though "
                 "whoever wrote last left in good order. One that died may have left it; if none did, messages are "
@@ -215,7 +213,8 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
     abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
     the announced end; the records of one append have the published end's time, a broker's have a later one. And who
     leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it. Nor is
-    it the log's own that ends before the log begins, for retention keeps the last segment: it was put back.
+    it the log's own that ends before the log begins, for retention keeps the last segment, or before bytes that nobody
+    announced, though they are no record: it was put back. A broker that was killed may have left a part of one.
     """
     if not abort and published.announced_end > published.confirm_offset:
         return True
@@ -223,7 +222,16 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
         times = chunk.records.field("store_timestamp")
         if chunk.end > published.announced_end or (times != published.store_timestamp).any():
             return True
-    return not log.segments.exists(published.confirm_offset) and published.confirm_offset < log.min_offset()
+    if not log.segments.exists(published.confirm_offset) and published.confirm_offset < log.min_offset():
+        return True
+    return not abort and is_left(log, max(published.confirm_offset, published.announced_end))
+
+
+def is_left(log: CommitLog, end: int) -> bool:
+    """Whether something lies behind the log's end: bytes that are not zero."""
+    with suppress(OffsetLost):
+        return bool(log.segments.read(end, _LOOKED_AT).strip(b"\0"))
+    return False
 
 
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:

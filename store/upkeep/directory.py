@@ -29,7 +29,7 @@ from store.format.layout import (
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
-from store.publish.log_end import was_overtaken
+from store.publish.log_end import is_left, was_overtaken
 from store.publish.published_end import PublishedEnd
 from store.upkeep.index_tags import tags_are_filed
 from store.upkeep.plans import Evidence
@@ -172,7 +172,8 @@ class Directory:
         (self.root / ABORT_FILE).unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warns where the log has a hole, or lacks first segments that retention of ours did not take.
+        """Warns where the log has a hole, or lacks first segments that retention of ours did not take, or has something
+        behind its end that no append of ours left.
 
         Call under the store lock. Who took them may be a broker that cleaned up and appended nothing.
         """
@@ -182,8 +183,19 @@ class Directory:
         except CorruptSegment as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         with suppress(FileNotFoundError), closing(PublishedEnd(self.root, writable=False)) as published:
-            if not was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
-                warn_of_lost_begin(log, published.log_begin, first)
+            if was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
+                return
+            warn_of_lost_begin(log, published.log_begin, first)
+            end = max(published.confirm_offset, published.announced_end)
+            if published.same_boot and is_left(log, end):
+                warnings.warn(
+                    f"{log.segments.directory}: {PUBLISHED_END_FILE} says that the log ends at {end}, and something is "
+                    "left behind, which is no sound record, and goes. A RocketMQ broker that was killed may have left "
+                    f"it; if none did, {PUBLISHED_END_FILE} is older than the log, and messages are damaged: restore "
+                    "the segment from a copy",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool

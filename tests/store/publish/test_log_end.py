@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull
-from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, PUBLISHED_END_FILE, segment_name
+from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, segment_name
 from store.log.commit_log import CommitLog
 from store.log.dispatch import LogChunk, walk
 from store.publish import log_end
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
+from store.upkeep.findings import COPY
 from store.upkeep.verify import verify
 from tests.end_to_end.dying_writers import QUEUES
 from tests.end_to_end.test_kill import ROOT, bodies
@@ -156,6 +157,32 @@ def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, mach
     with MessageStore.open(path) as store:
         put(store, "again", 1)
     assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("with_ends", [False, True])
+def test_an_older_watermark_where_the_log_is_damaged_cuts_nothing_without_a_word(
+    path: Path, killed: bool, with_ends: bool
+) -> None:
+    files = [PUBLISHED_END_FILE, QUEUE_ENDS_FILE][: 1 + with_ends]
+    older = {name: (path / name).read_bytes() for name in files}
+    with MessageStore.open(path) as store:
+        at, position = store.confirm_offset, store.confirm_offset % SIZE
+        put(store, "more", 20)
+    for name, content in older.items():
+        (path / name).write_bytes(content)
+    with open(path / COMMIT_LOG_DIR / segment_name(at - position), "r+b") as file:
+        file.seek(position)
+        file.write(bytes(4))
+    if killed:
+        (path / ABORT_FILE).touch()
+    else:
+        with pytest.warns(RuntimeWarning, match=f"no sound record at log offset {at}, .* messages are missing"):
+            MessageStore.open(path, read_only=True).close()
+        assert [finding.remedy for finding in verify(path).findings if "no sound record" in finding.what] == [COPY]
+    said = f"the log ends at {at}, and something is left behind" if killed else rf"log offset {at}\) is no sound record"
+    with pytest.warns(RuntimeWarning, match=said):
+        MessageStore.open(path).close()
 
 
 def test_a_watermark_that_was_deleted_and_rebuilt(path: Path) -> None:
