@@ -25,6 +25,7 @@ from store.publish.watch import POLL_SECONDS
 from store.upkeep.findings import COPY, REPAIR, Report
 from store.upkeep.misplaced import misplaced, place_of
 
+_ANEW = f"move the queue's folder away, then {REPAIR}"
 _NOT_COMPARED = -1
 _NO_ENTRY = "{count} messages have no entry in the queue"
 _WRONG_ENTRY = "{count} entries are not what their records say"
@@ -76,7 +77,7 @@ class QueuesCheck:
                 queue.check()
             except CorruptStore as error:
                 what = str(error).partition(";")[0]
-                report.add(_name(name), what, f"move the queue's folder away, then {REPAIR}")
+                report.add(_name(name), what, _ANEW)
                 self._next[name] = _NOT_COMPARED
             else:
                 self._queues[name] = queue
@@ -212,7 +213,7 @@ class QueuesCheck:
         except CorruptSegment as error:  # as was found out by its records, unless they are gone
             min_offset = self._begin.get(name, max_offset)
             if all(name != noted for noted, _ in self._runs):
-                self._report.add(_name(name), str(error).partition(";")[0], REPAIR)
+                self._report.add(_name(name), str(error).partition(";")[0], _ANEW)
         begin, stop = self._begin.get(name, max_offset), self._next.get(name, min_offset)
         if min_offset < min(begin, max_offset):
             self._note(name, _NO_RECORD, min_offset, min(begin, max_offset) - min_offset)

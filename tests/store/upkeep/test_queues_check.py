@@ -82,7 +82,8 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
     assert verify(path).findings == []
 
 
-def test_damaged_entries_of_records_that_retention_took(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_damaged_entries_of_records_that_retention_took(tmp_path: Path, which: str) -> None:
     """Nothing compares them with records, and readers take them for what makes the first one that is left uncertain."""
     path = tmp_path / "mq"
     with MessageStore.open(
@@ -94,10 +95,14 @@ def test_damaged_entries_of_records_that_retention_took(tmp_path: Path) -> None:
         first, end = store.offsets("t", 0)
     file = path / QUEUE / segment_name(first // 10 * 200)
     sound = file.read_bytes()
-    file.write_bytes(bytes(first % 10 * 20) + sound[first % 10 * 20 :])
+    before = first % 10 * 20
+    damaged = sound[20:before] + sound[:20] if which == "one" else bytes(before)  # the last one no longer ascends
+    file.write_bytes(damaged + sound[before:])
     (finding,) = verify(path).findings
     assert finding.where == "topic t, queue 0"
     assert f"entry {first - 1} is damaged" in finding.what
+    assert finding.remedy == "move the queue's folder away, then verify --repair"
+    shutil.rmtree(path / QUEUE)
     repair(path)
     assert not verify(path).findings
     with MessageStore.open(path) as store:
