@@ -143,13 +143,16 @@ class Index:
                     return True
         return False
 
-    def last_keys(self, end_offset: int) -> dict[str, int]:
+    def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
         """Log offset of the last record before `end_offset` that each file names, and none behind it; by file name.
 
+        since: name of the first file that is looked at.
         For the keys of one record may stand in two files. A file without such a record is left out.
         """
         found = {}
         for name in reversed(self.names()):
+            if name < since:
+                break
             if (last := self.file(name).last_before(end_offset)) is not None:
                 found[name] = last
             for begin, _ in self.spans([name]):

@@ -110,7 +110,8 @@ class QueueEnds:
         """
         queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # a file in the index that is none of ours
-            for name, last in index.last_keys(self.at).items():  # what is behind that may yet be undone
+            # What is behind that may yet be undone; files before the newest noted one have got no more.
+            for name, last in index.last_keys(self.at, max(self.index, default="")).items():
                 if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
                     self.index[name] = last
             content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
@@ -122,9 +123,10 @@ class QueueEnds:
         """Whether much was flushed since it was written, or a first key of an index file."""
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
+        newest = max(self.index, default="")
         with suppress(FileNotFoundError, ConfigError):  # retention took one; it is none of ours
-            new = set(index.names()) - self.index.keys()
-            return bool(new) and not new.isdisjoint(index.last_keys(self.at))
+            is_new = max(os.listdir(index.directory), default="") > newest
+            return is_new and bool(index.last_keys(self.at, newest).keys() - self.index.keys())
         return False
 
     def forget(self, deleted: Mapping[str, int]) -> None:

@@ -268,6 +268,7 @@ def test_an_index_file_that_has_no_record_alone_is_not_noted_with_each_flush(pat
         assert ends is not None
         assert set(index.names()) - ends.index.keys()
         assert not ends.is_due(index)
+        assert index.last_keys(ends.at, max(ends.index)).keys() == {max(ends.index)}, "older ones are not looked at"
 
 
 def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
