@@ -15,6 +15,7 @@ from store.files.consumer_offsets import check_group_name
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
+_URL_LIKE = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _LEAST_BATCH_SECONDS = 1.0
 _MOST_SECONDS = 24 * 24 * 3600  # the kernel counts milliseconds of a wait in 31 bits
 _MOST_BYTES = (1 << 63) - 1
@@ -76,6 +77,11 @@ def shared_path(name: str, text: str) -> str:
     if not local:
         raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, got {text!r}")
     if "://" not in local:
+        if _URL_LIKE.match(local) or (text.startswith("file://") and not local.startswith("/")):
+            raise OptionError(
+                f"{name} takes a directory that the driver and all executors see, or a URL; {_short(text)} would be "
+                "a folder in the driver's own: write s3://bucket/..., or a mounted directory by its path, as /dbfs/..."
+            )
         return os.path.abspath(local)
     if (why := why_not_shared(text)) is not None:
         raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, but {why}")
