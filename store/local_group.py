@@ -150,7 +150,7 @@ class LocalMember:
         self._watch.add(files.roster)
         self._seen = self._look()
         self._store: MessageStore | None = None  # to send messages back
-        self._threads = threading.Lock()
+        self._threads = threading.RLock()  # a signal's handler may let this leave amid `send_back`
 
     def members(self) -> list[str]:
         self._seat.must_be_open()
@@ -245,6 +245,8 @@ class LocalMember:
         with self._threads:
             if self._store is None:
                 self._store = MessageStore.open(self.path, create=False)
+            if not self._seat.is_taken:  # what interrupted this let it leave
+                self._store.close()
         send_back(self._store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:

@@ -24,7 +24,7 @@ from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
-from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, UnknownTopic, Unreachable
+from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, StoreClosed, UnknownTopic, Unreachable
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, span
@@ -88,6 +88,8 @@ class Consumer(Opened):
 
     In a forked process and after `close` verbs raise `StoreForked` and `StoreClosed`.
     """
+
+    _is_to_close = False
 
     def __init__(
         self,
@@ -204,7 +206,7 @@ class Consumer(Opened):
         while (taken := self._queues.take(most)) is not None:
             yield from self._one_by_one(taken)
             self._must_not_be_forked()
-        self._must_not_have_failed()
+        self._iterated()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """As iterating; others run while there is no message."""
@@ -218,14 +220,19 @@ class Consumer(Opened):
                 continue
             for message in self._one_by_one(taken):
                 yield message
-        self._must_not_have_failed()
+        self._iterated()
 
     def close(self) -> None:
         """Let calls of the listener that are under way end, commit what is done, leave the group.
 
-        The second time this does nothing. Raises what ended the consumer before.
+        The second time this does nothing. Where it interrupts iterating in the middle, as a signal's handler may, that
+        ends, and closes then. Raises what ended the consumer before.
         """
         if self._is_over:
+            return
+        if self._queues.is_inside:  # which other threads wait for, that would have to end
+            self._is_to_close = True
+            self._queues.close()
             return
         self._is_over = True
         self._end()
@@ -281,6 +288,11 @@ class Consumer(Opened):
         max_bytes = self._config.pull_threshold_size_for_queue * _MIB
         return self._service.queue(queue, begin, self._config.pull_threshold_for_queue, max_bytes)
 
+    def _iterated(self) -> None:
+        if self._is_to_close:
+            self.close()
+        self._must_not_have_failed()
+
     def _one_by_one(self, taken: Taken) -> Iterator[ReceivedMessage]:
         left = len(taken.handful.messages)
         try:
@@ -288,6 +300,9 @@ class Consumer(Opened):
                 yield message
                 self._queues.done(taken, 1)
                 left -= 1
+        except StoreClosed:  # meanwhile: this message comes again, in another member
+            if not self._is_over:
+                raise
         finally:
             if left:
                 self._queues.give_back(taken, 0.0)

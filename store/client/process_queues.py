@@ -29,9 +29,10 @@ class _Waiters:
     few threads can do a few do, and those that are warm. All verbs are called with the lock.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._waiting: list[threading.Lock] = []
+        self._is_over = False
 
     def wait(self, timeout: float | None) -> None:
         """Until another thread notifies this one, at most `timeout` seconds."""
@@ -40,7 +41,8 @@ class _Waiters:
         self._waiting.append(own)
         self._lock.release()
         try:
-            own.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+            if not self._is_over:  # by what interrupted this, before it could be woken
+                own.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         finally:
             self._lock.acquire()
             with suppress(ValueError):
@@ -56,6 +58,11 @@ class _Waiters:
         while self._waiting:
             self._waiting.pop().release()
 
+    def end(self) -> None:
+        """Wake all, and let nobody wait any more."""
+        self._is_over = True
+        self.notify_all()
+
 
 class ProcessQueues:
     """Any thread may call any verb. Who finds nothing to take waits; queues with messages take turns.
@@ -66,7 +73,7 @@ class ProcessQueues:
     def __init__(self, commit: Callable[[Positions], None]) -> None:
         """commit: called with the position of one queue; it must be quick."""
         self._commit = commit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close this amid any verb
         self._changed = _Waiters(self._lock)
         self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all that are here
         self._full: set[ProcessQueue] = set()
@@ -123,11 +130,17 @@ class ProcessQueues:
         """Whether nothing more is handed out."""
         return self._is_closed
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of a verb: what asks has interrupted it."""
+        inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
+        return inside
+
     def close(self) -> None:
         """Whoever takes is given nothing, from now on."""
         with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._changed.end()
             self._tell()
 
     # --- pulling ---------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from store.client.producer_future import WIDTH, Lot, Row, Sent
-from store.errors import BufferFull, InvalidArgument, StoreClosed
+from store.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 
 
 class Limits(NamedTuple):
@@ -26,21 +27,24 @@ class Buffer:
         self._what = what
         self._linger, batch_bytes, self._max_bytes, self._timeout = limits
         self._batch_bytes = min(batch_bytes, self._max_bytes)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close this amid `add`
+        self._is_inside: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # as `Condition` asks
         self._work = threading.Condition(self._lock)  # the taker waits for it
         self._room = threading.Condition(self._lock)  # and everybody else for this
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
         self._attend_at = 0  # from so many bytes on there is more to do than to add
-        self._is_closed = self._is_urgent = False
+        self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
         self._last_sequences: dict[str, int] = {}  # by topic, of what was taken
         self._taken = self._settled = 0  # how many times
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> Sent:
-        """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`, and `InvalidArgument`
-        for a sequence that is not above the last one of its topic."""
+        """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`, `StoreLocked` where
+        this interrupts itself, and `InvalidArgument` for a sequence that is not above the last one of its topic."""
+        if self._is_inside():
+            raise self._locked()
         with self._lock:  # a signal may interrupt this anywhere: the message is there, with all that is its own, or not
             if attends := self._bytes >= self._attend_at:
                 self._attend()
@@ -59,7 +63,20 @@ class Buffer:
             if attends:
                 self._work.notify()
                 self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
+            if self._is_closed:  # by what interrupted this
+                self._attend_at = 0
+                if not lot.has(number):
+                    raise self._closed()
             return Sent(lot, number)
+
+    def _locked(self) -> StoreLocked:
+        return StoreLocked(
+            f"{self._what}: called by what interrupted `send` in the same thread (a signal's handler?), which cannot "
+            "end meanwhile; call it from another thread, or later"
+        )
+
+    def _closed(self) -> StoreClosed:
+        return self._why_closed or StoreClosed(f"{self._what}: was closed; make a new one")
 
     def _check_ascending(self, topic: str, last: int | None, sequence: int) -> None:
         if last is not None and sequence <= last:
@@ -73,7 +90,7 @@ class Buffer:
         if self._bytes >= self._max_bytes:
             self._wait_for_room()
         if self._is_closed:
-            raise self._why_closed or StoreClosed(f"{self._what}: was closed; make a new one")
+            raise self._closed()
 
     def _wait_for_room(self) -> None:
         is_taker = threading.current_thread() is self._taker  # in a callback of a future: none would come
@@ -106,7 +123,9 @@ class Buffer:
             return lots
 
     def flush(self) -> None:
-        """Wait until all that was added is settled."""
+        """Wait until all that was added is settled. Raises `StoreLocked` where this interrupts `add`."""
+        if self._is_inside():
+            raise self._locked()
         with self._lock:
             if threading.current_thread() is self._taker:
                 raise BufferFull(
@@ -126,3 +145,14 @@ class Buffer:
             self._attend_at = 0
             self._work.notify()
             self._room.notify_all()
+
+    def end(self) -> None:
+        """Nobody takes any more."""
+        with self._lock:
+            self._is_over = True
+            self._room.notify_all()
+
+    def wait_for_end(self) -> None:
+        """Also amid `add` in the same thread, which lets others in meanwhile."""
+        with self._lock:
+            self._room.wait_for(lambda: self._is_over)

@@ -56,14 +56,10 @@ class Sender(threading.Thread):
         self._is_dropped = False
 
     def run(self) -> None:
-        while (lots := self._buffer.take()) is not None:
-            self._carry([(lot, 0, len(lot)) for lot in lots])
-            self._figures.write()
-            if self._memory is not None and self._fatal is None:
-                try:
-                    self._memory.note_if_due()
-                except Exception as error:  # noqa: BLE001  `flush` and `close` raise it
-                    self._failed(error, [])
+        try:
+            self._carry_all()
+        finally:
+            self._buffer.end()
         self._figures.close()
         for opened in (self._memory, self._store if self._owns else None):
             try:
@@ -75,6 +71,16 @@ class Sender(threading.Thread):
             for failure in self._failures:
                 if not failure.is_seen:
                     _logger.error("%s: was dropped, and some of what was sent failed: %s", self.what, failure.error)
+
+    def _carry_all(self) -> None:
+        while (lots := self._buffer.take()) is not None:
+            self._carry([(lot, 0, len(lot)) for lot in lots])
+            self._figures.write()
+            if self._memory is not None and self._fatal is None:
+                try:
+                    self._memory.note_if_due()
+                except Exception as error:  # noqa: BLE001  `flush` and `close` raise it
+                    self._failed(error, [])
 
     def _carry(self, parts: Sequence[_Part]) -> None:
         """Append all of this at once; or if some of it is refused the rest, in order."""
@@ -162,6 +168,7 @@ class Sender(threading.Thread):
     def finish(self) -> None:
         """Wait until all is appended."""
         self.begin_to_finish()
+        self._buffer.wait_for_end()
         self.join()
 
 

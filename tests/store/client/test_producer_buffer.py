@@ -6,8 +6,10 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,10 +20,13 @@ from store import (
     InvalidArgument,
     MessageStore,
     Producer,
+    StoreClosed,
     StoreLocked,
 )
 from store.client.producer_buffer import Buffer, Limits
-from store.client.producer_future import WIDTH, Lot, Row
+from store.client.producer_future import WIDTH, Lot, Row, Sent
+from tests.end_to_end.test_interrupts import ends_in_time
+from tests.end_to_end.test_interrupts import interrupted_at as handled_at
 from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
 
@@ -153,3 +158,55 @@ def test_the_message_after_one_that_is_interrupted_goes_at_once(line: int) -> No
     buffer.add("t", numbered(1), 100)
     taker.join(PATIENCE)
     assert isinstance(taken[0], Lot)
+
+
+HANDLERS: list[Callable[[Producer], object]] = [
+    Producer.close,
+    Producer.flush,
+    lambda producer: producer.send("u", b"y"),
+]
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_signals_handler_amid_send(store: MessageStore, handler: Callable[[Producer], object]) -> None:
+    """In the same thread, before any instruction: what it cannot do there it refuses, and what is sent comes."""
+    places: list[int] = []
+    sent: list[Sent] = []
+
+    def send_at(place: int) -> int:
+        with Producer(store.path) as producer:
+
+            def send() -> None:
+                sent.append(producer.send("u", b"x"))
+
+            with suppress(StoreClosed, StoreLocked):
+                return handled_at(place, send, partial(handler, producer), "add")
+        return place
+
+    def send_at_all() -> None:
+        places.append(send_at(-1))
+        places.extend(map(send_at, range(1, places[0] + 1)))
+
+    ends_in_time(send_at_all, lambda: f"a handler at place {len(places)} of {places[:1]} hangs")
+    assert len(places) == places[0] + 1 > 1
+    offsets = [future.result(PATIENCE).queue_offset for future in sent]
+    assert len(set(offsets)) == len(offsets)
+    assert max(offsets) < store.max_offset("u", 0)
+
+
+def test_what_interrupts_a_send_closes(store: MessageStore) -> None:
+    """And what it interrupts is sent, or refused."""
+    told = Counter[bool]()
+    for place in range(1, 200):
+        producer = Producer(store.path)
+        try:
+            if handled_at(place, partial(producer.send, "u", b"x"), producer.close, "add") < place:
+                break
+            told[True] += 1
+        except StoreClosed:
+            told[False] += 1
+        finally:
+            producer.close()
+        assert store.max_offset("u", 0) == told[True]
+    assert told[True]
+    assert told[False]
