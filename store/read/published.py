@@ -11,8 +11,8 @@ from store.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet
 from store.files.topics import Topics
 from store.integers import integer
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues
+from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.queue_begins import Begin, must_begin
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
@@ -29,7 +29,7 @@ class PublishedQueues:
         self._log = log
         self._queues = queues
         self._end = end
-        self._begins: set[tuple[Queue, int]] = set()  # queue offsets that are known to be the first, at a file's begin
+        self._begins: dict[QueueName, int] = {}  # queue offsets that are known to be the first
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
@@ -91,20 +91,27 @@ class PublishedQueues:
             max_offset = queue.max_offset(self._end.confirm_offset)
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
-                if 0 < min_offset < max_offset and min_offset % queue.entries_per_file == 0:  # seldom
+                if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
                     self._must_begin(queue, min_offset)
                 return Bounds(min_offset, max_offset)
             first = self._log.min_offset()  # retention was faster than this
 
     def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
-        """Raises `CorruptSegment` where a queue whose first file begins with `min_offset` had another before it.
+        """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or is one of
+        a topic that was deleted, put back from a backup.
 
-        The log's beginning is walked, once.
+        Looked at once; for a file the log's beginning is walked.
         """
-        begin = Queue(queue.topic, queue.queue_id), min_offset
-        if begin not in self._begins:
-            must_begin(self._log, {begin[0]: Begin.of(queue)}, self._topics.deletions(), _LOOKED_AT)
-            self._begins.add(begin)
+        deleted = self._topics.deletions()
+        born = deleted.get(queue.topic, 0)
+        if born and (at := int(queue.entries(min_offset, min_offset + 1)["physical_offset"][0])) < born:
+            raise CorruptSegment(
+                f"{queue}: entry {min_offset} is of log offset {at}, but the topic was deleted at {born}, and created "
+                f"again; {MAKE_ANEW}"
+            )
+        if min_offset and min_offset % queue.entries_per_file == 0:  # seldom
+            must_begin(self._log, {(queue.topic, queue.queue_id): Begin.of(queue)}, deleted, _LOOKED_AT)
+        self._begins[queue.topic, queue.queue_id] = min_offset
 
     def _count(self, topic: str) -> int:
         try:

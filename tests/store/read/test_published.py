@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from store import (
+    CorruptSegment,
     GetStatus,
     InvalidTopic,
     Message,
@@ -18,6 +20,7 @@ from store import (
 from store.any_log import QueueRange
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
+from store.format.layout import CONSUME_QUEUE_DIR
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
@@ -65,6 +68,28 @@ def test_what_is_not_there(published: PublishedQueues) -> None:
         published.born("u")
     with pytest.raises(InvalidTopic, match=r"\['t'\]: a name is a text"):
         published.born(["t"])  # type: ignore[arg-type]
+
+
+def test_queues_of_a_topic_that_was_deleted_before_are_told(tmp_path: Path) -> None:
+    """As they are where `consumequeue` was put back from a backup, and the directory is only read."""
+    path, older = tmp_path / "mq", tmp_path / "older"
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"old") for _ in range(5)])
+    shutil.copytree(path / CONSUME_QUEUE_DIR, older)
+    delete_topic(path, "t")
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"new") for _ in range(3)])
+    shutil.rmtree(path / CONSUME_QUEUE_DIR)
+    shutil.copytree(older, path / CONSUME_QUEUE_DIR)
+    with MessageStore.open(path, read_only=True) as reader:
+        for _ in range(2):
+            with pytest.raises(CorruptSegment, match=r"entry 0 is of log offset 0, but the topic was deleted at \d+"):
+                reader.offsets("t", 0)
+    shutil.rmtree(path / CONSUME_QUEUE_DIR / "t" / "0")  # as it says
+    with MessageStore.open(path) as store:
+        assert [message.body for message in store.get_message("g", "t", 0, 0).messages] == [b"new"] * 3
 
 
 def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
