@@ -268,6 +268,8 @@ class Transactions:
         there. Raises `TransactionEnded`, `UnknownTopic`.
         """
         offsets = [half.queue_offset for half in halves]
+        if len(set(offsets)) < len(offsets):
+            raise TransactionEnded(f"{self._store.path}: a transaction is given twice, and ends once")
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
             append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])

@@ -86,6 +86,17 @@ def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) 
     assert bodies(store)[-1:] == [b"2"]
 
 
+@pytest.mark.parametrize("verb", ["commit", "roll_back"])
+def test_one_ends_once_also_where_it_is_given_twice(store: MessageStore, verb: str) -> None:
+    transactions = Transactions(store, "sellers")
+    (half,) = transactions.prepare(orders(1))
+    with pytest.raises(TransactionEnded, match="twice"):
+        getattr(transactions, verb)([half, half])
+    assert bodies(store) == []
+    transactions.commit([half])
+    assert bodies(store) == [b"1"]
+
+
 def test_as_many_are_asked_for_as_fit_into_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others in the next steps."""
     monkeypatch.setattr("store.broker.transactions._MOST_BYTES", 2)
