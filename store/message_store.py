@@ -278,7 +278,7 @@ class MessageStore(StoreFinder):
         again, at any moment.
 
         Raises `ArchiveUnavailable`, `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all others are),
-        `StoreLocked` (another process archives), `UnknownTopic`.
+        `StoreLocked` (another process archives), `UnknownTopic`; without `url`, `NoArchive` where none is any more.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
@@ -291,6 +291,7 @@ class MessageStore(StoreFinder):
             archive.queues(self._topics),
             ends(self._published, seconds("older_than", older_than), self.offset_by_time),
             progress,
+            is_named=url is not None,
             reserved_hours=reserved_hours,
             forgetting={topic: queues_of(self._topics, [topic]) for topic in forget},
         )

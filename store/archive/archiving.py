@@ -119,7 +119,7 @@ class Archiving:
         self._place = place
         self._piece_bytes = piece_bytes
         catalog = place.load()
-        self._is_begun = catalog is not None
+        self.is_begun = catalog is not None
         self._catalog = catalog or Catalog(broker)
         self._kin = Kin(log, published)
         self._filing = Filing()
@@ -165,7 +165,7 @@ class Archiving:
             while added := self._passing(queue, passed, partial(next, pieces, None)):
                 changed = True
                 done, taken = done + added.messages, taken + added.bytes
-                if not self._is_begun or self._unsaved >= _PIECES_AT_ONCE * self._piece_bytes:
+                if not self.is_begun or self._unsaved >= _PIECES_AT_ONCE * self._piece_bytes:
                     self._save()
                 progress(done, total)
         if changed:
@@ -195,11 +195,11 @@ class Archiving:
                 segments.flush_names()
             self._stretch = (LONG_MAX, 0)
         # One of which all has gone by its age begins under a name that none had: who reads may be late.
-        first = int(time.time() * 1000) if self._is_begun else 0
+        first = int(time.time() * 1000) if self.is_begun else 0
         index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
-        self._is_begun, self._unsaved = True, 0
+        self.is_begun, self._unsaved = True, 0
         self._place.delete(replaced)
 
     def _born(self, queues: Sequence[Queue]) -> dict[str, int]:

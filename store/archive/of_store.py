@@ -104,13 +104,15 @@ class StoreArchive:
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
         *,
+        is_named: bool = True,
         reserved_hours: float | None = None,
         forgetting: Mapping[str, Sequence[Queue]] | None = None,
     ) -> Archived:
         """Archive each queue up to its end, and remember where; then delete from the archive what was stored more than
-        `reserved_hours` ago. forgetting: topics, and their queues now, of which first to take out what is not of those.
+        `reserved_hours` ago. is_named: it may begin anew where it was. forgetting: topics, and their queues now, of
+        which first to take out what is not of those.
 
-        Raises as `Archiving.run`, and `StoreLocked`, `UnknownTopic`.
+        Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`.
         """
         kept_since = None if reserved_hours is None else _ago(3600 * seconds("reserved_hours", reserved_hours))
         if not self.url:
@@ -124,13 +126,19 @@ class StoreArchive:
 
         with alone(self._root):
             place = self.place()
+            if not is_named and place.load() is None:
+                raise NoArchive(
+                    f"{place.url}: {self._root} archives there, and no archive is there now, as where nothing is "
+                    f"mounted; mount it, or restore {place.metadata} from a copy; name the URL to begin a new archive"
+                )
             forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
             archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
             try:
                 archived = archiving.run(queues, end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
                 passed = error
-            self._remember()
+            if archiving.is_begun:  # or else there were no queues, and there is no archive
+                self._remember()
             deleted = 0 if kept_since is None else expire(place, kept_since)
             if passed is not None:
                 raise passed

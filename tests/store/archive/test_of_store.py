@@ -13,6 +13,7 @@ from store import (
     InvalidArgument,
     Message,
     MessageStore,
+    NoArchive,
     StoreConfig,
     StoreLocked,
     UnknownTopic,
@@ -139,6 +140,30 @@ def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> No
 def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
     with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process archives"):
         filled.store.archive(str(tmp_path / "archive"))
+
+
+def test_an_archive_that_is_gone_is_begun_anew_by_its_name_only(filled: Filled, tmp_path: Path) -> None:
+    """As where nothing is mounted: `clean` would go by what is archived into the folder below."""
+    url, mounted = tmp_path / "archive", tmp_path / "mounted"
+    filled.put("orders", 0, 3)
+    filled.store.archive(str(url))
+    url.rename(mounted)
+    url.mkdir()
+    filled.put("orders", 0, 2)
+    with pytest.raises(NoArchive, match="name the URL to begin a new archive"):
+        filled.store.archive()
+    assert not list(url.iterdir())
+    url.rmdir()
+    mounted.rename(url)
+    assert filled.store.archive().messages == 2
+    url.rename(mounted)
+    assert filled.store.archive(str(url)).messages == len(filled.rows)
+
+
+def test_what_has_no_queues_begins_no_archive(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "store") as store:
+        store.archive(str(tmp_path / "archive"))
+        assert remembered(store.path).url == ""
 
 
 def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
