@@ -8,6 +8,7 @@ import threading
 import time
 from bisect import bisect_right
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -81,6 +82,8 @@ class Lot:
         self._ends: list[int] = []
         self._outcomes: list[Outcome] = []
         self._unique_keys: dict[int, str] = {}
+        self._under_way = threading.Lock()  # released when all is settled
+        self._under_way.acquire()
         self._turn = threading.Lock()
         self._watched: list[Sent] | None = []  # None when all is settled
 
@@ -107,6 +110,7 @@ class Lot:
             self._unique_keys = {row: key for row, key in enumerate(keys) if key}
         with self._turn:
             watched, self._watched = self._watched or (), None
+        self._pass_on()
         self.fields = []
         for each in watched:
             try:
@@ -128,6 +132,20 @@ class Lot:
     @property
     def is_settled(self) -> bool:
         return self._watched is None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Until all is settled, at most `timeout` seconds; whether it is. Holding nothing meanwhile that who settles
+        needs: a signal's handler may close the producer."""
+        try:
+            self._under_way.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+        finally:
+            if self.is_settled:
+                self._pass_on()
+        return self.is_settled
+
+    def _pass_on(self) -> None:
+        with suppress(RuntimeError):  # another one did
+            self._under_way.release()
 
     def outcome(self, row: int) -> PutResult | Failure:
         """What became of a message, when all is settled."""
@@ -172,8 +190,10 @@ class Sent(Future[PutResult]):
 
     def result(self, timeout: float | None = None) -> PutResult:
         """The message's `PutResult`; raises what it failed with, and `TimeoutError`. timeout: seconds."""
-        if self.is_watched or not self._lot.is_settled:
+        if self.is_watched:
             return super().result(timeout)
+        if not self._lot.wait(timeout):
+            raise TimeoutError
         outcome = self._lot.outcome(self.row)
         if isinstance(outcome, Failure):
             raise outcome.told(self._lot.topic, self.row)
