@@ -58,9 +58,9 @@ def golden(path: Path) -> Queues:
 
 def assert_same(ours: Queues, theirs: Queues) -> None:
     """Fails with the first few fields that differ, instead of with all messages."""
-    assert {name: (q.minimum, q.maximum) for name, q in ours.items()} == {
-        name: (q.minimum, q.maximum) for name, q in theirs.items()
-    }
+    bounds, expected = ({name: (q.minimum, q.maximum) for name, q in each.items()} for each in (ours, theirs))
+    differing = sorted(bounds.items() ^ expected.items())
+    assert bounds == expected, f"ours or RocketMQ's: {differing}"
     differences = [
         f"{name} @ {theirs_row['queueOffset']}: {column} is {ours_row[column]!r}, RocketMQ has {theirs_row[column]!r}"
         for name, queue in theirs.items()
