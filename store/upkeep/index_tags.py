@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,19 @@ from store.log.commit_log import CommitLog
 from store.read.query import message_at
 
 _ENTRIES = 256  # looked at together; whoever files tags files one for each message that has one
-_LOOKS = 16  # at so many: one message of traces has hundreds of keys, and no tag
+_RECORDS = 256  # looked at until one has a tag: one message of traces has hundreds of keys, and none
 
 
 def tags_are_filed(root: Path, config: StoreConfig) -> bool:
     """Whether the newest messages of the index that have a tag have it there; False without one, where none tells."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
+    looked = 0
     try:
-        for entries in islice(_newest_first(index), _LOOKS):
-            offsets = map(int, np.unique(entries["physical_offset"]))
+        for entries in _newest_first(index):
+            offsets = np.unique(entries["physical_offset"]).tolist()
             has = [is_filed for offset in offsets if (is_filed := _has_its_tag(log, entries, offset)) is not None]
-            if has:
+            looked += len(offsets)
+            if has or looked >= _RECORDS:
                 return any(has)
     except ConfigError:  # of other sizes than configured: whoever files a key says so
         pass
