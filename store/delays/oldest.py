@@ -10,7 +10,6 @@ from store.delays.delivered import delivered_behind
 from store.delays.levels import Levels
 from store.delays.progress import Progress
 from store.delays.timers import Timers
-from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
@@ -27,7 +26,7 @@ def oldest_waiting(
     """
     progress, delivered = Progress.read(root), np.empty(0, np.int64)
     ends = QueueEnds(confirm_offset, {})
-    if not is_brokers and any(map(Topics(root).queue_count, WAITING_TOPICS)):
+    if not is_brokers and any(map(queues.topics.queue_count, WAITING_TOPICS)):
         ends = QueueEnds.known(root, log, confirm_offset)
         confirm_offset = ends.at  # others may have noted more
     if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:

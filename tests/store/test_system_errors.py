@@ -173,7 +173,7 @@ def test_what_is_no_file_where_one_belongs_is_not_waited_for(path: Path, name: s
     else:
         path.joinpath(name).symlink_to("/dev/zero" if kind == "device" else "/nowhere/at/all")
     done = subprocess.run(
-        [sys.executable, "-c", USING, str(path)],
+        [sys.executable, "-W", "ignore", "-c", USING, str(path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -41,6 +41,7 @@ STORE: dict[str, Verb] = {
     "message_by_id": lambda it: it.message_by_id(ID),
     "min_offset": lambda it: it.min_offset("t", 0),
     "must_be_open": lambda it: it.must_be_open(),
+    "of_one_life": lambda it: it.of_one_life("t", 0, iter([])),
     "offset_by_time": lambda it: it.offset_by_time("t", 0, 0),
     "offsets": lambda it: it.offsets("t", 0),
     "put": lambda it: it.put(Message("t", b"x")),
