@@ -269,7 +269,8 @@ class Transactions:
         """
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
-            raise TransactionEnded(f"{self._store.path}: a transaction is given twice, and ends once")
+            ids = ", ".join(half.transaction_id for half in halves)
+            raise TransactionEnded(f"{self._store.path}: a transaction is given twice, and ends once; of {ids}")
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
             append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])

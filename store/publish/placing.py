@@ -12,12 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import CorruptSegment
 from store.format.record import Record, as_columns
 from store.format.records import Records
 from store.index.index_file import KeyColumn
 from store.log.commit_log import CommitLog, Stretches
-from store.log.consume_queue import MAKE_ANEW
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.publish.results import AppendResult, Where
 
@@ -48,11 +46,9 @@ class NextOffsets(dict[QueueName, int]):
         ends before what was given away.
         """
         queue = self._queues.of(*name)
-        found = queue.max_offset(self.confirm_offset)
+        found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
         if not found:
             self._queues.topics.must_not_be_deleted(name[0])
-        if found < (given := self._given.get(name, 0)):
-            raise CorruptSegment(f"{queue}: ends at {found}, but had {given} entries; {MAKE_ANEW}")
         self[name] = found
         return found
 

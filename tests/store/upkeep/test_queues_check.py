@@ -82,17 +82,21 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
     assert verify(path).findings == []
 
 
+def cleaned(path: Path) -> tuple[int, int]:
+    """The bounds of a queue in whose first file retention took a part of what it names."""
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    with MessageStore.open(path, config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(350)) for _ in range(36)])
+        store.clean(forced=True)
+        return store.offsets("t", 0)
+
+
 @pytest.mark.parametrize("which", ["one", "all"])
 def test_damaged_entries_of_records_that_retention_took(tmp_path: Path, which: str) -> None:
     """Nothing compares them with records, and readers take them for what makes the first one that is left uncertain."""
     path = tmp_path / "mq"
-    with MessageStore.open(
-        path, config=StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
-    ) as store:
-        store.create_topic("t", 1)
-        store.put_many([Message("t", bytes(350)) for _ in range(36)])
-        store.clean(forced=True)
-        first, end = store.offsets("t", 0)
+    first, end = cleaned(path)
     file = path / QUEUE / segment_name(first // 10 * 200)
     sound = file.read_bytes()
     before = first % 10 * 20
@@ -112,13 +116,7 @@ def test_damaged_entries_of_records_that_retention_took(tmp_path: Path, which: s
 @pytest.mark.parametrize("way", ["opened", "repaired"])
 def test_a_first_file_of_which_retention_took_a_part_is_lost(tmp_path: Path, way: str) -> None:
     path = tmp_path / "mq"
-    with MessageStore.open(
-        path, config=StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
-    ) as store:
-        store.create_topic("t", 1)
-        store.put_many([Message("t", bytes(350)) for _ in range(36)])
-        store.clean(forced=True)
-        first, end = store.offsets("t", 0)
+    first, end = cleaned(path)
     (path / QUEUE / segment_name(first // 10 * 200)).write_bytes(bytes(200))
     if way == "repaired":
         repair(path)
