@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CRASHES = "tests/device/test_crashes.py"
-DELETION = "tests/store/broker/test_deletion_in_use.py"
+DELETION = ("tests/store/broker/test_deletion_in_use.py", "tests/store/broker/test_killed_deletion.py")
 SYNCED = f"{CRASHES}::test_what_was_promised_is_there[SYNC_FLUSH]"
 
 
@@ -49,35 +49,35 @@ MUTANTS = [
         "store/publish/appender.py",
         "(known.confirm_offset, known.deletions) == (confirm, deletions)",
         "known.confirm_offset == confirm",
-        (DELETION,),
+        DELETION,
     ),
     Mutant(
         "a queue's files and end kept when its topic is deleted",
         "store/log/consume_queues.py",
         "if count != self._seen or count % 2:",
         "if False:",
-        (DELETION,),
+        DELETION,
     ),
     Mutant(
         "messages put into a topic that was deleted since they were made",
         "store/publish/placing.py",
         "        if not found:\n",
         "        if False:\n",
-        (DELETION,),
+        DELETION,
     ),
     Mutant(
         "a deletion that died, not finished before the next append",
         "store/publish/appender.py",
         "        if self._published_end.deletions % 2:\n",
         "        if False:\n",
-        (DELETION,),
+        DELETION,
     ),
     Mutant(
         "ends noted of queues that were deleted",
         "store/log/queue_ends.py",
         "if deleted.get(name[0], -1) >= self.at",
         "if False",
-        (DELETION,),
+        DELETION,
     ),
     Mutant(
         "the last bytes of an append not flushed",

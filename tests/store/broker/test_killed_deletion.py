@@ -1,0 +1,131 @@
+"""A process that deletes a topic is killed at any place, while others put into it, or a RocketMQ broker comes then."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from store import Message, MessageStore, StoreConfig
+from store.files.admin_files import read_json, write_json
+from store.files.reached import Reached
+from store.files.topics import Topics
+from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
+from store.upkeep.verify import verify
+from tests.end_to_end.test_kill import ROOT
+from tests.store.broker.dying_deleters import QUEUES, TOPIC
+from tests.takeover import broker
+
+CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=100)
+PLACES = int(os.environ.get("MQ_DELETION_KILLS", "1000"))  # at which a deletion is killed, at most: until it survives
+WRITERS = 2
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mq"
+
+
+def said(path: Path) -> dict[int, tuple[int, int, bytes]]:
+    """Log offset to queue, queue offset, and body of what was acknowledged."""
+    lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {int(at): (int(queue), int(offset), body.encode()) for at, queue, offset, body in lines}
+
+
+@pytest.fixture
+def programs() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    with ExitStack() as stack:
+
+        def start(*arguments: object, **how: object) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "tests.store.broker.dying_deleters", *map(str, arguments)]
+            program = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True, **how)  # type: ignore[call-overload]
+            stack.callback(program.wait)
+            stack.callback(program.kill)
+            return program
+
+        yield start
+
+
+def test_killed_at_any_place_while_others_put(
+    path: Path, tmp_path: Path, programs: Callable[..., subprocess.Popen[str]]
+) -> None:
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.create_topic(TOPIC, QUEUES)
+        store.commit_offsets("g", TOPIC, {0: 1})
+    files = [tmp_path / str(number) for number in range(WRITERS)]
+    writers = [programs(path, "put", file.name, stdout=file.open("w")) for file in files]
+    deleter, ends = programs(path, "delete", stdout=subprocess.PIPE), []
+    assert deleter.stdin is not None
+    assert deleter.stdout is not None
+    while len(ends) < PLACES and 0 not in ends:
+        deleter.stdin.write(f"{len(ends)}\n")
+        deleter.stdin.flush()
+        status = int(deleter.stdout.readline())
+        ends += [status] if status <= 0 else []
+    assert set(ends[:-1]) <= {-9}
+    assert PLACES < 1000 or len(ends) > 10
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.close()
+        assert writer.wait() == 0
+    assert verify(path).findings == []
+    assert not (path / DELETED_DIR).exists()
+    deleted = Topics(path).deletions()[TOPIC]
+    acknowledged = {at: where for file in files for at, where in said(file).items()}
+    left = {(queue, offset): body for at, (queue, offset, body) in acknowledged.items() if at >= deleted}
+    assert len(left) == len({at for at in acknowledged if at >= deleted})
+    for file in (PUBLISHED_END_FILE, "nothing"):
+        (path / file).unlink(missing_ok=True)  # so that all is made anew from the log; or not
+        with MessageStore.open(path) as store:
+            found = dict[tuple[int, int], bytes]()
+            if TOPIC in store.topics():
+                assert store.consumer_offset("g", TOPIC, 0) == 0
+                for queue in range(QUEUES):
+                    scanned = store.scan(TOPIC, queue, *store.offsets(TOPIC, queue), ["queueOffset", "body"])
+                    rows = [row for batch in scanned for row in batch.to_pylist()]
+                    assert [row["queueOffset"] for row in rows] == list(range(len(rows)))
+                    found |= {(queue, row["queueOffset"]): row["body"] for row in rows}
+            assert found == left
+
+
+def test_a_broker_that_comes_when_a_deletion_was_killed_leaves_no_group_behind_what_it_puts(
+    path: Path, tmp_path: Path, programs: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """It knows nothing of ours: it lists a topic of that name again, whatever the dead one had not done yet."""
+    deleter = programs(path, "delete", stdout=subprocess.PIPE)
+    assert deleter.stdin is not None
+    assert deleter.stdout is not None
+    looked = 0
+    for number in itertools.count():
+        with MessageStore.open(path, config=CONFIG) as store:
+            store.create_topic("other", 1)
+            store.create_topic(TOPIC, QUEUES)
+            store.put_many([Message(TOPIC, b"old", queue_id=n % QUEUES) for n in range(14)])
+            store.commit_offsets("g", TOPIC, {0: 7, 1: 7})
+        (path / "producers" / "p").mkdir(parents=True, exist_ok=True)
+        Reached({TOPIC: 14}, 0, was_open=False).write(path / "producers" / "p")
+        deleter.stdin.write(f"{number}\n")
+        deleter.stdin.flush()
+        if deleter.stdout.readline() == "0\n":
+            break
+        content = read_json(path / TOPICS_FILE)
+        if TOPIC in content["topicConfigTable"] or not (path / DELETED_DIR).exists():
+            continue
+        taken = shutil.copytree(path, tmp_path / str(number))
+        del content["deletedTopics"]
+        write_json(taken / TOPICS_FILE, content)
+        with broker(taken) as theirs:
+            theirs.create_topic(TOPIC, QUEUES)
+            first, *_ = theirs.put_many([Message(TOPIC, b"new", queue_id=n) for n in range(QUEUES)])
+        with MessageStore.open(taken) as store:
+            assert (store.consumer_offset("g", TOPIC, 0) or 0) <= first.queue_offset
+        assert first.queue_offset or TOPIC not in Reached.read(taken / "producers" / "p").sequences
+        looked += 1
+    assert looked > 10
