@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,7 +34,14 @@ from store.errors import (
 from store.files.atomic import make_directory, open_file, read_file, write_file
 from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings, with_settings
 from store.files.topics import Topics
-from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, CONFIG_DIR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.format.layout import (
+    ARCHIVED_FILE,
+    COMMIT_LOG_DIR,
+    CONF_FILE,
+    CONFIG_DIR,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+)
 from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW
@@ -189,14 +197,15 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """In the store's own settings, which keep whatever else they say; not what is secret in a URL. Where they name
-        another URL already, this one was a copy."""
-        own = _own_settings(self._root)
-        if own.get("archive") and not self.is_remembered():
+        """In the store's own settings, which keep whatever else they say, and beside them; not what is secret in a URL.
+        Where they name another URL already, this one was a copy."""
+        if _own_settings(self._root).get("archive") and not self.is_remembered():
             return
         values = {"brokerName": self._broker, "archive": _plain(self.url), "archiveTopics": ",".join(self._names)}
-        if any(own.get(name, "") != value for name, value in values.items()):
-            _write_settings(self._root, values)
+        for path in (self._root / CONF_FILE, self._root / ARCHIVED_FILE):
+            said = _settings(path)
+            if any(said.get(name, "") != value for name, value in values.items()):
+                _write_settings(path, values)
 
 
 def _must_be_outside_stores(url: str) -> None:
@@ -276,15 +285,32 @@ def _is_system(topic: str) -> bool:
 
 
 def _own_settings(root: Path) -> dict[str, Any]:
+    """A file of settings that was lost, or is older than the archive, would let `clean` delete what is not archived: so
+    what was noted beside it stands in, with a warning."""
+    own = _settings(root / CONF_FILE)
+    if own.get("archive") or not (noted := _settings(root / ARCHIVED_FILE)).get("archive"):
+        return own
+    warnings.warn(
+        f"{root / CONF_FILE}: names no archive, though this store archives to {noted['archive']}, as {ARCHIVED_FILE} "
+        f"says, which stands in. Restore it from a copy, or add the lines of {root / ARCHIVED_FILE}; delete that one "
+        "if the store is to archive nowhere any more",
+        stacklevel=3,
+    )
+    return own | noted
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    return read_settings(path) if _text(path) else {}
+
+
+def _text(path: Path) -> bytes:
+    """What a file of settings holds; b"" without one, or where a crash left it empty or zeros."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        return read_settings(root / CONF_FILE)
-    return {}
-
-
-def _write_settings(root: Path, values: Mapping[str, str]) -> None:
-    """These in the place of what the file says of them; the rest stays as it is."""
-    path = root / CONF_FILE
-    text = b""
-    with suppress(FileNotFoundError):
         text = read_file(path, MAX_BYTES)
-    write_file(path, with_settings(text, values))
+        return text if text.strip(b"\0 \t\r\n") else b""
+    return b""
+
+
+def _write_settings(path: Path, values: Mapping[str, str]) -> None:
+    """These in the place of what the file says of them; the rest stays as it is."""
+    write_file(path, with_settings(_text(path), values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,34 @@ def test_what_has_no_queues_begins_no_archive(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "store") as store:
         store.archive(str(tmp_path / "archive"))
         assert remembered(store.path).url == ""
+
+
+@pytest.mark.parametrize("how", ["lost", "empty", "zeros", "older"])
+def test_settings_that_do_not_say_any_more_where_it_archives(filled: Filled, tmp_path: Path, how: str) -> None:
+    """What is not archived was cleaned away without a word, and readers began where the store does."""
+    conf = Path(filled.path) / "config/store.conf"
+    older = {"lost": None, "empty": b"", "zeros": bytes(700), "older": conf.read_bytes()}[how]
+    filled.put("orders", 0, 300, 1000)
+    filled.store.archive(str(tmp_path / "archive"), topics=["orders"])
+    assert filled.store.clean(forced=True).log
+    filled.put("orders", 0, 300, 1000)
+    filled.store.close()
+    conf.unlink() if older is None else conf.write_bytes(older)
+    said = "names no archive, though this store archives to .* Restore it from a copy, or add the lines of"
+    with pytest.warns(UserWarning, match=said), address_at(filled.path).open() as log:
+        assert log.bounds([Queue("orders", 0)]) == {("orders", 0): (0, 603)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        store = MessageStore.open(filled.path)
+    with store:
+        with pytest.warns(UserWarning, match=said):
+            assert store.clean(forced=True).log == []
+        with pytest.warns(UserWarning, match=said):
+            assert store.archive().messages == 300
+        assert store.clean(forced=True).log
+    assert remembered(Path(filled.path)) == (str(tmp_path / "archive"), ("orders",))
+    with MessageStore.open(filled.path, read_only=True) as store:
+        assert store.config.archive == str(tmp_path / "archive")
 
 
 def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
