@@ -18,7 +18,7 @@ import numpy as np
 from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopic, UnsupportedStore
 from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
-from store.files.atomic import make_folder, sync_directory
+from store.files.atomic import make_folder, make_root, sync_directory
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked
@@ -108,7 +108,7 @@ def _must_be_free(path: Path) -> None:
 @contextmanager
 def _alone(unfinished: Path) -> Iterator[None]:
     """With an empty directory that nobody else fills. Raises `StoreLocked`."""
-    unfinished.mkdir(parents=True, exist_ok=True)
+    make_root(unfinished)
     fd = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -30,7 +30,7 @@ from store.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetL
 from store.format.layout import CQ_ENTRY
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
-from store.publish.flusher import telling_all
+from store.publish.flusher import flush_log, telling_all
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
@@ -189,6 +189,7 @@ class Archiving:
         begin, end = self._stretch
         if begin < end:
             segments = self._log.opened_again().segments
+            flush_log(segments.directory.parent)  # what is before, too: a recovery ends at the first hole
             with telling_all(segments.directory.parent):
                 with suppress(OffsetLost):  # to retention
                     segments.flush(begin, end)

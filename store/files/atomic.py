@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -96,6 +96,16 @@ def make_folder(path: Path) -> None:
         _follow(fd, path.parent, _FOLDER_RIGHTS)
     finally:
         os.close(fd)
+
+
+def make_root(path: Path) -> None:
+    """Make a folder, and those above it that are missing, with the rights that the system gives; their names are on the
+    device when this returns."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        with suppress(PermissionError):  # one may pass through a directory without the right to read it
+            sync_directory(folder.parent)
 
 
 def _follow(fd: int, directory: Path, rights: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import ConfigError, CorruptSegment, NotAStore
-from store.files.atomic import make_directory, make_folder, read_file, sync_directory, write_file
+from store.files.atomic import make_directory, make_folder, make_root, read_file, sync_directory, write_file
 from store.files.checkpoint import create_checkpoint, read_checkpoint
 from store.files.config import MAX_BYTES, REMEMBERED, SIZES, StoreConfig, read_settings, with_settings
 from store.files.kinds import refuse_kinds
@@ -89,7 +89,7 @@ class Directory:
                 f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
                 "and no store; name a new or an empty directory"
             )
-        self.root.mkdir(parents=True, exist_ok=True)  # whose rights are for the user to choose
+        make_root(self.root)  # whose rights are for the user to choose
         make_folder(self.root / COMMIT_LOG_DIR)
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:

@@ -7,11 +7,14 @@ import random
 import shutil
 from pathlib import Path
 
+import pytest
+
 from store import Message, MessageStore
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.archive.objects import Directory
 from store.read.filters import EVERYTHING
+from store.restoring import restore as restore_store
 from tests.device.disk import Disk, restore
 from tests.device.life import small
 from tests.device.recorder import Recorder
@@ -50,6 +53,47 @@ def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
             store.archive(str(tmp_path / "copy"))
         shutil.rmtree(tmp_path / "copy")
         shutil.rmtree(tmp_path / "crash")
+
+
+def test_what_recovery_needs_to_get_to_what_is_archived_is_there_too(tmp_path: Path) -> None:
+    """Records of other topics, in segments before: the log ends at the first that a crash took."""
+    recorder = Recorder(tmp_path / "live")
+    with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
+        for topic in ("before", "t"):
+            store.create_topic(topic, 1)
+        store.put_many([Message("before", bytes(900))] * 30)
+        store.put_many([Message("t", bytes(900))] * 3)
+        store.archive(str(tmp_path / "archive"), topics=["t"])
+        changes = recorder.changes[: recorder.look()]
+    for number in range(CUTS):
+        chance = random.Random(number)
+        restore(up_again(Disk({}, changes, chance).after_power_loss(chance)), tmp_path / f"crash{number}")
+        with MessageStore.open(tmp_path / f"crash{number}" / STORE) as store:
+            assert store.max_offset("t", 0) == 3
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_store_in_folders_that_were_not_there(tmp_path: Path, *, is_restored: bool) -> None:
+    config = small("SYNC_FLUSH")
+    with MessageStore.open(tmp_path / STORE, config=config) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"archived"))
+        store.archive(str(tmp_path / "archive"))
+    (tmp_path / "live").mkdir()
+    recorder, path = Recorder(tmp_path / "live"), tmp_path / "live" / "new" / "folder" / STORE
+    with recorder.recording():
+        if is_restored:
+            restore_store(ArchiveAddress(str(tmp_path / "archive")), path, config=config)
+        else:
+            with MessageStore.open(path, config=config) as store:
+                store.create_topic("t", 1)
+                store.put(Message("t", b"flushed"))
+        changes = recorder.changes[: recorder.look()]
+    for number in range(CUTS):
+        chance = random.Random(number)
+        restore(Disk({}, changes, chance).after_power_loss(chance), tmp_path / f"crash{number}")
+        with MessageStore.open(tmp_path / f"crash{number}" / "new" / "folder" / STORE, create=False) as store:
+            assert store.max_offset("t", 0) == 1
 
 
 def test_a_new_archive_is_on_the_device_with_the_folders_above_it(tmp_path: Path) -> None:
