@@ -83,7 +83,12 @@ def waiting(records: Records, waits: Waits, encoding: Encoding) -> Records:
     view.measure_topics()
     topics = texts([topic for topic, _ in records.destinations]).take(arrow(records.queues))
     queue_ids = np.array([queue_id for _, queue_id in records.destinations], np.int64)[records.queues]
-    (made,) = Copies.of(view).records(waiting_places(Places(topics, queue_ids), waits), encoding)
+    copies, places = Copies.of(view), waiting_places(Places(topics, queue_ids), waits)
+    kept = {  # who does not wait keeps a property of such a name
+        name: pc.if_else(pc.equal(values, constant("")), copies.value(name), values)
+        for name, values in places.properties.items()
+    }
+    (made,) = copies.records(places._replace(properties=kept), encoding)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -122,17 +123,16 @@ class Index:
 
         times_from: log offset from which on store times ascend; what files say of times before it may hide records.
         """
-        wanted = key_hash(topic, key)
+        wanted, headers = key_hash(topic, key), {}
         for name in reversed(self.names()):
-            try:
-                file = self.file(name)
-            except FileNotFoundError:  # retention was faster
-                continue
-            header = file.header()
-            if header["begin_offset"] < times_from:
-                yield from file.candidates(wanted, 0, END_OF_TIME)
-            elif header["begin_timestamp"] <= end and header["end_timestamp"] >= begin:
-                yield from file.candidates(wanted, begin, end)
+            with suppress(FileNotFoundError):  # retention was faster
+                headers[name] = self.file(name).header()
+        # A broker whose clock was set back gives a file a name that is not behind those before it.
+        for name, header in sorted(headers.items(), key=lambda item: -item[1]["begin_offset"]):
+            is_ever = header["begin_offset"] < times_from or (begin, end) == (0, END_OF_TIME)  # whatever damage says
+            if is_ever or (header["begin_timestamp"] <= end and header["end_timestamp"] >= begin):
+                with suppress(FileNotFoundError):
+                    yield from self.file(name).candidates(wanted, *((-math.inf, math.inf) if is_ever else (begin, end)))
 
     def has(self, physical_offset: int, name: str) -> bool:
         """Whether a key of the record at this log offset is filed, probably in file `name`. Raises `ConfigError`."""

@@ -154,7 +154,7 @@ class IndexFile:
         self.write_header(header)
         table.set(heads, numbers[np.append(starts[1:], count) - 1])
 
-    def candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
+    def candidates(self, wanted: int, begin: float, end: float) -> Iterator[int]:
         """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded).
 
         Those behind `next_entry` included: a broker names an entry in its slot before it counts it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_a_list_of_messages(tmp_path: Path, count: int) -> None:
                 assert due == found.store_timestamp + SCHEDULE_DELAYS_MS[row.delay_level - 1]
         assert store.topics()[SCHEDULE_TOPIC] == LEVELS
     assert verify(tmp_path).findings == []
+
+
+def test_who_does_not_wait_keeps_properties_of_a_name_that_those_have_who_wait(tmp_path: Path) -> None:
+    own = {"REAL_TOPIC": "x", "REAL_QID": "7", "TIMER_OUT_MS": "1", "mine": "y"}
+    later = int(time.time() * 1000) + 100_000
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        waiting = [Message("t", b"", delay_level=1), Message("t", b"", deliver_at=later)]
+        store.put_many([Message("t", b"", properties=own), *waiting, Message("t", b"")])
+        assert [message.properties for message in all_of(store, "t")] == [own, {}]
+        assert [message.properties["REAL_TOPIC"] for message in all_of(store, SCHEDULE_TOPIC)] == ["t"]
 
 
 def test_a_table(tmp_path: Path) -> None:

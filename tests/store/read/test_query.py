@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import Boundary
+from store.any_log import Boundary, QueueRange
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.read.query import message_at, messages_with_key, offset_of_id
@@ -73,6 +74,48 @@ def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
         assert golden.with_key(row, key, begin=time, end=time) == [row["physicalOffset"]]
         assert golden.with_key(row, key, begin=time + 1) == []
         assert golden.with_key(row, key, end=time - 1) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("begin_timestamp", -1 << 60), ("begin_timestamp", 1 << 62), ("end_timestamp", -1)]
+)
+def test_damaged_times_of_an_index_file_hide_no_key(tmp_path: Path, field: str, value: int) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(maxHashSlotNum=50, maxIndexNum=100)) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"", keys=("k",)) for _ in range(3)])
+    (file,) = (tmp_path / "index").iterdir()
+    with open(file, "r+b") as header:
+        header.seek(field_offset(INDEX_HEADER, field))
+        header.write(value.to_bytes(8, "big", signed=True))
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        assert len(store.query("t", "k")) == 3
+        assert store.with_keys([QueueRange("t", 0, 0, 3)], ["k"]) == [QueueRange("t", 0, 0, 3)]
+
+
+@pytest.mark.parametrize("offset", [0, 4000, 1 << 20, 1 << 40])
+def test_a_message_whose_entry_is_damaged_is_told_of_also_the_first(tmp_path: Path, offset: int) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=64 << 10, maxHashSlotNum=50)) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"", keys=(f"k{n}",)) for n in range(300)])
+    with open(tmp_path / "consumequeue" / "t" / "0" / f"{0:020d}", "r+b") as entries:
+        entries.write((offset + 7).to_bytes(8, "big"))
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        assert len(store.query("t", "k1")) == 1
+        with pytest.raises(CorruptRecord):
+            store.query("t", "k0")
+
+
+def test_the_newest_are_those_of_the_log_whatever_a_broker_called_the_files_of_its_index(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=StoreConfig(maxHashSlotNum=50, maxIndexNum=11)) as store:
+        store.create_topic("t", 1)
+        for _ in range(30):
+            store.put(Message("t", b"", keys=("k",)))
+    names = sorted((tmp_path / "index").iterdir())
+    names[1].rename(names[0].with_name("20000101000000000"))  # its clock was set back
+    (tmp_path / "watermark").unlink()
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        assert [message.queue_offset for message in store.query("t", "k", 12)] == list(range(18, 30))
+        assert [message.queue_offset for message in store.query("t", "k", 22)] == list(range(8, 30))
 
 
 def test_what_is_not_published_is_not_found(golden: Golden) -> None:
