@@ -2,17 +2,19 @@
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
-An owner is a streaming query or, for other writes, "batch"; a run is one attempt of Spark's at one write, which for a
-query begins with the number of its batch. Whoever commits for a query deletes its runs of this batch and of those
-before, never of those behind it, for a driver that was killed may be late; and of the others those that nobody touched
-for `RETENTION_SECONDS`. A file need not outlive the machine: what is not committed is run again. On
-an object store files are objects; tasks and driver have them on their own disks while they write and read them.
+An owner is a streaming query, with its producerGroup where it has one, or, for other writes, "batch"; a run is one
+attempt of Spark's at one write, which for a query begins with the number of its batch. Folders of any other name are
+not ours. Whoever commits for a query deletes its runs of this batch and of those before, never of those behind it, for
+a driver that was killed may be late; and of the others those that nobody touched for `RETENTION_SECONDS`. A file need
+not outlive the machine: what is not committed is run again. On an object store files are objects; tasks and driver have
+them on their own disks while they write and read them.
 
 Where a run is over its folder is gone, and a task that Spark has given up, but that still lives, cannot write any more.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,6 +28,8 @@ from pyspark_mq.shared_folders import GONE, shared_folders
 RETENTION_SECONDS = 7 * 24 * 3600.0
 BATCH = "batch"
 
+_OWNER = rf"{BATCH}|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}(-[^.]+)?"
+_OURS = re.compile(rf"({_OWNER})\.([0-9]{{19}}-)?[0-9a-f]{{32}}|[0-9a-f]{{32}}{re.escape(GONE)}")
 _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has messages of one topic
 
 
@@ -94,8 +98,12 @@ class Staging:
             whose, _, which = folder.rpartition(".")
             with suppress(OSError):  # somebody else deletes it; or it stays until the next time
                 mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which.endswith(run)
-                if mine or folder.endswith(GONE) or max(self._folders.files(folder).values(), default=oldest) < oldest:
+                if mine or (_OURS.fullmatch(folder) and self._is_over(folder, oldest)):
                     self._folders.remove(folder)
+
+    def _is_over(self, folder: str, oldest: float) -> bool:
+        """Whether nobody touched it since `oldest` (seconds since 1970), or somebody was deleting it."""
+        return folder.endswith(GONE) or max(self._folders.files(folder).values(), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
         """Their folders; the notes of a log without a directory lie beside them."""

@@ -79,24 +79,42 @@ def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
 
 def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where files cannot be made older young ones are taken for old."""
-    staging = begun(place, "batch", "1")
-    staging.write("batch", "1", "0-0", [("a", batch("1"))])
+    run = uuid4().hex
+    staging = begun(place, "batch", run)
+    staging.write("batch", run, "0-0", [("a", batch("1"))])
     staging.forget("q", "3")
-    assert shared_folders(place).folders() == ["batch.1"]
+    assert shared_folders(place).folders() == [f"batch.{run}"]
     monkeypatch.setattr("pyspark_mq.sink.staging.RETENTION_SECONDS", -3600.0)
     staging.forget("q", "3")
     assert shared_folders(place).folders() == []
 
 
 def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> None:
-    begun(tmp_path, "batch", "1")
-    staging = begun(tmp_path, "batch", "2")
-    paths = [Path(staging.write("batch", run, "0-0", [("a", batch("1"))])[0]) for run in "12"]
+    runs = [uuid4().hex, run_of_batch(1, uuid4().hex), run_of_batch(1, uuid4().hex)]
+    owners = ["batch", str(uuid4()), f"{uuid4()}-a-group"]
+    paths = []
+    for owner, run in zip(owners, runs, strict=True):
+        staging = begun(tmp_path, owner, run)
+        paths.append(Path(staging.write(owner, run, "0-0", [("a", batch("1"))])[0]))
     old = time.time() - RETENTION_SECONDS - 60
-    for path in (paths[0], paths[0].parent, paths[1].parent):  # the second has a file that is young
+    for path in (*paths[1:], *(path.parent for path in paths)):  # the first has a file that is young
         os.utime(path, (old, old))
     staging.forget("q", "3")
-    assert [path.exists() for path in paths] == [False, True]
+    assert [path.exists() for path in paths] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", [".ssh", "project.v1", "2025.gone", "image.0123456789abcdef0123456789abcdef"])
+def test_what_is_not_ours_stays_however_old(tmp_path: Path, name: str) -> None:
+    """stagingPath may be a directory that has other things in it."""
+    theirs = tmp_path / name / "file"
+    theirs.parent.mkdir()
+    theirs.write_text("theirs")
+    old = time.time() - RETENTION_SECONDS - 60
+    for path in (theirs, theirs.parent):
+        os.utime(path, (old, old))
+    staging = begun(tmp_path, "batch", uuid4().hex)
+    staging.forget("batch", uuid4().hex)
+    assert theirs.exists()
 
 
 def test_a_failing_task_raises_its_own_error(place: str) -> None:
@@ -124,7 +142,7 @@ def test_a_task_that_lives_longer_than_its_run_writes_no_more(place: str) -> Non
 
 
 def test_what_a_killed_driver_was_deleting_is_deleted(tmp_path: Path) -> None:
-    staging = begun(tmp_path, "0123456789abcdef", "gone")
+    staging = begun(tmp_path, "0123456789abcdef0123456789abcdef", "gone")
     staging.forget("batch", "2")
     assert list(tmp_path.iterdir()) == []
 
