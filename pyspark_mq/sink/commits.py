@@ -143,7 +143,7 @@ class Commits:
             )
         if mark is not None and (mark.batch < batch.number or mark.rows == {}):
             self._must_follow(mark, batch)
-            return False
+            return mark.batch < batch.number and self._is_recorded(batch.number, mark.since)  # the file is an older one
         if not self._was_written(mark, batch.number):
             if mark is None and batch.consecutive and batch.number > 0:
                 _log.warning(
@@ -247,7 +247,10 @@ class Commits:
         have made other rows of it, or none. Raises `CommitError`.
         """
         mark = self._read()
-        rows, plan = (batch.rows or None, "") if mark is None else (mark.rows, mark.plan)
+        if mark is None or mark.batch < batch.number:
+            rows, plan = batch.rows or None, ""
+        else:
+            rows, plan = mark.rows, mark.plan
         self._note(replace(batch, plan=plan or batch.plan), rows, written=True)
 
     def _is_recorded(self, batch: int, since: int) -> bool:

@@ -76,6 +76,20 @@ def test_a_stream_notes_batches_without_rows_so_that_one_that_is_missing_is_told
     assert store.max_offset("orders", 0) == store.max_offset(COMMITS_TOPIC, 0) == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"producerGroup": "copier"}])
+def test_a_batch_that_comes_again_where_the_note_is_an_older_one(store: MessageStore, options: dict[str, str]) -> None:
+    """Put back from a backup: the record beside the rows tells."""
+    mark = Path(store.path, "commits", QUERY, "mark.json")
+    commit(store, staged(store, 6, "a"), **options)
+    older = mark.read_bytes()
+    commit(store, staged(store, 7, "b"), **options)
+    mark.write_bytes(older)
+    commit(store, staged(store, 7, "b", run="2"), **options)
+    commit(store, staged(store, 7, "b", run="3"), **options)
+    commit(store, staged(store, 8, "c", run="3"), **options)
+    assert store.max_offset("orders", 0) == 3
+
+
 def test_writes_in_foreach_batch_may_leave_batches_out(store: MessageStore) -> None:
     for number, *bodies in ((0,), (3, "a"), (4,), (7, "b"), (7,)):
         commit(store, staged(store, number, *bodies), producerGroup="copier")
