@@ -98,6 +98,7 @@ class RealTimeStreamReader(MqStreamReader):
 
     def _next_epoch(self, offset: StreamOffset, before: EpochOffset | None) -> dict[str, Any] | None:
         """The batch after `offset`; None while no queue is subscribed."""
+        self._must_start(offset)
         self._tell(offset)
         if not self._take(self._options.hold_timeout_seconds):
             return None

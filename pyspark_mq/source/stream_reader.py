@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_mq.errors import OptionError
+from pyspark_mq.errors import MqSourceError, OptionError
 from pyspark_mq.offsets.checkpoint import BatchStart, StreamOffset, batch_ranges, begin_batch
 from pyspark_mq.offsets.losses import Case, Loss, lose
 from pyspark_mq.offsets.positions import to_json
@@ -44,6 +44,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._start = options.stream_start()
         self._range_reader = RangeReader(options, schema)
+        self._no_start: MqSourceError | None = None  # why a new query cannot start
         self._target: Positions | None = None  # where Trigger.AvailableNow ends
         self._bounds: dict[Queue, Bounds] = {}  # as last seen
         self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
@@ -53,9 +54,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered = -math.inf  # when the last batch was, time.monotonic(); the first one comes at once
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts. Spark may ask again: what counts is the pin in the first end offset."""
-        positions = self._queues.resolve("startingOffsets", self._start, self._queues.bounds_of_all())
-        return StreamOffset(positions, starts=positions).to_json()
+        """Where a new query starts. Spark may ask again: what counts is the pin in the first end offset.
+
+        So it does when the first batch is to be run again, and queues came or went meanwhile: what is wrong with the
+        start is raised only when a batch is planned from there.
+        """
+        positions: Positions = {}
+        try:
+            positions = self._queues.resolve("startingOffsets", self._start, self._queues.bounds_of_all())
+        except MqSourceError as error:
+            self._no_start = error
+        return StreamOffset(positions, starts=positions, last=self._log.fingerprints(positions)).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = ends(self._queues.bounds())
@@ -67,9 +76,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself when there is nothing new after holding for an arrival.
 
-        Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`, `QueuesTaken`.
+        Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`, `CheckpointError`, `QueuesTaken`, and
+        `OptionError` for a start that cannot be.
         """
         offset = self._offset(start)
+        self._must_start(offset)
         self._tell(offset)
         once = isinstance(limit, ReadAllAvailable)
         waits = not once and self._target is None
@@ -129,6 +140,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = StreamOffset.from_json(json_)
         self._parsed = [*self._parsed[-1:], (json_, offset)]
         return offset
+
+    def _must_start(self, offset: StreamOffset) -> None:
+        """Raises what is wrong with where a new query starts, where `offset` is that."""
+        if self._no_start is not None and not offset.next:
+            raise self._no_start
 
     def _least(self) -> int:
         """How many messages the next batch has at least."""

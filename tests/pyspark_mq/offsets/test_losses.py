@@ -17,11 +17,11 @@ from pyspark_mq.source.queues import Queues
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
-from store.any_log import Bounds, Queue, QueueRange
+from store.any_log import BATCH_ROWS, Bounds, Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.local import LocalLog
 from tests.filled import Filled
-from tests.pyspark_mq.source.test_stream_reader import EARLIEST, latest, reader, rows
+from tests.pyspark_mq.source.test_stream_reader import EARLIEST, first_batch, latest, reader, rows
 
 A0 = Queue("a", 0)
 HAS = Bounds(10, 20)
@@ -166,7 +166,7 @@ def test_expired_before_a_start(filled: Filled, fail: bool) -> None:
     start = {"startingOffsets": '{"orders": {"0": 1, "1": -1}}', "failOnDataLoss": str(fail)}
     if fail:
         with pytest.raises(DataLossError, match=rf"^startingOffsets: orders/0 \[1, {first}\) is lost: the queue's f"):
-            reader(filled, **start).initialOffset()
+            first_batch(reader(filled, **start))
     else:
         assert reader(filled, **start).initialOffset()["orders"] == {"0": first, "1": 6}
 
@@ -358,13 +358,13 @@ def test_unseen(filled: Filled) -> None:
 def test_missing_from_the_start(filled: Filled, fail: str) -> None:
     it = reader(filled, subscribe="orders,payments", failOnDataLoss=fail)
     with pytest.raises(SubscriptionError, match="The log has no payments; it has orders"):
-        it.initialOffset()
+        first_batch(it)
 
 
 def test_not_yet(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     start = {"startingOffsets": '{"orders": {"0": 99, "1": 1}}'}
     with pytest.raises(OptionError, match="says 99 for orders/0, and its next message will be 3"):
-        reader(filled, **start).initialOffset()
+        first_batch(reader(filled, **start))
     assert reader(filled, **start, failOnDataLoss="false").initialOffset()["orders"] == {"0": 3, "1": 1}
     assert "Data loss" not in caplog.text
     assert "Going on because failOnDataLoss is false: startingOffsets says 99" in caplog.text

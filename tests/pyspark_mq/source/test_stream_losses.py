@@ -19,6 +19,7 @@ from store.any_log import Bounds, Fingerprints, Positions, Queue
 from store.broker.deletion import delete_topic
 from store.local import LocalAddress, LocalLog
 from tests.filled import Filled
+from tests.pyspark_mq.offsets.test_losses import recreate
 from tests.pyspark_mq.source.test_stream_reader import EARLIEST, bare, latest, ranges, reader
 
 
@@ -114,6 +115,17 @@ def test_a_batch_is_not_run_again_from_a_queue_that_is_another_now(filled: Fille
             ranges(reader(filled), start, end)
         accepting = reader(filled, failOnDataLoss="false")
         assert ranges(accepting, start, end) == ["orders/0 [0, 3)", "orders/1 [0, 5)"]
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_made_anew_while_a_query_waits_that_began_at_the_latest_offset(filled: Filled, count: int) -> None:
+    """It has read nothing, and would pass over what the topic has by then."""
+    it = reader(filled)
+    end = latest(it, it.initialOffset())
+    recreate(filled, count)
+    with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+        latest(it, end)
+    assert ranges(it, end, latest(reader(filled, failOnDataLoss="false"), end))[0] == f"orders/0 [0, {count})"
 
 
 def test_a_topic_that_is_deleted_and_created_while_the_query_runs(filled: Filled) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mq.errors import DataLossError, OptionError, SubscriptionError
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import MessageStore
@@ -42,6 +43,10 @@ def bare(offset: dict[str, Any]) -> dict[str, Any]:
 
 def latest(it: MqStreamReader, start: dict[str, Any]) -> dict[str, Any]:
     return it.latestOffset(start, it.getDefaultReadLimit())
+
+
+def first_batch(it: MqStreamReader) -> dict[str, Any]:
+    return latest(it, it.initialOffset())
 
 
 def ranges(it: MqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
@@ -172,7 +177,7 @@ def test_a_start_where_a_group_stands_of_a_topic_that_was_created_anew(
     filled.store.commit_offsets("readers", "orders", {0: 9})  # as a backup of config/ may have it
     options = {"consumerGroup": "readers", "startingOffsets": "group"}
     with pytest.raises(OptionError, match=r"startingOffsets says 9 for orders/0, and its next message will be 3\. Was"):
-        reader(filled, **options).initialOffset()
+        first_batch(reader(filled, **options))
     assert reader(filled, failOnDataLoss="false", **options).initialOffset()["orders"] == {"0": 3, "1": 0}
     assert "startingOffsets says 9 for orders/0" in caplog.text
 
@@ -185,7 +190,7 @@ def test_a_start_where_a_group_stands_that_retention_overtook(filled: Filled, ca
     assert first > 3
     options = {"consumerGroup": "readers", "startingOffsets": "group"}
     with pytest.raises(DataLossError, match=rf"startingOffsets: orders/0 \[1, {first}\) is lost: the queue's first"):
-        reader(filled, **options).initialOffset()
+        first_batch(reader(filled, **options))
     assert reader(filled, failOnDataLoss="false", **options).initialOffset()["orders"]["0"] == first
     assert f"orders/0 [1, {first}) is lost" in caplog.text
 
@@ -218,6 +223,21 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
     assert moved != start
     assert ranges(replayed, moved, end) == ranges(it, start, end) == ["orders/0 [3, 7)"]
     assert ranges(replayed, end, latest(replayed, end)) == ["orders/0 [7, 16)"]
+
+
+@pytest.mark.parametrize("kind", [MqStreamReader, RealTimeStreamReader])
+def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, kind: type[MqStreamReader]) -> None:
+    """Spark asks again where to start, and now the option leaves out a queue."""
+    options = {"path": filled.path, "subscribe": "orders", "holdTimeoutMs": "0"}
+    parsed = SourceOptions.parse({**options, "startingOffsets": '{"orders": {"0": 1, "1": 2}}'})
+    it, replayed, new = (kind(parsed, default_schema(False)) for _ in range(3))
+    end = first_batch(it)
+    filled.store.create_topic("orders", 3)
+    filled.put("orders", 2, 4)
+    assert ranges(replayed, replayed.initialOffset(), end) == ["orders/0 [1, 3)", "orders/1 [2, 5)"]
+    assert ranges(replayed, end, latest(replayed, end)) == ["orders/2 [0, 4)"]
+    with pytest.raises(OptionError, match="leaves out: orders/2"):
+        first_batch(new)
 
 
 def test_an_idle_query_keeps_its_offset(filled: Filled) -> None:
@@ -404,7 +424,7 @@ def test_starting_offsets_as_json(filled: Filled) -> None:
 )
 def test_wrong_starts(filled: Filled, options: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        reader(filled, **options).initialOffset()
+        first_batch(reader(filled, **options))
 
 
 def test_a_start_out_of_range_is_moved_when_loss_is_accepted(filled: Filled) -> None:
