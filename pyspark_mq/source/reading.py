@@ -112,12 +112,18 @@ class RangeReader:
             log.wait({queue: end}, min(left, _LOOK_AGAIN_SECONDS))
 
     def _scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Rows that were given out before messages are found lost are older than what is left: none comes twice."""
+        """Rows that were given out before messages are found lost are older than what is left: none comes twice.
+
+        Where the end of its range is gone by then nothing is left: they are of another life of the queue, or all.
+        """
+        is_begun = False
         while wanted.length > 0:
             try:
                 batches = log.scan(wanted, self._spec)  # of the queue as it is now, whatever becomes of its topic
                 if not task.is_another(log, wanted.queue):
-                    yield from batches
+                    for batch in batches:
+                        is_begun = True
+                        yield batch
                     return
             except (OffsetOutOfRange, UnknownTopic):
                 if task.loss_in(log, wanted) is None:
@@ -125,6 +131,8 @@ class RangeReader:
             loss = task.loss_in(log, wanted)
             if loss is not None:
                 lose(self._options.fail_on_data_loss, loss)
+                if is_begun and loss.lost.start > wanted.start:
+                    return
                 wanted = loss.left_of(wanted)
 
 

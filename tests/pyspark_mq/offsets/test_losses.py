@@ -195,6 +195,18 @@ def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPa
     assert len(set(offsets)) == len(offsets)
 
 
+def test_made_anew_while_a_task_reads_a_log_that_cannot_tell(filled: Filled) -> None:
+    """As a cluster, which does not know which message stood there: what it gave comes once."""
+    filled.put("orders", 0, BATCH_ROWS)
+    wanted = QueueRange("orders", 0, 0, BATCH_ROWS + 3)
+    parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", "failOnDataLoss": "false"})
+    batches = RangeReader(parsed, default_schema(False), 0.0).read(InputPartition(RangeTask((wanted,), {}, {})))
+    offsets = next(batches)["queueOffset"].to_pylist()
+    recreate(filled, 7)
+    offsets += [offset for batch in batches for offset in batch["queueOffset"].to_pylist()]
+    assert len(set(offsets)) == len(offsets)
+
+
 def read(filled: Filled, wanted: QueueRange, task: RangeTask | None = None, **options: str) -> list[int]:
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
     batches = RangeReader(parsed, default_schema(False), 0.0).read(InputPartition(task or RangeTask((wanted,), {}, {})))
