@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -13,6 +14,7 @@ from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
+from pyspark_mq.source.orderly import group_of, has_still
 from pyspark_mq.source.queues import are_gone
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.slots import task_slots
@@ -34,7 +36,7 @@ class HeldTask:
 
     seconds: 0 to read what is there and end, as for the replay of a batch by a query without `realTime`.
     planned: `time.monotonic()` of the driver, which means something on the machine `boot_id` only. last: which message
-    stands before `begin`, as far as that is known.
+    stands before `begin`, as far as that is known. member: of an orderly query, by whose queues it reads.
     """
 
     name: TaskName
@@ -43,6 +45,7 @@ class HeldTask:
     planned: float
     boot_id: bytes
     last: Fingerprints = field(default_factory=dict)
+    member: str | None = None
 
     def deadline(self) -> float:
         """When to end, by this process's `time.monotonic()`: all tasks of a batch at once where clocks are shared.
@@ -80,14 +83,25 @@ class HeldReader:
             if record is None:
                 reached, last = dict(task.begin), dict(task.last)
                 starved = task.late() and self._ledger.any_ended(task.name)
-                yield from self._held(log, reached, last, task.deadline())
+                yield from self._held(log, reached, last, task.deadline(), self._has_queues(task))
                 mine = TaskRecord(reached, starved, last, task_slots())
                 record = self._ledger.record(task.name, mine)
             else:
                 reached = task.begin
             yield from self._up_to(log, reached, record)
 
-    def _held(self, log: Log, reached: Positions, last: Fingerprints, deadline: float) -> Iterator[pa.RecordBatch]:
+    def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
+        """Asks whether the query may read on: where the process that keeps an orderly one's queues is killed, another
+        has them at once, and Spark goes on with the batch all the same.
+        """
+        group, member = self._options.consumer_group, task.member
+        if member is None or group is None:
+            return lambda: True
+        return partial(has_still, group_of(self._options.address, group), member, task.begin)
+
+    def _held(
+        self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
+    ) -> Iterator[pa.RecordBatch]:
         """What is there and what arrives until `deadline`; `reached` and `last`, the message before, are moved along.
 
         A queue that is gone or another meanwhile is left where it was: the next batch begins there, and deals with it.
@@ -101,6 +115,8 @@ class HeldReader:
                 except UnknownTopic:
                     self._lose_what_is_gone(log, reached)
                     continue
+                if not has_queues():
+                    return
                 if there is None:
                     yield self._range_reader.nothing()
                     continue

@@ -32,6 +32,11 @@ def group_of(address: LogAddress, name: str) -> Group:
     return address.group(name)
 
 
+def has_still(group: Group, member: str, queues: Collection[Queue]) -> bool:
+    """Whether a member has all of `queues`: not if its process was killed, or stopped for a minute."""
+    return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
+
+
 class OrderlyQueues:
     """The queues of one run of one query, from the first `take` to `close`.
 
@@ -76,6 +81,11 @@ class OrderlyQueues:
                 return False
             member.wait(min(left, _TRY_SECONDS))
         return True
+
+    @property
+    def member(self) -> str | None:
+        """By which id the group knows this query; None before the first `take`."""
+        return None if self._member is None else self._member.id
 
     def ahead(self, offset: StreamOffset) -> StreamOffset:
         """`offset`, but from where the group was, pinned, in queues where that was further when this query got them."""

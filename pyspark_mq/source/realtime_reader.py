@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -72,12 +73,10 @@ class RealTimeStreamReader(MqStreamReader):
             return super().partitions({} if before else start, end)
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
+        member = None if self._orderly is None else self._orderly.member
+        name = partial(TaskName, epoch.reader, epoch.epoch)
         return [
-            InputPartition(
-                HeldTask(
-                    TaskName(epoch.reader, epoch.epoch, number), begin, seconds, now, boot_id, epoch.last_of(begin)
-                )
-            )
+            InputPartition(HeldTask(name(number), begin, seconds, now, boot_id, epoch.last_of(begin), member))
             for number, begin in enumerate(epoch.tasks)
         ]
 

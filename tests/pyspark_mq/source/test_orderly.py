@@ -208,6 +208,28 @@ def test_real_time_tasks_wait_for_the_lock(reader: Readers, filled: Filled) -> N
     assert latest(other, start)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
+def test_real_time_tasks_end_with_the_process_that_has_their_queues(
+    reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark learns only behind the batch that its Python beside the driver was killed; another has them by then."""
+    monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
+    it, other = reader(realTime="true", batchDuration="10 minutes", realTimePartitions="1"), reader()
+    start = it.initialOffset()
+    end = latest(it, start)
+    (partition,) = it.partitions(start, end)
+    batches, rows = it.read(partition), 0
+    while rows < len(filled.rows):
+        rows += next(batches).num_rows
+    it.stop()
+    filled.put("orders", 0, 2)
+    theirs = latest(other, start)
+    assert theirs["orders"] == {"0": 5, "1": 5}
+    assert all(batch.num_rows == 0 for batch in batches)
+    following = reader(realTime="true")
+    other.stop()
+    assert latest(following, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
+
+
 def test_one_that_was_stopped_for_long_loses_its_queues(
     reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
