@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
+from store.errors import CorruptStore
 from store.format.layout import CQ_ENTRY
 from store.format.record import Record, as_columns
 from store.format.records import Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.dispatch import walk
 from store.log.queue_ends import forget_ends
 from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
@@ -71,6 +73,7 @@ class Appender:
         self._unflushed = unflushed
         self._finish_deletion = finish_deletion
         self._sync_flush = sync_flush
+        self._seen_end = published.confirm_offset
         self._next_offsets: NextOffsets | None = None
         self._given: dict[QueueName, int] = {}  # what these were, of each queue that was put into here
         self._deletions = 0  # up to then
@@ -191,6 +194,7 @@ class Appender:
             self._published_end.file_from(end)
         self._lock.must_be_of_this_process()  # a child would take back what its parent published since
         self._published_end.publish(end)
+        self._seen_end = end
         self._unflushed.note(begin, end, appended.ranges)
         self._given.update((name, stop) for name, (_, stop) in appended.ranges.items())
         appended.next_offsets.confirm_offset = end
@@ -200,7 +204,7 @@ class Appender:
         """Undo an append that died: zero what it announced, drop its queue entries and keys. Call under the lock. And
         finish a deletion that died, before anything is put into a topic of that name.
 
-        Raises `FlushFailed` when there was one: nothing is undone then, nor appended.
+        Raises `FlushFailed` when there was one: nothing is undone then, nor appended; and as `_must_be_newer`.
 
         Nothing of it was published. Stale bytes must go all the same: later appends move the confirm offset
         over them, and then a stale entry would count and a stale record would parse. The log goes last: without its
@@ -210,6 +214,9 @@ class Appender:
         if self._published_end.deletions % 2:
             self._finish_deletion()
         confirm, announced = self._published_end.confirm_offset, self._published_end.announced_end
+        if confirm != self._seen_end:  # others appended
+            self._must_be_newer(confirm, announced)
+        self._seen_end = confirm
         if announced <= confirm:
             return
         # Entries follow the records: where a record is not whole there are none of this append.
@@ -222,6 +229,15 @@ class Appender:
             self._log.segments.flush_names()
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
+
+    def _must_be_newer(self, confirm: int, announced: int) -> None:
+        """Raises `CorruptStore` where the published end is older than the log: an append would go over messages."""
+        if confirm < self._seen_end or next(walk(self._log, max(confirm, announced)), None) is not None:
+            raise CorruptStore(
+                f"{self._published_end.path}: says that the log ends at {confirm}, and there was more: an older file "
+                "was put in its place while the store is open. Nothing is written by it; close the store in all "
+                "processes and open it for writing: it is rebuilt from the log"
+            )
 
     def _take_next_offsets(self, confirm: int) -> NextOffsets:
         """Those that are known, if nobody else appended, or deleted; forgotten here until this append is through."""

@@ -61,10 +61,10 @@ class LogEnd:
         published = self._published_end
         if published is not None and not self.by_log:
             confirm_offset = published.confirm_offset
-            if confirm_offset != self._seen:  # a writer of ours is at work
+            if confirm_offset > self._seen:  # a writer of ours is at work
                 self._seen, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
                 return confirm_offset
-            if time.monotonic() < self._next_look:
+            if confirm_offset == self._seen and time.monotonic() < self._next_look:
                 return confirm_offset
         with self._looking:
             return self._look()

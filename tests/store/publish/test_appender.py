@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageRefused, MessageStore, StoreConfig
-from store.format.layout import ABORT_FILE
+from store import CorruptStore, Message, MessageRefused, MessageStore, StoreConfig
+from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
 from store.publish.published_end import PublishedEnd
 from tests.device.disk import Sync, Write
 from tests.device.recorder import Recorder
@@ -247,3 +247,32 @@ def test_messages_are_stamped_with_the_clock_in_milliseconds(path: Path) -> None
         offset = store.put(Message("t", b"now", queue_id=0)).queue_offset
         after = int(time.time() * 1000)
         assert before <= store.get_message("g", "t", 0, offset).messages[0].store_timestamp <= after
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["its own", "another's"])
+@pytest.mark.parametrize("verb", ["put", "clean", None])
+def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_away(
+    path: Path, verb: str | None, others: bool
+) -> None:
+    """As `cp` does from a backup. An append went over what was published since, who closed deleted segments."""
+    store, other = MessageStore.open(path), MessageStore.open(path)
+    put = (other if others else store).put_many
+    put([Message("t", bytes(300), queue_id=0)] * 20)
+    older = (path / PUBLISHED_END_FILE).read_bytes()
+    put([Message("t", bytes(300), queue_id=0)] * 20)
+    with MessageStore.open(path, read_only=True) as reader:
+        expected = bodies(reader)
+        with (path / PUBLISHED_END_FILE).open("r+b") as file:
+            file.write(older)
+        assert bodies(reader) == expected
+    said = "an older file was put in its place"
+    if verb is not None:
+        arguments = {"put": (Message("t", b"next", queue_id=1),), "clean": ()}[verb]
+        with pytest.raises(CorruptStore, match=said):
+            getattr(store, verb)(*arguments)
+    for each in (store, other):
+        with pytest.raises(CorruptStore, match=said):
+            each.close()
+    with MessageStore.open(path) as store:
+        assert bodies(store) == expected
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 5
