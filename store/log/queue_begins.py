@@ -24,7 +24,7 @@ from store.log.unflushed import NOTHING
 
 
 class Begin(NamedTuple):
-    """The first entry of a queue's first file: its queue offset, and the log offset and size that it says."""
+    """The first entry of a queue that counts: its queue offset, and the log offset and size that it says."""
 
     offset: int
     at: int
@@ -105,5 +105,6 @@ def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Beg
         folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
         older = int(offsets[np.argmax(rows)])
         raise CorruptSegment(
-            f"{folder}: no entry before {begin.offset}, but the log has the message of offset {older}; {MAKE_ANEW}"
+            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older}; "
+            f"{MAKE_ANEW}"
         )

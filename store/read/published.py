@@ -97,20 +97,22 @@ class PublishedQueues:
             first = self._log.min_offset()  # retention was faster than this
 
     def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
-        """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or is one of
-        a topic that was deleted, put back from a backup.
+        """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or a message
+        that its damaged first entry takes for deleted, or is one of a topic that was deleted, put back from a backup.
 
-        Looked at once; for a file the log's beginning is walked.
+        Looked at once; where no two entries before it tell, the log's beginning is walked.
         """
         deleted = self._topics.deletions()
         born = deleted.get(queue.topic, 0)
-        if born and (at := int(queue.entries(min_offset, min_offset + 1)["physical_offset"][0])) < born:
+        at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
+        if born and at < born:
             raise CorruptSegment(
                 f"{queue}: entry {min_offset} is of log offset {at}, but the topic was deleted at {born}, and created "
                 f"again; {MAKE_ANEW}"
             )
-        if min_offset and min_offset % queue.entries_per_file == 0:  # seldom
-            must_begin(self._log, {(queue.topic, queue.queue_id): Begin.of(queue)}, deleted, _LOOKED_AT)
+        if 0 < min_offset <= queue.first() + 1:  # seldom
+            begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
+            must_begin(self._log, begins, deleted, _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def _count(self, topic: str) -> int:

@@ -19,8 +19,8 @@ def folder(path: Path) -> None:
     shutil.rmtree(path / "consumequeue/t/1")
 
 
-def moved_folder(path: Path) -> None:
-    (path / "consumequeue/t/1").rename(path.parent / "elsewhere")
+def moved_folder(path: Path, queue: str = "t/1") -> None:
+    (path / "consumequeue" / queue).rename(path.parent / "elsewhere")
 
 
 def topic(path: Path) -> None:

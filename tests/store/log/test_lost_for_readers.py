@@ -22,6 +22,7 @@ from tests.store.log.damages import (
     first_file,
     folder,
     last_file,
+    moved_folder,
     note_ends,
     noted_ends,
     zeroed,
@@ -174,6 +175,28 @@ def test_an_entry_that_points_back_is_not_taken_for_what_retention_took(path: Pa
         pytest.raises(CorruptSegment, match=f"entry {first + count - 1} is damaged"),
     ):
         reader.min_offset("t", 1)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_first_entry_that_points_back_is_not_taken_for_what_retention_took(path: Path, read_only: bool) -> None:
+    """One bit of it is enough, and no entry before it tells."""
+    with MessageStore.open(path) as store:
+        store.create_topic("u", 1)
+        at = store.put_many([Message("u", b"%d" % n) for n in range(3)])[0].physical_offset
+        first = store.clean(forced=True).min_offset
+    file = path / "consumequeue/u/0" / segment_name(0)
+    content = bytearray(file.read_bytes())
+    content[6] &= 0x0F
+    file.write_bytes(content)
+    assert int.from_bytes(content[:8], "big") < first < at
+    with MessageStore.open(path, read_only=read_only) as store:
+        with pytest.raises(CorruptSegment, match="no sound entry before 1, but the log has the message of offset 0;"):
+            store.offsets("u", 0)
+        with pytest.raises(CorruptSegment):
+            store.bounds([Queue("u", 0)])
+    moved_folder(path, "u/0")
+    with MessageStore.open(path) as store:
+        assert store.offsets("u", 0) == (0, 3)
 
 
 def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:

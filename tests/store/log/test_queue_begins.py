@@ -25,7 +25,7 @@ def test_a_first_file_that_is_lost(path: Path) -> None:
     first_file(path)
     log, queue = parts(path)
     assert first_left(log, queue, ENTRIES) == ENTRIES, "nothing before is asked for"
-    said = f"{queue}: no entry before {ENTRIES}, but the log has the message of offset 0; {MAKE_ANEW}"
+    said = f"{queue}: no sound entry before {ENTRIES}, but the log has the message of offset 0; {MAKE_ANEW}"
     for offset in (0, ENTRIES - 1):
         with pytest.raises(CorruptSegment) as told:
             first_left(log, queue, offset)
