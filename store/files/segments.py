@@ -278,7 +278,8 @@ def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
     """The files of a directory as they were at one moment, by name; none without the directory."""
     while True:
         try:
-            return sorted((entry.name, entry.stat()) for entry in os.scandir(directory) if entry.is_file())
+            with os.scandir(directory) as entries:
+                return sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
         except FileNotFoundError:  # one went between listing and looking: others may have, too
             if not directory.exists():
                 return []

@@ -259,7 +259,8 @@ class Topics:
 def _folders(path: Path) -> list[str]:
     """Names of the folders in `path`, by name; none without it: a broker may delete a topic at any moment."""
     try:
-        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -69,13 +69,18 @@ class QueueEnds:
         """What the file of a directory says, without topics that were deleted since; None without one, and, with a
         warning, for one that is damaged.
         """
-        found = QueueEnds._read(root)
+        try:
+            found = QueueEnds.sound(root)
+        except CorruptStore as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+            return None
         if found is not None:
             found.forget(Topics(root).deletions())
         return found
 
     @staticmethod
-    def _read(root: Path) -> QueueEnds | None:
+    def sound(root: Path) -> QueueEnds | None:
+        """What the file says; None without one. Raises `CorruptStore` for one that is damaged."""
         try:
             content = json.loads(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)))
             if content["version"] != _VERSION:
@@ -85,14 +90,11 @@ class QueueEnds:
             return QueueEnds(at, ends, {name: last for name, last in index.items() if last < at}, written_at=at)
         except FileNotFoundError:
             return None
-        except (CorruptStore, *_NOT_OURS):
-            warnings.warn(
+        except (CorruptStore, *_NOT_OURS) as error:
+            raise CorruptStore(
                 f"{root / QUEUE_ENDS_FILE}: damaged, so it says nothing; the next opening for writing, with no other "
-                "writer there, makes it anew, with the queues, from the log",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return None
+                "writer there, makes it anew, with the queues, from the log"
+            ) from error
 
     @staticmethod
     def known(root: Path, log: CommitLog, end: int, begin: int = 0) -> QueueEnds:

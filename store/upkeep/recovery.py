@@ -152,7 +152,7 @@ class Recovery:
             if not is_all:
                 return False
             if is_certain:
-                raise self._out_of_step(name, int(offsets[0]), queues.found[name].max_offset, at)
+                raise self._out_of_step(name, int(offsets[0]), queues.found[name], at)
             queues.pass_over(name, int(offsets[0]), at)
         return True
 
@@ -284,12 +284,17 @@ class Recovery:
         ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}
         QueueEnds(end, ends).write(self._root, self._index)
 
-    def _out_of_step(self, name: QueueName, offset: int, max_offset: int, at: int) -> CorruptRecord:
+    def _out_of_step(self, name: QueueName, offset: int, queue: QueueInLog, at: int) -> CorruptRecord:
+        why = ""
+        if 0 <= offset < queue.max_offset:
+            why = "the topic was deleted and created again"
+        elif not queue.lives and self._log.min_offset():
+            why = "the queue's files are older than what retention left"
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
-        anew = f"; or, if the topic was deleted and created again, move {folder} out of the store first"
+        anew = f"; or, if {why}, move {folder} out of the store first" if why else ""
         return CorruptRecord(
             f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
-            f"offset {offset}, but {max_offset} is the next there; {_REMEDY}{anew if 0 <= offset < max_offset else ''}"
+            f"offset {offset}, but {queue.max_offset} is the next there; {_REMEDY}{anew}"
         )
 
     def _may_be_torn(self) -> bool:

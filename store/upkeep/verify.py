@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
+    QUEUE_ENDS_FILE,
     RECORD_HEADER,
     TOPICS_FILE,
 )
@@ -32,6 +34,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.dispatch import LogChunk, index_keys, walk
+from store.log.queue_ends import QueueEnds
 from store.publish.log_end import LogEnd
 from store.system_errors import explained
 from store.upkeep.compressed import broken_bodies
@@ -136,17 +139,18 @@ class _Verifier:
 
     def _check_admin_files(self) -> None:
         groups = ConsumerOffsets(self._root)
-        looks: tuple[tuple[str, Callable[[], object]], ...] = (
-            (TOPICS_FILE, self._look_at_topics),
-            (CONSUMER_OFFSETS_FILE, groups.all_offsets),
-            (GROUPS_FILE, groups.all_settings),
-            (DELAY_OFFSETS_FILE, groups.delay_offsets),
+        looks: tuple[tuple[str, Callable[[], object], str], ...] = (
+            (TOPICS_FILE, self._look_at_topics, COPY),
+            (CONSUMER_OFFSETS_FILE, groups.all_offsets, COPY),
+            (GROUPS_FILE, groups.all_settings, COPY),
+            (DELAY_OFFSETS_FILE, groups.delay_offsets, COPY),
+            (QUEUE_ENDS_FILE, partial(QueueEnds.sound, self._root), REPAIR),
         )
-        for name, look in looks:
+        for name, look, remedy in looks:
             try:
                 look()
             except CorruptStore as error:
-                self.add(name, str(error), COPY)
+                self.add(name, str(error), remedy)
 
     def _look_at_topics(self, *, is_told: bool = True) -> None:
         topics = Topics(self._root)

@@ -159,9 +159,10 @@ def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
         path = emptied.parent / f"damaged{at}"
         shutil.copytree(emptied, path)
         (path / "queueends").write_bytes(damaged)
+        assert [(where, remedy) for where, _, remedy in verify(path).findings] == [("queueends", "verify --repair")]
         with pytest.warns(RuntimeWarning, match="queueends: damaged"), MessageStore.open(path) as store:
             assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
-        assert QueueEnds.read(path) is not None
+        assert verify(path).findings == []
 
 
 def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: Path) -> None:

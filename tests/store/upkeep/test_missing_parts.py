@@ -279,3 +279,27 @@ def test_the_index_of_another_log_is_made_anew(tmp_path: Path) -> None:
     with MessageStore.open(path) as store:
         assert [len(store.query("t", f"mq{n}")) for n in range(60)] == [1] * 60
     assert verify(path).findings == []
+
+
+def test_queues_that_are_older_than_what_retention_left(path: Path, tmp_path: Path) -> None:
+    """As from a backup: their first messages that are left have no entry, and what was between is gone for good."""
+    shutil.copytree(path / "consumequeue", tmp_path / "older")
+    with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
+        store.put_many([Message("t", bytes(300), queue_id=n % 3) for n in range(60)])
+        store.clean(forced=True)
+        store.put_many([Message("t", b"last", queue_id=n % 3) for n in range(3)])
+        expected = what_is_left(store)
+        offsets = [store.offsets("t", queue) for queue in range(3)]
+    shutil.rmtree(path / "consumequeue")
+    shutil.copytree(tmp_path / "older", path / "consumequeue")
+    for _ in range(3):
+        with pytest.raises(
+            CorruptRecord, match="if the queue's files are older than what retention left, move "
+        ) as told:
+            MessageStore.open(path)
+        folder = str(told.value).rpartition("move ")[2].partition(" ")[0]
+        shutil.rmtree(path / folder)
+    with MessageStore.open(path) as store:
+        assert what_is_left(store) == expected
+        assert [store.offsets("t", queue) for queue in range(3)] == offsets
+    assert verify(path).findings == []
