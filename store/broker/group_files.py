@@ -76,16 +76,19 @@ class GroupFiles:
             self._topics.check_queue(*queue)
         for offsets in files:
             offsets.commit_positions(self.name, positions)
-        if self.roster.present():
-            self.resets.add(positions, whose)
+        self._tell(positions, whose)
+
+    def _tell(self, positions: Positions, whose: str) -> None:
+        """Let the members that are there know, also where the note of what they know is lost, or an older one."""
+        if members := self.roster.present():
+            self.resets.add(positions, whose, max(entry.resets for entry in members))
         else:
             self.resets.forget()
 
     def forget(self, queues: Iterable[Queue]) -> None:
         """These are deleted: let members begin anew in those that come in their place. In turn."""
         self.roster.bury(self._inherit)
-        if self.roster.present():
-            self.resets.add(dict.fromkeys(queues, 0))
+        self._tell(dict.fromkeys(queues, 0), ALL)
 
     def offsets_of(self, entry: Entry) -> ConsumerOffsets:
         """Where a member's offsets are: a broadcasting one has its own."""

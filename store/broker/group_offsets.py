@@ -144,9 +144,10 @@ class Resets:
             if reset.number > count and whose in (ALL, instance)
         }
 
-    def add(self, positions: Positions, whose: str = ALL) -> None:
-        """Call it in turn."""
+    def add(self, positions: Positions, whose: str = ALL, known: int = 0) -> None:
+        """Call it in turn. known: how many members know of: the file may be lost, or an older one put back."""
         count, resets = self.read()
+        count = max(count, known)
         new = {(queue, whose): Reset(count + 1, offset, whose) for queue, offset in positions.items()}
         kept = {key: reset for key, reset in resets.items() if key not in new}
         content = {"count": count + 1, "queues": [[*queue, *reset] for (queue, _), reset in (kept | new).items()]}

@@ -92,7 +92,8 @@ class HalfMessages:
     def forget(self) -> None:
         """Know no more of what was ended than others have noted."""
         self.look()
-        self._go_on(self._done(HALF_TOPIC), self._done(OP_TOPIC))
+        # That may be lost, or put back older: what was forgotten before is ended all the same.
+        self._go_on(max(self._begin, self._done(HALF_TOPIC)), self._done(OP_TOPIC))
 
     def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
         """As `_messages`, of half messages."""

@@ -88,7 +88,7 @@ class PullRequestHoldService(Opened):
         self._long_polling = long_polling
         self._check_seconds = CHECK_SECONDS if long_polling else SHORT_POLLING_SECONDS
         self._stopping = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may stop this amid any verb
         self._held: dict[QueueName, set[HeldRequest]] = {}
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
@@ -152,13 +152,17 @@ class PullRequestHoldService(Opened):
             return sum(map(len, self._held.values()))
 
     def stop(self) -> None:
-        """Wake every request with STOPPED and end the thread, at once; later requests are not held."""
+        """Wake every request with STOPPED and end the thread, at once; later requests are not held.
+
+        Amid another verb, as a signal's handler may call this, the thread ends when that does: it needs the same lock.
+        """
         self._stopping = True
         if self._thread is None:
             return
+        is_inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
         with self._lock:
             self._interrupt()
-        if self._thread is not threading.current_thread():
+        if not is_inside and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _let_go(self) -> None:
@@ -178,8 +182,9 @@ class PullRequestHoldService(Opened):
         if self._thread is None and not self._stopping:
             self._watch = watch = self._store.watch()
             self._seen = self._store.confirm_offset
-            self._thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
+            thread.start()
+            self._thread = thread  # not before: the system may have none, and the next request tries again
 
     def _interrupt(self) -> None:
         """End the thread's wait. Call with the lock."""

@@ -156,10 +156,12 @@ class Delivery:
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
-        """Leave the files as a broker needs them that goes on; what was delivered is saved, and nobody goes on here.
+        """Leave the files as who goes on needs them, here, or a broker; what was delivered is saved.
 
-        Not where the queue of timers lost a file: it would take those for delivered.
+        For a broker not where the queue of timers lost a file: it would take those for delivered.
         """
+        if self._noted is None:
+            self._said.write(self._root)  # again, for it may be lost since
         newest = self._timers.newest if self._timers.lost is None else None
         if newest is not None:
             waiting, known = self._timers.waiting, self._timers.known(now)

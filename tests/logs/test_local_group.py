@@ -240,6 +240,31 @@ def test_a_topic_that_is_made_anew_before_a_member_says_where_it_begins(making: 
         assert making.group.committed([Q0]) == {Q0: 1}
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("how", ["reset", "made anew"])
+def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
+    making: LocalMaking, how: str, is_lost: bool
+) -> None:
+    """Or an older one is put back."""
+    note = making.path / "consumers/g/resets.json"
+    with making.group.join(EVERYTHING) as one:
+        one.lock([Q0])
+        making.group.reset({Q0: 2})
+        older = note.read_bytes()
+        for offset in (3, 4):
+            making.group.reset({Q0: offset})
+        assert one.resets() == {Q0: 4}
+        one.commit({Q0: 9})
+        note.unlink() if is_lost else note.write_bytes(older)
+        if how == "reset":
+            making.group.reset({Q0: 0})
+        else:
+            made_anew(making, "t")
+        one.commit({Q0: 10})
+        assert one.resets()[Q0] == 0
+    assert making.group.committed([Q0]) == {Q0: 0}
+
+
 def test_offsets_of_broadcasting_members_go_with_their_group(making: LocalMaking) -> None:
     for committed in ({}, {}):
         with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:

@@ -56,6 +56,24 @@ def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: py
     assert caplog.text.count("a transaction is open, and nobody is asked about it: ") == 2
 
 
+@pytest.mark.parametrize("files", ["consumerOffset.json", "consumerOffset*"])
+def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, files: str) -> None:
+    """Or where its backup stands in, which is older."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        checks, forgets = Transactions(store, "sellers"), Transactions(store, "sellers")
+        for number in (1, 2):
+            checks.commit(checks.prepare(orders(number)))
+            checks.roll_back(checks.prepare(orders(number + 2)))
+            checks.check(lambda _: Outcome.UNKNOWN)
+        forgets.forget()
+        for file in (tmp_path / "config").glob(files):
+            file.unlink()
+        forgets.forget()
+        assert forgets.check(lambda _: Outcome.COMMIT, -1) == 0
+        assert bodies(store) == [b"1", b"2"]
+
+
 def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
     """Or op messages that are done would say nothing any more of half messages that are not."""
     over = threading.Event()

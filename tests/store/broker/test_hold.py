@@ -19,6 +19,7 @@ from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.log.consume_queue import ConsumeQueue
 from store.publish import log_end
+from tests.end_to_end.test_interrupts import ends_in_time, interrupted_at
 from tests.takeover import broker
 from tests.waiting import until
 
@@ -253,6 +254,47 @@ def test_stopping_wakes_everybody_at_once(store: MessageStore, monkeypatch: pyte
 
 def test_a_service_that_never_held_stops(store: MessageStore) -> None:
     PullRequestHoldService(store).stop()
+
+
+@pytest.mark.parametrize("verb", ["hold", "cancel"])
+def test_a_signals_handler_stops_it_amid_a_verb(store: MessageStore, verb: str) -> None:
+    places: list[int] = []
+
+    def stop_at(place: int) -> int:
+        woken, service = list[Wake](), PullRequestHoldService(store)
+
+        def hold() -> None:
+            request = service.hold("orders", 0, 0, LONG, lambda request, why: woken.append(why))
+            if service.cancel(request):
+                woken.append(Wake.STOPPED)
+
+        count = interrupted_at(place, hold, service.stop, verb)
+        service.stop()
+        assert woken == [Wake.STOPPED]
+        return count
+
+    def stop_at_all() -> None:
+        places.append(stop_at(-1))
+        places.extend(map(stop_at, range(1, places[0] + 1)))
+
+    ends_in_time(stop_at_all, lambda: f"stopped at place {len(places)} of {places[:1]}")
+    assert len(places) == places[0] + 1 > 1
+
+
+def test_where_the_system_has_no_thread_the_next_request_is_held(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    holding = Holding(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            holding.hold(0, 0)
+    request = holding.hold(0, 0, timeout=0.01)
+    assert holding.woken() == (request, Wake.TIMEOUT)
+    holding.service.stop()
 
 
 def test_an_unknown_topic_is_said_at_once_or_to_who_reads(store: MessageStore, holding: Holding) -> None:

@@ -165,6 +165,28 @@ sys.stdin.read()
             assert set(bodies(store).values()) == {1}
 
 
+def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_path: Path) -> None:
+    """With its backup, after all was noted, and while both have the store open."""
+    store = opened(tmp_path)
+    with MessageStore.open(tmp_path) as other:
+        store.put(Message(TOPIC, b"by level", delay_level=1))
+        store.put(Message(TOPIC, b"by time", deliver_at=int(time.time() * 1000) + 1))
+        until(lambda: delivered(store) == 2)
+        assert store._writer is not None
+        deliverer = store._writer._deliverer
+        deliverer.stop()
+        store.flush()
+        deliverer.save()
+        assert deliverer._delivering is not None
+        assert deliverer._delivering.is_saved
+        for file in (tmp_path / "config").glob("delayOffset*"):
+            file.unlink()
+        store.close()
+        other.put(Message(TOPIC, b"last", delay_level=1))
+        until(lambda: bodies(other)[b"last"] == 1)
+        assert set(bodies(other).values()) == {1}
+
+
 def test_a_store_that_is_dropped_leaves_no_thread(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put(Message(TOPIC, b"", delay_level=2))
