@@ -190,10 +190,13 @@ class Archiving:
         if begin < end:
             segments = self._log.opened_again().segments
             flush_log(segments.directory.parent)  # what is before, too: a recovery ends at the first hole
-            with telling_all(segments.directory.parent):
+
+            def flush() -> None:
                 with suppress(OffsetLost):  # to retention
                     segments.flush(begin, end)
                 segments.flush_names()
+
+            telling_all(segments.directory.parent, flush)
             self._stretch = (LONG_MAX, 0)
         # One of which all has gone by its age begins under a name that none had: who reads may be late.
         first = int(time.time() * 1000) if self.is_begun else 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from store.errors import FlushFailed, StoreReplaced
 from store.files.checkpoint import write_checkpoint
@@ -19,6 +21,9 @@ from store.publish.published_end import PublishedEnd
 
 _logger = logging.getLogger("store")
 
+Result = TypeVar("Result")
+_LOOK_SECONDS = 0.001  # between two looks whether another's flush is over
+
 
 class _UnderWay:
     """The flushes that threads of this process are in, by the directory: where two have one descriptor, the system
@@ -26,26 +31,32 @@ class _UnderWay:
     """
 
     def __init__(self) -> None:
-        self._flushes: dict[threading.Event, tuple[Path, int]] = {}
+        self._flushes: dict[object, tuple[Path, int]] = {}
 
-    @contextmanager
-    def one(self, root: Path) -> Iterator[None]:
-        over = threading.Event()
-        self._flushes[over] = root, threading.get_ident()
+    def one(self, root: Path, flush: Callable[[], Result]) -> Result:
+        """What `flush` answers.
+
+        It is over wherever an interrupt comes, or others would wait for ever: so this is no context manager, and there
+        are two `finally`, as in `StoreLock.exclusively`.
+        """
+        own = object()
         try:
-            yield
+            try:
+                self._flushes[own] = root, threading.get_ident()
+                return flush()
+            finally:
+                self._flushes.pop(own, None)
         finally:
-            over.set()  # first: an interrupt may come now
-            self._flushes.pop(over, None)
+            self._flushes.pop(own, None)
 
     def wait(self, root: Path) -> None:
         """Until others have said what they were told; not one that a signal's handler interrupts, which this is in.
 
         Nor those of another directory, whose device may hang: who waits may have the lock of this one.
         """
-        for over, (where, thread) in self._flushes.copy().items():
-            if where == root and thread != threading.get_ident():
-                over.wait()
+        for flush, (where, thread) in self._flushes.copy().items():
+            while where == root and thread != threading.get_ident() and flush in self._flushes:
+                time.sleep(_LOOK_SECONDS)
 
     def forget(self) -> None:
         """In a child, which has no other threads."""
@@ -140,12 +151,17 @@ class Flusher:
 
     def _flush(self) -> None:
         self._published_end.check_device()
-        with _under_way.one(self._root), self._published_end.noting_failure():
+        if flushed := _under_way.one(self._root, self._flush_published):
+            self._note(*flushed)
+
+    def _flush_published(self) -> tuple[int, int, Ranges] | None:
+        """What was flushed, None where nothing was published since."""
+        with self._published_end.noting_failure():
             self._place.check()  # or the checkpoint would be that of another store
             store_timestamp = self._published_end.store_timestamp
             begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
             if end <= begin:
-                return
+                return None
             self._log.segments.flush(begin, end)
             ranges = self._entries(begin, end)
             for name, entries in ranges.items():
@@ -155,7 +171,7 @@ class Flusher:
             self._published_end.flush()
             # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
             write_checkpoint(self._root, store_timestamp)
-        self._note(begin, end, ranges)
+            return begin, end, ranges
 
     def _entries(self, begin: int, end: int) -> Ranges:
         ranges = self._unflushed.take(begin, end, self._queues.topics.deletions())
@@ -183,19 +199,22 @@ class Flusher:
                     _logger.exception("%s: nothing is flushed; tried again every %g s", self._root, self._interval)
 
 
-@contextmanager
-def telling_all(root: Path) -> Iterator[None]:
-    """For who flushes the log by `CommitLog.opened_again` without having the store open for writing: when it fails in
-    here, all are told who have, if this user may. Raises `FlushFailed`.
+def telling_all(root: Path, flush: Callable[[], None]) -> None:
+    """For who flushes the log by `CommitLog.opened_again` without having the store open for writing: when `flush`
+    fails, all are told who have, if this user may. Raises `FlushFailed`.
     """
     try:
         published = PublishedEnd(root, writable=True)
     except (FileNotFoundError, PermissionError):  # nothing of ours; or they hear of it themselves
-        yield
+        flush()
         return
+
+    def flush_and_note() -> None:
+        with published.noting_failure():
+            flush()
+
     with closing(published):
-        with _under_way.one(root), published.noting_failure():
-            yield
+        _under_way.one(root, flush_and_note)
         _under_way.wait(root)
         published.check_device()
 
@@ -208,10 +227,14 @@ def flush_log(root: Path) -> None:
         published = PublishedEnd(root, writable=False)
     except FileNotFoundError:  # nothing of ours
         return
-    with closing(published), telling_all(root):
+
+    def flush() -> None:
         begin, end = published.flushed_offset, published.confirm_offset
         if begin < end:
             CommitLog(root, None, writable=False).segments.flush(begin, end)
+
+    with closing(published):
+        telling_all(root, flush)
 
 
 def _nothing() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -146,3 +147,43 @@ def test_another_directory_whose_device_hangs_keeps_nobody_waiting(
         slow.join()
         other.join()
     assert is_over
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_a_flush_that_is_interrupted_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Wherever that is, in Python's own library too; and though somebody keeps the exception, as a notebook does."""
+    calls, place, kept = 0, -1, list[BaseException]()
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event != "c_call"  # the interpreter looks for signals behind it
+        if calls == place and event != "c_call":
+            sys.setprofile(None)
+            raise Interrupted
+
+    def flush_one(store: MessageStore) -> None:
+        nonlocal calls
+        store.put(Message("t", b"x"))
+        calls = 0
+        sys.setprofile(interrupt)
+        try:
+            store.flush()
+        except Interrupted as error:
+            kept.append(error)
+        finally:
+            sys.setprofile(None)
+
+    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
+        store.create_topic("t", 1)
+        for _ in range(2):  # what is loaded at first counts, too
+            flush_one(store)
+        for place in range(1, calls):
+            flush_one(store)
+            other = threading.Thread(target=store.flush, daemon=True)
+            other.start()
+            other.join(PATIENCE)
+            assert not other.is_alive(), f"place {place}"
+    assert len(kept) > 100
