@@ -23,6 +23,7 @@ from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked
 from store.system_errors import system_errors
+from store.upkeep.directory import Directory
 
 _BYTES_AT_ONCE = 8 << 20
 _SHOWN = 3  # light queues that an error names
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]  # messages that are there by now, of how 
 
 def restore(
     archive: ArchiveAddress,
-    path: Path,
+    path: str | os.PathLike[str],
     topics: Sequence[str] = (),
     config: StoreConfig | None = None,
     progress: Progress = lambda done, total: None,
@@ -47,12 +48,13 @@ def restore(
     of which nothing is begins anew at 0.
 
     Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
-    `NotAStore` where something is there, `StoreLocked` while another process restores there, `UnknownTopic`,
-    `UnsupportedStore` where no topics are named and light queues would be others than they were, `StoreFull`,
-    `StoreUnavailable`, and as reading an archive does: `OffsetLost` where some of it is taken out meanwhile.
+    `NotAStore` where something is there, or for another file system's URL, `StoreLocked` while another process restores
+    there, `UnknownTopic`, `UnsupportedStore` where no topics are named and light queues would be others than they were,
+    `StoreFull`, `StoreUnavailable`, and as reading an archive does: `OffsetLost` where some of it is taken out
+    meanwhile.
     """
-    path = path.expanduser().absolute()
-    unfinished = path.with_name(path.name + UNFINISHED)
+    path = Directory.at(path).root
+    unfinished = path.parent / (path.name + UNFINISHED)
     with system_errors(unfinished), archive.open_still() as log:
         _must_be_free(path)
         there = log.topics()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from tqdm import tqdm
@@ -14,6 +13,7 @@ from store import Archived, ArchiveUnavailable, MessageStore, QueuesPassedOver
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.restoring import restore as restore_store
+from store.upkeep.directory import Directory
 
 _WATCH_SECONDS = 60.0
 
@@ -55,7 +55,7 @@ def archive(
     """
     if topics and all_topics:
         raise click.UsageError("--topic and --all-topics: give one of them")
-    chosen, before = () if all_topics else topics or None, remembered(Path(store))
+    chosen, before = () if all_topics else topics or None, remembered(Directory.at(store).root)
     with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
         try:
             _archive(store, url, older_than, chosen, reserved_hours, forget)
@@ -76,7 +76,7 @@ def archive(
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
     """Whether it was a copy that was made, beside the archive that the store remembers."""
-    now = remembered(Path(store))
+    now = remembered(Directory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         click.echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
         return True
@@ -131,5 +131,5 @@ def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None
             bar.total = total
             bar.update(done - bar.n)
 
-        count = restore_store(ArchiveAddress(archive), Path(store), topics, progress=progress, begin=begin, end=end)
+        count = restore_store(ArchiveAddress(archive), store, topics, progress=progress, begin=begin, end=end)
     click.echo(f"restored {count:,} messages")

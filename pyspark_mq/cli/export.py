@@ -142,8 +142,8 @@ def export(
     if columns is not None and kind == "jsonl":
         raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
     target = Path(f"{topic}.{kind}" if output is None else output)
-    if target.is_file() and not force and output != STANDARD_OUTPUT:
-        raise click.ClickException(f"{target}: is there already; name another file, or --force to replace it")
+    if not force and output != STANDARD_OUTPUT:
+        _must_be_free(target)
     wanted = filter_of(tags, sql)
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
     with (
@@ -156,7 +156,7 @@ def export(
         total = None if wanted.columns else sum(each.length for each in parts)
         spec = ReadSpec(names, wanted)
         batches = Progress(chain.from_iterable(log.scan(each, spec) for each in parts), total)
-        with file(output, target) as out:
+        with file(output, target, force=force) as out:
             WRITERS[kind](batches, out, pa.schema([(name, COLUMNS[name]) for name in names]))
     if output != STANDARD_OUTPUT:
         click.echo(f"{batches.rows:,} messages of {topic} in {target}")
@@ -168,9 +168,28 @@ def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
     return begin, max(min(stop, has.max_offset), begin)
 
 
+def _must_be_free(target: Path) -> None:
+    if target.is_file():
+        raise click.ClickException(f"{target}: is there already; name another file, or --force to replace it")
+
+
+def _name(begun: Path, target: Path) -> None:
+    """Give a file its name, if no other has it by now."""
+    try:
+        os.link(begun, target)  # unlike a rename, this never replaces
+    except FileExistsError:
+        raise click.ClickException(
+            f"{target}: came meanwhile; nothing was written. Name another file, or --force"
+        ) from None
+    except OSError:  # a file system without links
+        _must_be_free(target)
+        begun.replace(target)
+
+
 @contextmanager
-def file(output: str | None, target: Path) -> Iterator[BinaryIO]:
-    """Where to write: standard output, a pipe or a device as it is, or a file that takes its name when it is whole."""
+def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Where to write: standard output, a pipe or a device as it is, or a file that takes its name when it is whole, on
+    the device. force: also where another has it by now."""
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.flush()
@@ -183,7 +202,12 @@ def file(output: str | None, target: Path) -> Iterator[BinaryIO]:
     try:
         with begun.open("wb") as out:
             yield out
-        begun.replace(target)
+            out.flush()
+            os.fsync(out.fileno())
+        if force:
+            begun.replace(target)
+        else:
+            _name(begun, target)
     finally:
         with suppress(FileNotFoundError):
             begun.unlink()

@@ -1,37 +1,41 @@
 """Messages of a topic in plain Python: those between two places, the newest of them, and what arrives."""
 
 import heapq
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
 from pyspark_mq.cli.places import bounds_of
 from store import OffsetNotYet
 from store.any_log import Fingerprints, Log, MessageFilter, Positions, QueueRange, ReadSpec
+from store.local import LocalLog
 
 # An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
 # broker has in its log, but not yet in its queues; and whether somebody still reads what is printed.
 WAIT_SECONDS = 1.0
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _NEWEST_ROWS = 1024  # of each queue, looked at first
 
 Row = dict[str, Any]
-_ORDER = "physicalOffset"
-_BY_LOG = itemgetter(_ORDER)
+_ORDER = ("storeTimestamp", "physicalOffset")
+_BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter) -> ReadSpec:
     """Rows of these columns, as Python values, and of what tells their order."""
-    return ReadSpec((*columns, _ORDER), message_filter)
+    return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter)
 
 
 def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:
-    """Messages [begin, end) of each queue in `end`, in the order of the log. spec: made by `rows_of`.
+    """Messages [begin, end) of each queue in `end`, in the order of the log, or of storing. spec: made by `rows_of`.
 
     Raises `OffsetLost`, `OffsetNotYet` for a begin behind the end.
     """
     return heapq.merge(
-        *(_rows(log, QueueRange(*each, begin[each], stop), spec) for each, stop in end.items()), key=_BY_LOG
+        *(_rows(log, QueueRange(*each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
     )
 
 
@@ -47,7 +51,7 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
                 break
             looked *= 2
         queues.append(found[-count:])
-    return list(deque(heapq.merge(*queues, key=_BY_LOG), count))
+    return list(deque(heapq.merge(*queues, key=_order(log)), min(count, sys.maxsize)))
 
 
 def follow(log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec) -> Iterator[Iterator[Row]]:
@@ -69,6 +73,15 @@ def follow(log: Log, topic: str, begin: Positions, queue: int | None, spec: Read
         yield between(log, starts, end, spec)
         begin = end
         log.wait(end, WAIT_SECONDS)
+
+
+def _order(log: Log) -> Callable[[Row], Any]:
+    """What tells the order of messages of several queues: archived ones, and brokers, have logs of their own."""
+    return _BY_LOG if type(log) is LocalLog else _by_time
+
+
+def _by_time(row: Row) -> tuple[datetime, int]:
+    return row["storeTimestamp"] or _LONG_AGO, row["physicalOffset"]
 
 
 def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:

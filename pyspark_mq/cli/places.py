@@ -14,7 +14,7 @@ from store import UnknownQueue, UnknownTopic
 from store.any_log import Boundary, Bounds, Log, Positions, Queue
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_AGE = re.compile(rf"(\d+)\s*([{''.join(_UNITS)}])")
+_AGE = re.compile(rf"(\d{{1,9}})\s*([{''.join(_UNITS)}])")
 FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-01-31T06:00)"
 
 

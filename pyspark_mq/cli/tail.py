@@ -22,7 +22,7 @@ class Printer:
         self.printed = 0
         self._out = out
         self._line = printed_as.line
-        self._count = count
+        self._count = None if count is None else min(count, sys.maxsize)
 
     def write(self, rows: Iterable[Row]) -> None:
         """Print one round, all of which is seen when this returns."""

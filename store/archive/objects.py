@@ -77,11 +77,16 @@ def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
 
 
 def local_path(url: str) -> str | None:
-    """The absolute path of a directory or a `file:` URL, None for other URLs."""
+    """The absolute path of a directory or a `file:` URL, None for other URLs. Raises `ConfigError`."""
     found = _URL.fullmatch(url)
     if found is None:
         return os.path.abspath(os.path.expanduser(url.removeprefix("file:")))
-    return os.path.abspath(found["rest"]) if found["scheme"].lower() in ("file", "local") else None
+    if found["scheme"].lower() not in ("file", "local"):
+        return None
+    host, slash, path = found["rest"].partition("/")
+    if host not in ("", "localhost") or not slash:  # as a path it would be one below the working directory
+        raise ConfigError(f"{url}: a URL of a local directory begins with file:///")
+    return os.path.abspath(slash + path)
 
 
 def parsed(options: str) -> dict[str, Any]:

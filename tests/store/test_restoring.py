@@ -190,6 +190,17 @@ def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path
     assert not left.parent.exists()
 
 
+def test_urls_of_the_new_store(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled.store.archive(str(tmp_path / "archive"))
+    address = ArchiveAddress(str(tmp_path / "archive"))
+    assert restore(address, f"file://{tmp_path}/new", config=SMALL) == 8
+    for path in ("s3://bucket/new", "file://elsewhere/new", "/", str(tmp_path / "new")):
+        with pytest.raises(NotAStore):
+            restore(address, path, config=SMALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "mq", "new"]
+
+
 def test_paths_that_the_system_refuses(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     (tmp_path / "file").touch()

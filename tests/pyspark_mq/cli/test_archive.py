@@ -18,7 +18,9 @@ def test_archive_and_archive_again(filled: Filled, tmp_path: Path) -> None:
     assert "name the URL to archive to" in run("archive", filled.path).stderr
     assert succeed("archive", filled.path, "--to", tmp_path / "archive", "--older-than", "1h").startswith("archived 0 ")
     assert succeed("archive", filled.path).startswith("archived 8 messages, ")
+    assert "is no age" in run("archive", filled.path, "--older-than", "9" * 400 + "d").stderr
     filled.put("orders", 0, 1)
+    assert run("archive", f"file:{filled.path}", "--to", tmp_path / "archive", "--older-than", "1h").stderr == ""
     assert succeed("archive", filled.path, "--topic", "orders").startswith("archived 1 messages, ")
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 4)}

@@ -5,10 +5,12 @@ import signal
 import subprocess
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_mq.cli.export import file
 from store import Message, MessageStore
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, started, succeed
 from tests.waiting import until
@@ -100,6 +102,24 @@ def test_what_cannot_be(filled_path: Path, tmp_path: Path, arguments: list[str],
     assert words in done.stderr
     assert (tmp_path / "there").read_text() == "mine"
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_that_comes_meanwhile_is_somebodys_own(tmp_path: Path, *, force: bool) -> None:
+    target = tmp_path / "there"
+
+    def write() -> None:
+        with file(str(target), target, force=force) as out:
+            out.write(b"exported")
+            target.write_text("mine")
+
+    if force:
+        write()
+    else:
+        with pytest.raises(click.ClickException, match="came meanwhile; nothing was written"):
+            write()
+    assert target.read_text() == ("exported" if force else "mine")
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_ctrl_c_leaves_no_part_of_a_file(path: Path, tmp_path: Path) -> None:

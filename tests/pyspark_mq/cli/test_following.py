@@ -10,9 +10,11 @@ import pytest
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from store import Message, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.any_log import MessageFilter, Queue
+from store.archive.log import ArchiveAddress
 from store.broker.deletion import delete_topic
 from store.local import LocalAddress
 from store.read.filters import EVERYTHING
+from store.through import address_at
 from tests.filled import Filled
 
 COLUMNS = ("queueOffset", "body")
@@ -79,6 +81,23 @@ def test_the_newest_are_the_last_of_all(tmp_path: Path, count: int, accept: Mess
         begin, end = (dict(zip(queues, offsets, strict=True)) for offsets in ((3, 0, 0), (1030, 1100, 0)))
         everything = bodies(between(log, begin, end, spec))
         assert bodies(newest(log, begin, end, count, spec)) == everything[-count:]
+
+
+def test_the_newest_of_an_archive_were_stored_last(tmp_path: Path) -> None:
+    """Its queues have a log each, and the offsets of one say nothing of those of another."""
+    filled, url = Filled(tmp_path / "mq", {"t": 2}), str(tmp_path / "archive")
+    spec, queues = rows_of(COLUMNS, EVERYTHING), [Queue("t", queue_id) for queue_id in range(2)]
+    with filled.store as store:
+        for queue_id, count in ((0, 300), (1, 2), (0, 1), (1, 1)):
+            filled.put("t", queue_id, count, 1000)
+        store.archive(url)
+        assert store.clean(forced=True).log
+        put = [row[3] for row in filled.rows]
+        for address in (ArchiveAddress(url), address_at(filled.path)):
+            with address.open() as log:
+                begin, end = dict.fromkeys(queues, 0), {queues[0]: 301, queues[1]: 3}
+                assert bodies(between(log, begin, end, spec)) == put
+                assert bodies(newest(log, begin, end, 3, spec)) == put[-3:]
 
 
 def test_the_newest_of_a_rare_tag_are_looked_for_up_to_the_begin(tmp_path: Path) -> None:

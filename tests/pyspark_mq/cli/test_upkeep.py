@@ -31,7 +31,7 @@ def test_clean_deletes_old_segments(tmp_path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.offsets("orders", 0) == (18, 36)
 
-    done = succeed("clean", path, "--force")
+    done = succeed("clean", f"file:{path}", "--force")
     assert "5 log segments" in done
     assert "stay" not in done
     assert sorted((path / "commitlog").iterdir()) == segments[11:]

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from store import ArchiveUnavailable, ConfigError, NoArchive
 from store.any_log import Queue
 from store.archive.log import ArchiveAddress
-from store.archive.objects import objects_at, without_secrets
+from store.archive.objects import local_path, objects_at, without_secrets
 from tests.filled import Filled
 
 
@@ -132,6 +132,16 @@ def test_what_is_no_url_of_anything() -> None:
     with pytest.raises(ConfigError, match="no JSON"):
         ArchiveAddress("memory://x", "{").open()
     assert without_secrets("s3://key:pass@bucket/a@b") == "s3://bucket/a@b"
+
+
+def test_urls_of_local_directories(tmp_path: Path) -> None:
+    """One with a host was taken for a path below the working directory, and a store there for one without archive."""
+    for url in (f"file:{tmp_path}", f"file://{tmp_path}/", f"file://localhost{tmp_path}", f"LOCAL://{tmp_path}"):
+        assert local_path(url) == str(tmp_path)
+    assert local_path("memory://x") is None
+    for url in ("file://elsewhere/x", "file://x", "file://"):
+        with pytest.raises(ConfigError, match="a URL of a local directory begins with file:///"):
+            objects_at(url, {})
 
 
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
