@@ -34,24 +34,24 @@ _FEW = ((2_000, 500, 0.5),)
 _DELAYED = ((100_000, 50_000, 20.0), (1_000_000, 50_000, 20.0))
 
 BENCHMARKS: dict[str, Callable[[bool], None]] = {
-    "appending": lambda small: appending.main(2_000 if small else 500_000, 1 if small else 5),
-    "archiving": lambda small: archiving.main(2_000, 1, (100,)) if small else archiving.main(1_000_000, 5),
-    "putting": lambda small: putting.main(80 if small else 20_000, 1 if small else 5),
-    "producing": lambda small: producing.main(2_000, 1, (100,)) if small else producing.main(300_000, 5),
-    "starting": lambda small: starting.main(1 if small else 15),
+    "appending": lambda small: appending.main(2_000 if small else 500_000, 0 if small else 5),
+    "archiving": lambda small: archiving.main(2_000, 0, (100,)) if small else archiving.main(1_000_000, 5),
+    "putting": lambda small: putting.main(80 if small else 20_000, 0 if small else 5),
+    "producing": lambda small: producing.main(2_000, 0, (100,)) if small else producing.main(300_000, 5),
+    "starting": lambda small: starting.main(0 if small else 15),
     "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),
-    "reading": lambda small: reading.main(2_000, 1, (100,)) if small else reading.main(2_000_000, 5),
+    "reading": lambda small: reading.main(2_000, 0, (100,)) if small else reading.main(2_000_000, 5),
     "remote_reading": lambda small: (
-        remote_reading.main(2_000, 1, (100,)) if small else remote_reading.main(1_000_000, 5)
+        remote_reading.main(2_000, 0, (100,)) if small else remote_reading.main(1_000_000, 5)
     ),
-    "getting": lambda small: getting.main(2_000 if small else 200_000, 1 if small else 5),
-    "consuming": lambda small: consuming.main(2_000 if small else 500_000, 1 if small else 5),
+    "getting": lambda small: getting.main(2_000 if small else 200_000, 0 if small else 5),
+    "consuming": lambda small: consuming.main(2_000 if small else 500_000, 0 if small else 5),
     "serving": lambda small: serving.main(20, 10, 20, 1 << 18) if small else serving.main(2_000, 200, 2_000, 64 << 20),
-    "writing": lambda small: writing.main(2_000, 1, (100,)) if small else writing.main(2_000_000, 5),
+    "writing": lambda small: writing.main(2_000, 0, (100,)) if small else writing.main(2_000_000, 5),
     "delaying": lambda small: delaying.main(_FEW if small else _DELAYED),
-    "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 1 if small else 3),
+    "filtering": lambda small: filtering.main(2_000 if small else 2_000_000, 0 if small else 3),
     "indexing": lambda small: indexing.main(2_000 if small else 10_000_000, 20 if small else 2_000),
-    "narrowing": lambda small: narrowing.main(2_000 if small else 10_000_000, 1 if small else 3),
+    "narrowing": lambda small: narrowing.main(2_000 if small else 10_000_000, 0 if small else 3),
     "planning": lambda small: planning.main(1, (1, 10)) if small else planning.main(30),
     "processes": lambda small: (
         processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)

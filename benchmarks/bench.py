@@ -76,8 +76,11 @@ def spark(settings: Mapping[str, str] | None = None) -> SparkSession:
 
 
 def side_by_side(runs: int, *measures: Callable[[], float]) -> list[float]:
-    """The median of each measure over `runs` rounds, one after the other in each; one round before to warm up."""
-    rounds = [[measure() for measure in measures] for _ in range(runs + 1)][1:]
+    """The median of each measure over `runs` rounds, one after the other in each; one round before to warm up.
+
+    runs: with 0 of that one, to see that it runs.
+    """
+    rounds = [[measure() for measure in measures] for _ in range(runs + 1)][min(runs, 1) :]
     return [statistics.median(values) for values in zip(*rounds, strict=True)]
 
 

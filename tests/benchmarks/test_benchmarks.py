@@ -15,15 +15,21 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
-ALONE = {"kafka_sink", "kafka_source", "remote_latency"}
-ON_SPARK = {"filtering", "narrowing", "planning", "processes", "reading", "remote_reading", "starting_query", "writing"}
-OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - {"latency"}
+ALONE = {"kafka_sink", "kafka_source"}
+ON_SPARK = {"filtering", "narrowing", "planning", "processes", "reading", "starting_query", "writing"}
+BESIDE_A_BROKER = {"remote_latency", "remote_reading"}
+OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - BESIDE_A_BROKER - {"latency"}
 
 
 @pytest.mark.parametrize(
     "names",
-    [*([name] for name in sorted(ALONE)), sorted(ON_SPARK), sorted(OTHERS)],
-    ids=[*sorted(ALONE), "on Spark", "others"],
+    [
+        *([name] for name in sorted(ALONE)),
+        sorted(ON_SPARK),
+        sorted(OTHERS),
+        pytest.param(sorted(BESIDE_A_BROKER), marks=pytest.mark.rocketmq),
+    ],
+    ids=[*sorted(ALONE), "on Spark", "others", "beside a broker"],
 )
 def test_they_print_their_tables(names: list[str], tmp_path: Path) -> None:
     """Those of a list in one process: one Spark session, and one import of everything."""

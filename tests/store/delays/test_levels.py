@@ -103,7 +103,7 @@ def test_what_a_lost_file_had_comes_when_the_queue_was_made_anew(
             other.put_many([Message("t", b"%d" % n, **{how: when}) for n in range(25)])
             sorted(folder.iterdir())[removed].unlink()
             store.put_many([Message("t", bytes(1000)) for _ in range(20)])
-            store.put(Message("t", b"another", delay_level=2))
+            store.put(Message("t", b"another", delay_level=2 if how == "delay_level" else 1))
             turn.close()
             until(lambda: b"another" in bodies(store, "t"))
             with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
