@@ -64,7 +64,7 @@ def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int, ca
     """The file of the first that waits, or the one behind that: its level waits, and says so once; no other does."""
     with opened(tmp_path) as store:
         store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(250)])
-        store.put(Message(TOPIC, b"another", delay_level=2))
+        store.put(Message(TOPIC, b"another", delay_level=5))  # in a minute: nobody delivers it before
     with opened(tmp_path) as store:
         assert store._writer is not None
         deliverer = store._writer._deliverer
@@ -75,10 +75,10 @@ def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int, ca
         lost.unlink()
         before = len(all_of(store, TOPIC))
         for _ in range(2):
-            delivery.step(int(time.time() * 1000) + 10_000)
+            delivery.step(int(time.time() * 1000) + 60_000)
             delivery.look()
         assert [each.body for each in all_of(store, TOPIC)][before:] == [b"another"]
-        assert delivery._levels.offsets == {1: delivered, 2: 1}
+        assert delivery._levels.offsets == {1: delivered, 5: 1}
     said = [record.getMessage() for record in caplog.records if "wait until this is mended" in record.message]
     assert len(said) == 1
     assert lost.name in said[0]
