@@ -135,15 +135,20 @@ class Segments:
         file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
-    def write(self, offset: int, data: bytes | memoryview) -> bool:
+    def write(self, offset: int, data: bytes | memoryview, *, anew: bool = True) -> bool:
         """Write within one segment, creating its file if needed; whether one was there, or begins with this.
 
-        Raises `StoreFull`.
+        anew: it may be that there is none. Raises `StoreFull`, and `CorruptSegment` where there has to be one.
         """
         start = self._start(offset)
         try:
             file = self._current(start)
         except OffsetLost:
+            if not anew:
+                raise CorruptSegment(
+                    f"{self.path(start)}: was lost, with what stood before byte {offset - start}; nothing of this call "
+                    "is visible: restore the file from a copy, then repeat the call"
+                ) from None
             self._create(start, offset - start, data)
             return offset == start
         file.write(offset - start, memoryview(data))

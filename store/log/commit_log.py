@@ -134,16 +134,18 @@ class CommitLog:
                 yield int(offsets[first]), encoded(first, end)
                 first = end
 
-    def write(self, stretches: Stretches, *, hidden: int | None = None) -> None:
-        """Write what `stretches` say where they say it. Raises `StoreFull`.
+    def write(self, stretches: Stretches, end: int = 0, *, hidden: int | None = None) -> None:
+        """Write what `stretches` say where they say it, in a log that goes up to `end`. Raises `StoreFull`, and
+        `CorruptSegment` where the segment that it ends in is lost: a new one would have a hole before `end`.
 
         hidden: leave the head of the record at this log offset out, so that for whoever walks the log, in RocketMQ too,
         it ends there until `show`.
         """
         for at, data in stretches:
+            anew = at - at % self.segments.size >= end
             if at == hidden:
                 at, data = at + _HEAD_BYTES, memoryview(data)[_HEAD_BYTES:]
-            self.segments.write(at, data)
+            self.segments.write(at, data, anew=anew)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
         """Write the head of the record at log offset `offset`, `size` bytes long, that was hidden."""

@@ -167,7 +167,7 @@ class Appender:
             self._lock.must_be_of_this_process()  # what makes a piece may have forked
             placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
             self._published_end.announce(placed.end, store_timestamp)
-            self._log.write(stretches, hidden=placed.head[0] if hidden and end == begin else None)
+            self._log.write(stretches, begin, hidden=placed.head[0] if hidden and end == begin else None)
             written.append(placed)
             end = placed.end
         self._lock.must_be_of_this_process()

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import CorruptStore, Message, MessageRefused, MessageStore, StoreConfig
+from store import CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore, StoreConfig
 from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
 from store.publish.published_end import PublishedEnd
 from tests.device.disk import Sync, Write
@@ -276,3 +276,27 @@ def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_awa
     with MessageStore.open(path) as store:
         assert bodies(store) == expected
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 5
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_nothing_goes_into_a_new_file_in_place_of_the_logs_last_one(path: Path, count: int, flush: str) -> None:
+    """Or it would be acknowledged in a log that has a hole, which nobody could open to write."""
+    last = sorted((path / "commitlog").iterdir())[-1]
+    with MessageStore.open(path, config=replace(SMALL, flushDiskType=flush)) as store:
+        before, copy = bodies(store), last.read_bytes()
+        messages = [Message("t", f"{n}".encode(), queue_id=0) for n in range(count)]
+        last.unlink()
+        for _ in range(2):
+            with pytest.raises(CorruptSegment, match=f"{last}: was lost, with what stood before byte"):
+                store.put_many(messages)
+            assert not last.exists()
+        last.write_bytes(copy)
+        results = store.put_many(messages)
+        after = bodies(store)
+        assert after == before | {
+            (0, each.queue_offset): sent.body for each, sent in zip(results, messages, strict=True)
+        }
+    with MessageStore.open(path) as store:
+        assert bodies(store) == after
+    check_log(path, len(after))
