@@ -11,6 +11,7 @@ A queue that cannot be archived is passed over, and told when all others are.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from store.any_log import Fingerprint, Queue
-from store.archive.catalog import ArchivedQueue, Catalog, Segment
+from store.archive.catalog import ArchivedQueue, Catalog, Segment, Segments
 from store.archive.key_index import Filing
 from store.archive.kin import Kin
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, NO_TIME, queue_path, segment_path
@@ -199,12 +200,36 @@ class Archiving:
             telling_all(segments.directory.parent, flush)
             self._stretch = (LONG_MAX, 0)
         # One of which all has gone by its age begins under a name that none had: who reads may be late.
-        first = int(time.time() * 1000) if self.is_begun else 0
-        index, replaced = self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
+        first = int(time.time() * 1000) if self.is_begun and not self._catalog.index else 0
+        try:
+            index, replaced = self._filed(first)
+        except (OffsetLost, CorruptSegment) as error:
+            first = self._begin_index_anew(error)
+            index, replaced = self._filed(first)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
         self.is_begun, self._unsaved = True, 0
         self._place.delete(replaced)
+
+    def _filed(self, first: int) -> tuple[Segments, list[str]]:
+        return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
+
+    def _begin_index_anew(self, error: StoreError) -> int:
+        """Without its last segment, which is lost: what is archived by now is read where a key is looked for. Where the
+        next one begins."""
+        warnings.warn(
+            f"{error}. Without it the index goes on: who looks for a key reads what was archived until now",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        saved = self._place.load()
+        for queue, archived in saved.queues.items() if saved is not None else ():
+            if archived.indexed_from is not None:
+                now = replace(self._catalog.queues[queue], indexed_from=archived.max_offset)
+                self._catalog = self._catalog.having(queue, now)
+        *kept, lost = self._catalog.index
+        self._catalog = replace(self._catalog, index=tuple(kept))
+        return lost.stop
 
     def _born(self, queues: Sequence[Queue]) -> dict[str, int]:
         """Since when each topic is there."""

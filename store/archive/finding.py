@@ -97,18 +97,18 @@ class Finding:
         before: of some queues the offset up to which they are looked for. Raises as `narrowed`, `CorruptRecord`.
         """
         there = {queue: it for queue in queues if (it := self._flat(queue)) is not None}
-        found: dict[tuple[int, int], StoredMessage] = {}
+        found: dict[tuple[str, int, int], StoredMessage] = {}  # in a light queue they are of several topics
         for message in self._messages(there, key, begin, end):
             is_wanted = message.queue_offset < before.get(Queue(message.topic, message.queue_id), END_OF_TIME)
             if is_wanted and has_key(message, key) and begin <= message.store_timestamp <= end:
-                found[message.queue_id, message.queue_offset] = message
+                found[message[:3]] = message
                 if len(found) == most:
                     break
         for queue, it in there.items():
             stop = min(_unindexed_until(it, self._catalog), before.get(queue, END_OF_TIME))
             for message in _with_key(it, it.min_offset(), stop, key):
                 if begin <= message.store_timestamp <= end:
-                    found[message.queue_id, message.queue_offset] = message
+                    found[message[:3]] = message
         ordered = sorted(found.values(), key=lambda each: (each.store_timestamp, each.queue_id, each.queue_offset))
         return ordered[-most:]
 

@@ -82,13 +82,13 @@ class Filing:
     ) -> tuple[Segments, list[str]]:
         """Write what was added; the index as the metadata is to name it, and the objects that go afterwards.
 
-        existing: the catalog's. first: where an empty one begins. Raises what `write` does, `OffsetLost`,
-        `CorruptSegment`, `ArchiveUnavailable`.
+        existing: the catalog's. first: where the next segment begins at the earliest. Raises what `write` does,
+        `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`.
         """
         if not self._items:
             return catalog.index, []
         index, replaced = catalog.index, []
-        base, begin, end = index[-1].stop if index else first, None, 0
+        base, begin, end = max(first, index[-1].stop if index else 0), None, 0
         if index and not index[-1].sealed and index[-1].size < _bytes_of(_SMALL):
             *kept, last = index
             index, begin, end = tuple(kept), last.begin, last.end

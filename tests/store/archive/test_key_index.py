@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import CorruptSegment, Message, MessageStore, OffsetLost, UnknownTopic
+from store import CorruptSegment, Message, MessageStore, OffsetLost, StoreConfig, UnknownTopic
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive import finding, key_index
 from store.archive.expiry import expire
@@ -23,6 +23,7 @@ from store.archive.log import ArchiveAddress, ArchiveLog
 from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
 from store.read.filters import EVERYTHING
 from tests.logs.archives import ArchivedStore, archived
+from tests.store.log.test_light_queues import broker_has_it, made_up
 from tests.waiting import another_millisecond
 
 TOPICS = {"orders": 2, "invoices": 1}
@@ -257,6 +258,43 @@ def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: 
     file.unlink()
     with it.address.open() as log, pytest.raises(OffsetLost, match="is gone"):
         log.query("orders", "k1")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *, is_cut: bool) -> None:
+    """Or nothing more could be archived, and nothing cleaned away: it is made of what is archived next."""
+    fill(it.store, 100)
+    it.archive()
+    (file,) = index_files(tmp_path / "archive")
+    file.write_bytes(b"cut") if is_cut else file.unlink()
+    for seed in (1, 2):
+        fill(it.store, 50, seed)
+        if seed == 1:
+            with pytest.warns(RuntimeWarning, match="who looks for a key reads what was archived until now"):
+                it.archive()
+        it.archive()
+        with it.address.open() as log:
+            holds(log, it.store, [f"k{each}" for each in range(0, 31, 3)])
+    with it.address.open() as log:
+        assert sum(each.length for each in log.with_keys(everything(log), ["none"])) == 100
+
+
+def test_a_key_of_a_light_queue_whose_messages_were_sent_to_several_topics(tmp_path: Path) -> None:
+    """To queue 0 of each, at the same offsets."""
+    config = StoreConfig(
+        mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50
+    )
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        for topic in "ab":
+            store.create_topic(topic, 1)
+        for number in range(4):
+            store.put(made_up("%LMQ%x", str(number), "ab"[number % 2], "k"))
+    broker_has_it(tmp_path / "mq")
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.archive(str(tmp_path / "archive"))
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        found = {(each.topic, each.queue_offset) for each in log.query("%LMQ%x", "k")}
+        assert found == {("a", 0), ("b", 0), ("a", 1), ("b", 1)}
 
 
 def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
