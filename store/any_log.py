@@ -192,7 +192,9 @@ class Held(Protocol):
     def __iter__(self) -> Iterator[QueueRange | None]: ...
 
     def __next__(self) -> QueueRange | None:
-        """Raises `UnknownTopic` for a queue that is gone, and `StoreNotOpen` where the log was closed meanwhile."""
+        """Of a queue that is gone an empty range, whose reader is told; or it raises `UnknownTopic`: all of it is gone.
+
+        Raises `StoreNotOpen` where the log was closed meanwhile."""
 
     def __enter__(self) -> Held: ...
 

@@ -25,9 +25,9 @@ _CODES = (
 
 
 @contextmanager
-def name_server(folder: Path, *brokers: str) -> Iterator[str]:
+def name_server(folder: Path, *brokers: str, remembers: bool = True) -> Iterator[str]:
     """Its address. It answers what `brokers` do, put together: lists and tables, one behind another; of one that is
-    away what it said last, as a name server does for two minutes."""
+    away what it said last, as a name server does for two minutes; unless it said that it leaves (remembers=False)."""
     thread, figures, last = LoopThread("names"), Figures(folder, "names"), dict[Any, Any]()
 
     def answer(request: Request) -> Response:
@@ -41,7 +41,7 @@ def name_server(folder: Path, *brokers: str) -> Iterator[str]:
                 refused = error
                 continue
             except Unreachable:
-                if asked not in last:
+                if asked not in last or not remembers:
                     continue
             for name, value in json.loads(last[asked]).items():
                 before = together.setdefault(name, value)

@@ -138,25 +138,31 @@ class Rebalancer:
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _correct(self, now: float) -> None:
-        """Begin those anew that the puller stopped, if they are there: where the log says; or else with what was stored
-        since, which of a queue that ends before what was read is nothing, and of one that was made anew all."""
+        """Begin those anew that the puller stopped, if they are there: where the log says, or where `_stored_since`."""
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
                 found: Positions = {} if queue.sent_to is None else {name: queue.sent_to}
                 with suppress(UnknownTopic):
-                    found = found or self._log.offsets_by_time([name], int(queue.stored_at), Boundary.LOWER)
-                    self._member.reset(found)
-                if name in found:
-                    what = (
-                        "read up to %d, and going on at %d: an admin tool has reset the group, or the topic was deleted"
-                    )
-                    what += " and made anew, or messages were lost that were on no device"
-                    _logger.warning(f"%s: {what}", name, queue.pulled, found[name])
-                else:
+                    found = found or self._stored_since(name, queue)
+                    if queue.sent_to is not None or found.get(name) != queue.pulled:
+                        self._member.reset(found)
+                if name not in found:
                     self._queues.remove(queue)
                     self._member.forget([name])
                     self._gone[name] = queue.stored_at
+                elif found[name] != queue.pulled:
+                    what = "read up to %d, and going on at %d: an admin tool has reset the group, or the topic was "
+                    what += "deleted and made anew, or messages were lost that were on no device"
+                    _logger.warning(f"%s: {what}", name, queue.pulled, found[name])
                 self._leave(name, now)
+
+    def _stored_since(self, name: Queue, queue: ProcessQueue) -> Positions:
+        """Where to go on in a queue that is stopped, if it is there: where it was, or before that, at what is not what
+        was read. What was pulled, and not handed out, may be there still, and what is in hand may be none of it."""
+        found = self._log.offsets_by_time([name], int(queue.stored_at), Boundary.LOWER)
+        if found.get(name, math.inf) >= queue.pulled:
+            return dict.fromkeys(found, queue.pulled)
+        return {each: min(at, self._member.committed([each]).get(each, at)) for each, at in found.items()}
 
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
         leaving = self._mine.pop(queue)

@@ -17,7 +17,7 @@ from store.cluster.pulls import Records
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker
 from store.cluster.tails import HOLD_SECONDS, held_pull
-from store.errors import RemotingError, StoreClosed, UnknownTopic
+from store.errors import RemotingError, StoreClosed
 from store.remoting.command import Command
 from store.remoting.headers import Pulled
 
@@ -32,6 +32,11 @@ class _Pull(NamedTuple):
     queue: Queue
     position: int
     failing: float | None = None
+
+
+def _nothing(pull: _Pull) -> QueueRange:
+    """Where a queue is gone: who reads it is told, and the other queues of its topic may be on other brokers."""
+    return QueueRange(*pull.queue, pull.position, pull.position)
 
 
 class _Answered(NamedTuple):
@@ -58,7 +63,7 @@ class ClusterHeld:
         self._failed: list[tuple[float, _Pull]] = []  # when to begin them again, the first one first
         self._failing: set[Queue] = set()
         self._heard = -math.inf  # when a pull was answered last, time.monotonic()
-        self._gone: list[Queue] = []
+        self._gone: list[_Pull] = []  # of which no broker has the queue
         for queue, position in begin.items():
             self._begin(_Pull(queue, position))
 
@@ -77,8 +82,7 @@ class ClusterHeld:
         quiet = time.monotonic() + self._idle
         while self._under_way or self._failed or self._gone:
             if self._gone:
-                queue = self._gone.pop()
-                raise UnknownTopic(f"{self._brokers.address}: no broker has {queue} any more")
+                return _nothing(self._gone.pop())
             try:
                 answered = self._woken.get(timeout=max(0.0, self._next_look(quiet) - time.monotonic()))
             except Empty:
@@ -108,7 +112,7 @@ class ClusterHeld:
         queue, position, _ = pull
         broker = self._brokers.readable([queue]).get(queue)
         if broker is None:
-            self._gone.append(queue)
+            self._gone.append(pull)
             return
         seconds = min(HOLD_SECONDS, max(0.0, self._deadline - time.monotonic()))
         ask = held_pull(self._brokers.address.consumer_group, queue, position, _MOST_AT_ONCE, seconds)
@@ -131,8 +135,8 @@ class ClusterHeld:
             return None
         self._failing.discard(pull.queue)
         self._heard = time.monotonic()
-        if command is None:
-            raise UnknownTopic(f"{self._brokers.address}: there is no topic {pull.queue.topic} any more")
+        if command is None:  # its broker has no such topic any more
+            return _nothing(pull)
         if command.code == ResponseCode.PULL_NOT_FOUND:
             if time.monotonic() < self._deadline:
                 self._begin(_Pull(pull.queue, pull.position))

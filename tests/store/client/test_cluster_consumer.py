@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from store.remoting.serving import serve
 from tests.name_server import name_server
 from tests.store.client.consumers import QUEUES, Seen, config, has_done, opened, put
 from tests.store.client.consumers import TOPIC as TOPIC_HERE
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE, another_millisecond, until
 
 TOPIC = [Queue("t", BrokerQueueId(BrokerConfig.brokerName, number)) for number in range(QUEUES)]
 
@@ -345,6 +346,62 @@ def test_one_of_two_brokers_is_away(
             until(lambda: {*seen.numbers} == {*range(200)})
             consumer.close()
             assert there.group("g").committed(queues[0] | queues[1]) == dict.fromkeys(queues[0] | queues[1], 25)
+
+
+def waits_for(go: threading.Event) -> Callable[[ReceivedMessage], None]:
+    def listener(message: ReceivedMessage) -> None:
+        assert go.wait(PATIENCE)
+
+    return listener
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
+    tmp_path: Path, consumers: ExitStack, orderly: bool
+) -> None:
+    """What was pulled of their queues and not handed out yet is handed out."""
+    here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
+    broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
+    consumers.enter_context(broker)
+    names = name_server(tmp_path, broker.address, leaving.address, remembers=False)
+    there = ClusterAddress((consumers.enter_context(names),), patience=0.5)
+    queues = [{Queue("t", BrokerQueueId(name, number)) for number in range(QUEUES)} for name in "ab"]
+    for first in range(0, 200, 20):
+        another_millisecond()
+        put(here, range(first, first + 20))
+    seen = Seen(waits_for(go := threading.Event()))
+    with Consumer(there, "g", "t", seen, orderly=orderly, config=config(consume_thread_max=4)) as consumer:
+        until(lambda: {*consumer.assigned} >= queues[0] | queues[1])
+        until(lambda: len(seen.numbers) == 4 and broker.held == leaving.held == QUEUES + 1)
+        leaving.close()
+        until(lambda: not queues[1] & ({*consumer.assigned} | consumer._pullers[0]._waiting.keys()))
+        go.set()
+        until(lambda: {*seen.numbers} == {*range(200)})
+        until(lambda: has_done(consumer, queues[0]) == {50})
+    assert len(seen.numbers) == 200
+    assert there.group("g").committed(queues[0]) == dict.fromkeys(queues[0], 50)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_broker_that_lost_the_end_of_its_queues(tmp_path: Path, orderly: bool) -> None:
+    """As with ASYNC_FLUSH: what it has still comes, also what was pulled and not handed out, and what comes instead."""
+    with opened(tmp_path) as store:
+        store.create_topic("%RETRY%g", 1)  # or the consumer waited for it
+        put(store, range(100))
+    shorter = Path(shutil.copytree(store.path, tmp_path / "shorter"))
+    seen = Seen(waits_for(go := threading.Event()))
+    with MessageStore.open(store.path) as store, serve(store, "127.0.0.1:0") as serving:
+        another_millisecond()
+        put(store, range(100, 200))
+        there = ClusterAddress((serving.address,))
+        consumer = Consumer(there, "g", "t", seen, orderly=orderly, config=config(consume_thread_max=4))
+        until(lambda: len(seen.numbers) == 4 and serving.held == QUEUES + 1)
+        pulled = [queue for name, queue in consumer._rebalancer._mine.items() if name in TOPIC]
+    with MessageStore.open(shorter) as store, serve(store, serving.address), consumer:
+        put(store, range(1000, 1008))
+        until(lambda: all(queue.is_stopped for queue in pulled))
+        go.set()
+        until(lambda: {*range(100), *range(1000, 1008)} <= {*seen.numbers})
 
 
 ACCOUNTS = """
