@@ -254,7 +254,7 @@ class LocalMember:
             if self._seat.is_taken:
                 self._in_turn(self._leave)
         finally:
-            self._seat.leave()
+            self._seat.drop()
             self._watch.close()
             with self._threads:
                 if self._store is not None:
@@ -273,10 +273,8 @@ class LocalMember:
         return self._files.in_turn(work)
 
     def _leave(self) -> None:
-        try:
-            self._persist()
-        finally:
-            self._seat.leave()
+        self._persist()
+        self._seat.leave()
 
     def _persist(self) -> None:
         entry = self._seat.entry

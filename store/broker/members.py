@@ -117,7 +117,7 @@ class Seat(Opened):
                 self.must_be_open()
                 write_at(self._fd, text.ljust(self._size), 0)  # what was left of a longer one would not be JSON
         except BaseException:
-            self.leave()
+            self.drop()
             raise
         self._size = max(self._size, len(text))
         self.entry = entry
@@ -141,13 +141,18 @@ class Seat(Opened):
                 note_at(self._done_fd, slot, offset)
 
     def leave(self) -> None:
-        """The second time, and in a forked process, this does nothing."""
+        """With what was noted. The second time, and in a forked process, this does nothing."""
         if not self._is_over:
-            self._is_over = True
             with suppress(StoreReplaced):
                 self._place.check()
                 self._path.unlink()
                 done_path(self._path).unlink(missing_ok=True)
+            self.drop()
+
+    def drop(self) -> None:
+        """Leave as if killed: what was noted is inherited. After `leave`, and in a forked process, it does nothing."""
+        if not self._is_over:
+            self._is_over = True
             with self._threads:
                 self._let_go()
 

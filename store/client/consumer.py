@@ -173,8 +173,12 @@ class Consumer(Opened):
             most = config.consume_message_batch_max_size
             calling = partial(consume, queues, self._service, listener, group.name, most, figures)
             self._workers = [self._thread(calling) for _ in range(config.consume_thread_max)]
-        for thread in (*self._threads, *self._workers):
-            thread.start()
+        try:
+            for thread in (*self._threads, *self._workers):
+                thread.start()
+        except BaseException:  # no more threads, an interrupt: nobody has this, to close it
+            self.close()
+            raise
 
     @property
     def id(self) -> str:
@@ -189,6 +193,7 @@ class Consumer(Opened):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until the consumer is closed, at most `timeout` seconds; whether it is. Raises what ended it."""
+        self._must_not_be_forked()
         ended = self._over.wait(timeout)
         if self._error is not None:
             raise self._error
@@ -257,13 +262,13 @@ class Consumer(Opened):
     def _wait_for_calls(self) -> None:
         deadline = time.monotonic() + self._config.await_termination_when_shutdown
         workers = [worker for worker in self._workers if worker is not threading.current_thread()]
-        for worker in workers:
+        for worker in filter(_is_started, workers):
             worker.join(max(0.0, deadline - time.monotonic()))
         if any(worker.is_alive() for worker in workers):
             _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
 
     def _let_all_go(self) -> None:
-        for thread in self._threads:
+        for thread in filter(_is_started, self._threads):
             if thread is not threading.current_thread():
                 thread.join()
         self._figures.close()
@@ -362,6 +367,10 @@ class Consumer(Opened):
 
     def _let_go(self) -> None:
         """Its threads are not in a forked child, and its member leaves that by itself."""
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    return thread.ident is not None
 
 
 def _tell(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:

@@ -25,7 +25,9 @@ from store import (
     MessageModel,
     MessageStore,
     ReceivedMessage,
+    StoreBusy,
     StoreError,
+    StoreForked,
     Subscription,
     UnknownTopic,
 )
@@ -35,8 +37,9 @@ from store.client import rebalancer
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local import LocalAddress
 from store.local_group import LocalGroup
+from store.publish.locks import among_groups
 from tests.logs.memory import Memory, serve
-from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
+from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, has_done, opened, put
 from tests.waiting import PATIENCE, until
 
 
@@ -309,3 +312,60 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
     assert LocalGroup(store.path, "g").members() == []
     hold.set()
     interrupting.join()
+
+
+def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:
+    """For another holds it for too long; whoever comes next has it from what was noted."""
+    put(store, range(40))
+    consumer = Consumer(store.path, "g", "t", seen := Seen(), config=config())
+    until(lambda: len(seen.numbers) == 40 and has_done(consumer, TOPIC) == {10})
+    holds, hold = threading.Event(), threading.Event()
+
+    def work() -> None:
+        holds.set()
+        hold.wait()
+
+    holding = threading.Thread(target=among_groups, args=(store.path, PATIENCE, work))
+    holding.start()
+    assert holds.wait(PATIENCE)
+    consumer._member._files._timeout = 0.01  # type: ignore[attr-defined]
+    with pytest.raises(StoreBusy):
+        consumer.close()
+    hold.set()
+    holding.join()
+    with Consumer(store.path, "g", "t", seen, config=config()) as consumer:
+        until(lambda: consumer.assigned == TOPIC)
+        put(store, range(40, 44))
+        until(lambda: len(seen.numbers) >= 44)
+    assert sorted(seen.numbers) == [*range(44)]
+
+
+def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
+    with Consumer(store.path, "g", "t", Seen(), config=config()) as consumer:
+        child = os.fork()
+        if not child:
+            signal.alarm(int(PATIENCE))
+            try:
+                consumer.wait()
+            except StoreForked:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has it, to close it: it would go on consuming."""
+    started, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(started) == 7:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Consumer(store.path, "g", "t", Seen(), config=config())
+    monkeypatch.undo()
+    assert LocalGroup(store.path, "g").members() == []
+    assert not any(thread.is_alive() for thread in started if thread.name.startswith("consumer"))
