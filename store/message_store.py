@@ -308,22 +308,30 @@ class MessageStore(StoreFinder):
         Raises `StoreLocked` in a thread that is in the middle of an append, as a signal's handler may be; then nothing
         is closed: close it later.
         """
-        if self._dropped.alive and self._writer is not None:
-            self._writer.must_be_outside()
-        if self._dropped.detach() is None:
+        writer: Writer | None = vars(self).get("_writer")
+        if writer is not None:
+            writer.must_be_outside()
+        watches: Watches | None = vars(self).pop("_watches", None)
+        if watches is None:  # somebody closes it, or has
             return
         self._is_over = True
-        watches, writer = self._watches, self._writer
         try:
-            self._let_go()
-            watches.close()
+            try:
+                self._drop_rooms()
+                watches.close()
+            finally:
+                if writer is not None:
+                    writer.close()
         finally:
-            if writer is not None:
-                writer.close()
+            if writer is None or writer.is_over:  # or else an interrupt came: it is closed when nobody has it any more
+                self._dropped.detach()
 
     def _let_go(self) -> None:
         if "_dropped" in vars(self):
             self._dropped.detach()
+        self._drop_rooms()
+
+    def _drop_rooms(self) -> None:
         for room in _ROOMS:
             vars(self).pop(room, None)
 
@@ -368,7 +376,7 @@ def _nothing() -> None:
 
 def _drop(path: str, writer: Writer | None, watches: Watches) -> None:
     """What `close` would have done, for a store that was dropped; it may be in the middle of anything."""
-    warnings.warn(f"{path}: this store was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
     watches.close()
     if writer is not None:
         writer.drop()
+    warnings.warn(f"{path}: this store was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)

@@ -14,7 +14,7 @@ from weakref import finalize
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
 from store.delays.step_back import delays_step_back
-from store.errors import StoreBusy, StoreError, StoreLocked
+from store.errors import StoreBusy, StoreClosed, StoreError, StoreLocked
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
@@ -253,18 +253,24 @@ class Writer:
         """
         self._close(None)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left, or does when the append that is under way leaves."""
+        return self._lock.is_over
+
     def drop(self) -> None:
         """`close`, when nobody has the store any more: by the garbage collector, in any thread, wherever that is.
 
-        So it waits for nobody else's append: during one, `abort` stays for whoever leaves last.
+        So a thread of its own does it, for whoever it interrupts may have what a thread of this one waits for; but
+        where the process ends. And it waits for nobody else's append: during one, `abort` stays for who leaves last.
         """
-        if self._flusher.is_this_thread or self._deliverer.is_this_thread or self._lock.is_inside:
+        if threading.main_thread().is_alive():
             threading.Thread(target=self._close_at_once, name="mq-drop").start()
         else:
             self._close_at_once()
 
     def _close_at_once(self) -> None:
-        with suppress(StoreBusy):
+        with suppress(StoreBusy, StoreClosed):  # closed, where an interrupt came
             self._close(0.0)
 
     def _close(self, timeout: float | None) -> None:

@@ -66,11 +66,6 @@ class Deliverer:
         """Whether it delivers, or waits for its turn."""
         return self._thread is not None
 
-    @property
-    def is_this_thread(self) -> bool:
-        """Whether it is the background thread that asks."""
-        return self._thread is threading.current_thread()
-
     def stop(self) -> None:
         """End the background thread. The turn is kept until `leave`."""
         with self._starting:

@@ -126,11 +126,6 @@ class Flusher:
     def _is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    @property
-    def is_this_thread(self) -> bool:
-        """Whether it is the background thread that asks."""
-        return self._thread is threading.current_thread()
-
     def stop(self) -> None:
         """`end`, and flush what is left. Raises `FlushFailed`."""
         self.end()

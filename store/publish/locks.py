@@ -129,6 +129,11 @@ class StoreLock(Opened):
             self._leave()
 
     @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or is that of a parent process."""
+        return self._is_over
+
+    @property
     def is_inside(self) -> bool:
         """Whether this thread is inside `exclusively`: it was interrupted there, or what it does there calls this."""
         return self._this_thread.is_inside

@@ -423,6 +423,19 @@ def opening_and_closing(path: Path, rounds: int, choose: random.Random) -> None:
     check_log(path, len(found))
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_closing_interrupted_at_any_place_is_done_when_nobody_has_the_store(tmp_path: Path) -> None:
+    MessageStore.open(tmp_path).close()
+    before, places = set(threading.enumerate()), interrupted_at(-1, MessageStore.open(tmp_path).close, function="close")
+    for place in range(1, places + 1):
+        with suppress(Interrupt):
+            interrupted_at(place, MessageStore.open(tmp_path).close, function="close")
+        until(lambda: set(threading.enumerate()) == before)
+        assert is_free(tmp_path, 0), f"place {place} of {places}"
+    MessageStore.open(tmp_path).close()
+    assert not (tmp_path / "abort").exists()
+
+
 # Of the last that each of them makes; nobody gives the writer back that is not whole yet.
 @pytest.mark.parametrize(("last", "is_left"), [("message_store.Watches", False), ("writer.Figures", True)])
 def test_opening_is_interrupted_when_its_writer_is_there(

@@ -20,9 +20,11 @@ import pytest
 from store import Message, MessageStore, StoreBusy, StoreConfig, StoreLocked
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
+from store.files.opened import opening
+from store.publish.figures import Figures
 from store.publish.flusher import Flusher
 from store.publish.published_end import PublishedEnd
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 NEVER_FLUSHED = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=200)
@@ -38,6 +40,10 @@ def descriptors(path: Path) -> list[str]:
 
 def flushers() -> int:
     return sum(thread.name == "mq-flush" for thread in threading.enumerate())
+
+
+def is_nobody_dropping() -> bool:
+    return all(thread.name != "mq-drop" for thread in threading.enumerate())
 
 
 def dropped(path: Path, *, read_only: bool = False, appends: bool = True) -> None:
@@ -78,6 +84,7 @@ def test_a_dropped_store_is_gone(path: Path, read_only: bool, appends: bool) -> 
     before, threads = descriptors(path), flushers()
     with pytest.warns(ResourceWarning, match=rf"{path}: this store was dropped; close it, or use a with statement"):
         dropped(path, read_only=read_only, appends=appends)
+    until(is_nobody_dropping)
     assert descriptors(path) == before
     assert flushers() == threads
     assert not (path / "abort").exists()
@@ -111,6 +118,7 @@ def test_a_dropped_store_that_others_write_to(path: Path) -> None:
     with MessageStore.open(path) as other:
         with pytest.warns(ResourceWarning):
             dropped(path)
+        until(is_nobody_dropping)
         assert (path / "abort").exists()
         assert other.put(Message("t", b"x")).queue_offset == 2
     assert not (path / "abort").exists()
@@ -126,10 +134,36 @@ def test_a_store_that_is_dropped_during_an_append_of_another_in_the_same_thread(
         def during_an_append() -> None:
             with pytest.warns(ResourceWarning):
                 box.clear()
+            until(is_nobody_dropping)
 
         other._writing().exclusively(during_an_append)
         assert (path / "abort").exists()
         assert other.put(Message("t", b"x")).queue_offset == 2
+    assert not (path / "abort").exists()
+
+
+def test_a_store_that_is_dropped_where_its_flusher_waits_for_this_thread(path: Path) -> None:
+    """Which has the lock under which files are opened and processes forked: the collector may run wherever that is."""
+
+    def is_waiting(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and frame.f_code is Figures._open.__code__
+
+    def drop() -> None:
+        box = [MessageStore.open(path, config=StoreConfig(flushIntervalCommitLog=1))]
+        with opening:
+            box[0].put(Message("t", b"x"))
+            flusher = box[0]._writing()._flusher._thread
+            assert flusher is not None
+            until(lambda: is_waiting(flusher))
+            with pytest.warns(ResourceWarning):
+                box.clear()
+
+    thread = threading.Thread(target=drop, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    until(is_nobody_dropping)
     assert not (path / "abort").exists()
 
 
@@ -221,7 +255,7 @@ def test_a_store_that_is_dropped_in_the_middle_of_an_append(path: Path) -> None:
     append.add("t", pa.RecordBatchReader.from_batches(pa.schema([("body", pa.binary())]), bodies()))
     assert append.publish().queue_offsets.tolist() == [1, 2, 3]
     assert other.put(Message("t", b"other")).queue_offset == 4
-    until(lambda: all(thread.name != "mq-drop" for thread in threading.enumerate()))
+    until(is_nobody_dropping)
     other.close()
     assert not (path / "abort").exists()
 
