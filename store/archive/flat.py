@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 
@@ -26,9 +25,6 @@ _ENDLESS = 1 << 62
 MAX_STRETCH = 4 * _PIECE_BYTES
 
 
-Data = TypeVar("Data", bytes, Bytes)
-
-
 class FlatFile:
     """A file in segments, each an object."""
 
@@ -45,21 +41,18 @@ class FlatFile:
         for segment, path in zip(self._segments, self._paths, strict=True):
             first, last = max(begin, segment.base), min(end, segment.stop)
             if first < last:
-                parts.append(self._of_segment(path, first - segment.base, last - segment.base, self._objects.read))
+                parts.append(self._of_segment(path, first - segment.base, last - segment.base))
         if sum(map(len, parts)) != end - begin:
             raise OffsetLost(f"{self.where}: bytes {begin} to {end} are not archived any more")
         return joined(parts)
 
     def view(self, begin: int, end: int) -> Bytes:
-        """`read` of many bytes, uint8, without a copy where they are in one segment."""
-        for segment, path in zip(self._segments, self._paths, strict=True):
-            if segment.base <= begin < end <= segment.stop:
-                return self._of_segment(path, begin - segment.base, end - segment.base, self._objects.view)
+        """`read`, as uint8."""
         return np.frombuffer(self.read(begin, end), np.uint8)
 
-    def _of_segment(self, path: str, begin: int, end: int, take: Callable[[str, int, int], Data]) -> Data:
+    def _of_segment(self, path: str, begin: int, end: int) -> bytes:
         try:
-            data = take(path, begin, end)
+            data = self._objects.read(path, begin, end)
         except FileNotFoundError as error:
             raise OffsetLost(
                 f"{self._objects.url}/{path}: it is gone; if nothing deletes old ones, restore it from a copy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import re
 import threading
@@ -13,11 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
 from store.errors import ArchiveUnavailable, ConfigError
 from store.files.atomic import make_folder, sync_directory, write_file
-from store.format.strings import Bytes
 
 _URL = re.compile(r"(?P<scheme>([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _SECRET = re.compile(r"(?<=://)[^/@]*@")  # a user, or a key, and its password
@@ -44,9 +40,6 @@ class Objects(Protocol):
 
     def read(self, path: str, begin: int, end: int) -> bytes:
         """Bytes [begin, end), fewer where it is shorter. Raises `FileNotFoundError`."""
-
-    def view(self, path: str, begin: int, end: int) -> Bytes:
-        """`read` of many bytes, uint8."""
 
     def read_all(self, path: str) -> bytes:
         """Raises `FileNotFoundError`."""
@@ -105,7 +98,8 @@ def without_secrets(url: str) -> str:
 
 
 class Directory:
-    """An archive in a directory, which is mapped: the system reads ahead."""
+    """An archive in a directory, where the system reads ahead. It is not mapped: a page that is gone, as on a network's
+    file system or a bad disk, would end the process."""
 
     ahead = 0
 
@@ -121,15 +115,6 @@ class Directory:
                 return os.pread(fd, length, begin) if length > 0 else b""
             finally:
                 os.close(fd)
-
-    def view(self, path: str, begin: int, end: int) -> Bytes:
-        skipped = begin % mmap.ALLOCATIONGRANULARITY
-        with _explained(self._root / path), (self._root / path).open("rb") as file:
-            length = min(end, os.fstat(file.fileno()).st_size) - begin
-            if length <= 0:
-                return np.empty(0, np.uint8)
-            mapped = mmap.mmap(file.fileno(), skipped + length, access=mmap.ACCESS_READ, offset=begin - skipped)
-            return np.frombuffer(mapped, np.uint8)[skipped:]
 
     def read_all(self, path: str) -> bytes:
         with _explained(self._root / path):
@@ -190,9 +175,6 @@ class Remote:
             if is_refused and self.size(path) <= begin:  # S3 has no range that begins behind the end
                 return b""
             raise
-
-    def view(self, path: str, begin: int, end: int) -> Bytes:
-        return np.frombuffer(self.read(path, begin, end), np.uint8)
 
     def read_all(self, path: str) -> bytes:
         return bytes(self._try(path, lambda: self._files.cat_file(self._at(path))))

@@ -7,12 +7,9 @@ import time
 from collections.abc import Hashable
 from concurrent.futures import Future
 
-import numpy as np
-
 from store.archive.catalog import Catalog
 from store.archive.objects import Objects, joined
 from store.archive.place import Place
-from store.format.strings import Bytes
 
 _LOOK_SECONDS = 1.0
 _BLOCK_BYTES = 1 << 20  # a request
@@ -84,9 +81,6 @@ class RecentObjects:
             at = number * _BLOCK_BYTES
             parts.append(self._block(path, number)[max(0, begin - at) : end - at])
         return joined(parts)
-
-    def view(self, path: str, begin: int, end: int) -> Bytes:
-        return np.frombuffer(self.read(path, begin, end), np.uint8)
 
     def read_all(self, path: str) -> bytes:
         return self._objects.read_all(path)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from store import MessageStore
 from store.any_log import QueueRange, ReadSpec
-from store.archive.flat import FlatQueue
+from store.archive.catalog import Segment
+from store.archive.flat import FlatFile, FlatQueue
+from store.archive.layout import COMMIT_LOG, segment_path
+from store.archive.objects import objects_at
 from store.archive.of_store import StoreArchive
 from store.read.filters import EVERYTHING
 from store.read.scan import scan_queue
@@ -40,3 +44,13 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
                     cuts += number > 0
         assert cuts > 30
         assert QueueRange(*queues[0], 0, 1).queue.topic.startswith("%LMQ%")
+
+
+def test_what_goes_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+    """A mapped page that is gone would: on a bad disk, or where a network's file system deleted it."""
+    objects = objects_at(str(tmp_path), {})
+    objects.write(f"folder/{segment_path('mq/t/0', COMMIT_LOG, 0)}", bytes([1]) * 9000)
+    read = FlatFile(objects, "folder", "mq/t/0", COMMIT_LOG, (Segment(0, 9000),)).view(0, 9000)
+    (file,) = tmp_path.glob("folder/mq/t/0/COMMIT_LOG/*")
+    os.truncate(file, 0)
+    assert read.sum() == 9000
