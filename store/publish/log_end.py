@@ -186,9 +186,8 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
         offset, size, _ = queue.entries(first, first + 1)[0].item()
     except OffsetLost:
         return 0
-    is_entry = (
-        offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE and log.segments.exists(offset)
-    )  # or retention took all before
+    # Damage may lead where no segment is; and where retention took one, it took all before.
+    is_entry = offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE and log.segments.exists(offset)
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
 
 
