@@ -1,4 +1,4 @@
-"""`FiledKeys`: whether a directory that is only read has lost keys from its index since somebody noted what it had."""
+"""`FiledKeys`: whether a directory has lost keys from its index since somebody noted what it had."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FiledKeys:
     """The last key of each file of one store's index, as `QueueEnds` has them: whether all are there is looked at once,
     and again when there are other files. So is an index noticed that is being made anew.
 
-    Who writes has looked as it opened. What a broker did with its index is known to nobody.
+    What a broker did with its index is known to nobody.
     """
 
     def __init__(self, root: Path, log: CommitLog, index: Index, end: PublishedEnd | LogEnd) -> None:
@@ -29,7 +29,7 @@ class FiledKeys:
         self._log = log
         self._index = index
         self._end = end
-        self._is_known = not isinstance(end, LogEnd) or not index.is_enabled
+        self._is_known = not index.is_enabled
         self._whole: tuple[int | None, list[str]] | None = None  # what was seen when all were there
 
     def searched(self, search: Callable[[], Found]) -> Found:
@@ -46,8 +46,9 @@ class FiledKeys:
         if (lost := self.lost()) is not None:
             raise CorruptSegment(
                 f"{self._index.directory}: file {lost[0]} had a key of the record at log offset {lost[1]}, and no "
-                "file has it now, so searches by key would find less; open the store for writing, which makes an index "
-                "anew of which files are gone, or run 'pyspark-mq verify --repair'; while that is at work, search later"
+                "file has it now, so searches by key would find less; open the store for writing, with no other writer "
+                "there, which makes an index anew of which files are gone, or run 'pyspark-mq verify --repair'; while "
+                "that is at work, search later"
             )
 
     def lost(self) -> tuple[str, int] | None:

@@ -203,3 +203,15 @@ def test_nor_what_a_broker_does(made: Path) -> None:
     without_first(made)
     with MessageStore.open(made, read_only=True) as reader:  # who left in good order, and did not note the ends
         assert reader.query("t", "k5") == []
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_who_has_it_open_for_writing_is_told_too(made: Path, lose: Callable[[Path], None]) -> None:
+    with MessageStore.open(made) as writer, MessageStore.open(made) as other:
+        if lose not in (with_zeros, with_a_zeroed_end):  # these are noticed at the first search
+            assert len(writer.query("t", "k1")) == 1
+        lose(made)
+        for store in (writer, other):
+            assert narrowed(store, "k99") == narrowed(store, "none") == [QueueRange("t", 0, 0, 100)]
+            with pytest.raises(CorruptSegment, match="no file has it now"):
+                store.query("t", "k99")
