@@ -57,7 +57,7 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
     the archive that the option `archive` names, or that it remembers."""
     path, secrets = options["path"], options.get("storageOptions", "")
     parsed(secrets)  # of a store without an archive nobody else looks at them
-    local = re.sub("^file:(//(?=/))?", "", path)
+    local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
     if (mounted := _OF_DATABRICKS.match(local)) is not None:
         raise OptionError(
             f"path {path!r}: a store is opened as a directory. Where dbfs: is mounted on the driver and all executors, "
