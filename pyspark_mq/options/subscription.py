@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.offsets.positions import each_once, queue_id_of
 from store.any_log import Queue
-from store.format.topic_names import is_internal_topic
+from store.errors import InvalidTopic
+from store.format.topic_names import check_topic_name, is_internal_topic
 
 _NAMED = 5  # topics in a text
+_CREATE = (
+    "Create the topic first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which waits for "
+    "topics to come"
+)
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,11 @@ class Subscription:
         """Raises `SubscriptionError` for a topic or queue that is named, and neither exists nor is one of `known`."""
         missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
         named = {queue.topic for queue in known}
-        missing += [topic for topic in self.topics or () if topic not in named and topic not in topics]
-        if missing:
+        absent = [topic for topic in self.topics or () if topic not in named and topic not in topics]
+        if missing := missing + absent:
             existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
-            raise SubscriptionError(
-                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. Create the topic "
-                "first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which waits for topics "
-                "to come"
-            )
+            advice = next(filter(None, map(_why_none, absent)), _CREATE)
+            raise SubscriptionError(f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. {advice}")
 
     def names(self) -> list[str]:
         """The topics that are named, or else the pattern."""
@@ -88,6 +90,15 @@ class Subscription:
             # As with Kafka's internal topics: whoever wants those of RocketMQ names them.
             return not is_internal_topic(topic) and re.fullmatch(self.pattern, topic) is not None
         return topic in (self.topics or ())
+
+
+def _why_none(topic: str) -> str | None:
+    """Why nobody can create a topic of this name; None where one may."""
+    try:
+        check_topic_name(topic)
+    except InvalidTopic as error:
+        return f"There can be none: {error}"
+    return None
 
 
 def _some(topics: Sequence[str]) -> str:

@@ -420,6 +420,7 @@ def test_starting_offsets_as_json(filled: Filled) -> None:
             "says 99 for orders/0, and its next message will be 3",
         ),
         ({"subscribe": "orders,payments"}, SubscriptionError, "The log has no payments; it has orders"),
+        ({"subscribe": "shop.orders"}, SubscriptionError, "There can be none: topic 'shop.orders': only letters"),
     ],
 )
 def test_wrong_starts(filled: Filled, options: dict[str, str], error: type[Exception], message: str) -> None:
