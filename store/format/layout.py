@@ -360,6 +360,7 @@ PUBLISHED_END: Final = np.dtype(
         ("keys_from", ">u8"),  # every key of a record behind here is in the index; likewise
         ("deletions", ">u8"),  # twice the topics that were deleted here; odd: one is under way, or its process died
         ("log_begin", ">u8"),  # the log begins here, or retention is about to delete what is before; 0 as above
+        ("has_lost", ">u8"),  # 1: a queue lost a file while it was written to; the next recovery makes all anew
     ]
 )
 PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it

@@ -183,6 +183,7 @@ class Appender:
         for placed in written:
             for name, (start, entries) in placed.entries.items():
                 if not self._queues.of(*name).write(start, entries):
+                    self._published_end.note_loss()  # a flusher may be about to write the ends again
                     forget_ends(self._published_end.path.parent)
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries) // CQ_ENTRY.itemsize
             self._index.append(*placed.keys)

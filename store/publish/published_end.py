@@ -53,7 +53,7 @@ class PublishedEnd:
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
-    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_log_at`, `begin_deletion`, `end_deletion`.
+    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_log_at`, `begin_deletion`, `end_deletion`, `note_loss`.
     """
 
     rest_seconds = math.inf
@@ -250,6 +250,15 @@ class PublishedEnd:
     def end_deletion(self) -> None:
         """Say that nothing is left of the topic."""
         self._fields["deletions"][...] = (self.deletions | 1) + 1
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a queue lost a file while it was written to, since the last recovery."""
+        return bool(self._fields["has_lost"][0])
+
+    def note_loss(self) -> None:
+        """Record that a queue lost a file: who opens the store next makes it anew, whatever `queueends` says."""
+        self._fields["has_lost"][...] = 1
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""

@@ -220,6 +220,7 @@ class Directory:
                 # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
                 # log: a broker, which may have made the index anew.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
+                left_alone = left_alone and not published.has_lost
                 topics = Topics(self.root)
                 looked_at = self.root, log, index, queue_file_size, topics.queue_counts(), end, topics.deletions()
                 announced = published.announced_end if current else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,14 @@ import pyarrow as pa
 import pytest
 
 from store import CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore, StoreConfig
-from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
+from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, segment_name
+from store.log.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd
+from store.upkeep.verify import verify
 from tests.device.disk import Sync, Write
 from tests.device.recorder import Recorder
 from tests.end_to_end.test_kill import bodies, check_log
+from tests.waiting import PATIENCE
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
 
@@ -276,6 +281,37 @@ def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_awa
     with MessageStore.open(path) as store:
         assert bodies(store) == expected
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 5
+
+
+def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
+    """Who opens the store next makes it anew, though those are there again."""
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def wait(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is QueueEnds.write.__code__:
+            entered.set()
+            goes_on.wait(PATIENCE)
+
+    def flush() -> None:
+        sys.setprofile(wait)
+        store.flush()
+
+    ends = path / QUEUE_ENDS_FILE
+    with MessageStore.open(path, config=replace(SMALL, flushIntervalCommitLog=3_600_000)) as store:
+        store.put_many([Message("t", b"x", queue_id=0, keys="k") for _ in range(8)])  # the index's first: it is noted
+        flusher = threading.Thread(target=flush)
+        flusher.start()
+        assert entered.wait(PATIENCE)
+        before = bodies(store)
+        (path / "consumequeue/t/0" / segment_name(200)).unlink()
+        store.put(Message("t", b"next", queue_id=0))
+        assert not ends.exists()
+        goes_on.set()
+        flusher.join()
+        assert ends.exists()
+    with MessageStore.open(path) as store:
+        assert bodies(store) == before | {(0, 13): b"next"}
+    assert verify(path).findings == []
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
