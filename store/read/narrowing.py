@@ -11,8 +11,8 @@ from contextlib import suppress
 from itertools import groupby, islice
 
 from store.any_log import QueueRange
-from store.errors import ConfigError, InvalidMessageId, OffsetLost
-from store.format.layout import LIGHT_PREFIX
+from store.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.format.layout import LIGHT_PREFIX, RECORD_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
@@ -21,9 +21,13 @@ from store.publish.published_end import PublishedEnd
 from store.read.filed_keys import FiledKeys
 from store.read.fingerprint import fingerprint
 from store.read.published import PublishedQueues
-from store.read.query import offset_of_id
+from store.read.query import message_at, offset_of_id
 
 _MOST_SEARCHES = 10_000  # in queues; a key that is so common is read sooner than found
+_PLACE = tuple(
+    slice(at := field_offset(RECORD_HEADER, name), at + RECORD_HEADER[name].itemsize)
+    for name in ("queue_id", "queue_offset")
+)
 _NEARBY = 64  # messages between two that are wanted: they are read sooner than a second range is begun
 
 
@@ -76,15 +80,21 @@ class Narrowing:
 
     def _stored_between(self, wanted: QueueRange, times_from: int, begin: int, end: int) -> list[QueueRange]:
         queue = self._published.of(*wanted.queue)
+        times: dict[int, int] = {}
 
         def stored(offset: int) -> int:
-            return fingerprint(self._log, queue, offset).store_timestamp
+            times[offset] = fingerprint(self._log, queue, offset).store_timestamp
+            return times[offset]
 
         try:
             known = _first_from(queue, wanted, times_from)
             first = _bisect(known, wanted.end, lambda offset: stored(offset) < begin)
             last = _bisect(first, wanted.end, lambda offset: stored(offset) <= end)
+            for offset in {known, wanted.end - 1} if known < wanted.end else ():
+                stored(offset)
         except OffsetLost:  # retention was faster, and who reads is to say so
+            return [wanted]
+        if sorted(times.values()) != [times[offset] for offset in sorted(times)]:  # one is damaged, and led elsewhere
             return [wanted]
         return joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
 
@@ -92,10 +102,24 @@ class Narrowing:
         if topic.startswith(LIGHT_PREFIX):  # its messages are filed by the topic that they were sent to
             return ranges
         most = _MOST_SEARCHES // len(ranges)
-        found = sorted(set(islice(self._candidates(topic, keys), most + 1)))
-        if len(found) > most:
+        some = list(islice(self._candidates(topic, keys), most + 1))  # a record once for each of its keys
+        if len(some) > most:
             return ranges
-        return [piece for wanted in ranges for piece in self._holding(wanted, keys_from, found)]
+        left = set(some)
+        pieces = [piece for wanted in ranges for piece in self._holding(wanted, keys_from, sorted(set(some)), left)]
+        known = max(keys_from, self._published.born(topic))  # what is before is whole, or of the topic's older life
+        return ranges if any(at >= known and self._is_in(ranges, at) for at in left) else pieces
+
+    def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
+        """Whether the record at a log offset says that it stands in one of `ranges`, of one topic."""
+        with suppress(OffsetLost, OffsetNotYet):
+            header = self._log.segments.read(physical, RECORD_HEADER.itemsize)
+            queue_id, offset = (int.from_bytes(header[part], "big", signed=True) for part in _PLACE)
+            if any(each.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
+                with suppress(CorruptRecord):
+                    return message_at(self._log, physical, self._end.confirm_offset).topic == ranges[0].topic
+                return True
+        return False
 
     def _candidates(self, topic: str, keys: Sequence[str]) -> Iterator[int]:
         """Log offsets at which a record with one of `keys` may begin."""
@@ -104,8 +128,10 @@ class Narrowing:
                 yield offset_of_id(key)
             yield from self._index.candidates(topic, key)
 
-    def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int]) -> list[QueueRange]:
-        """The part of a range that lies before `keys_from`, and of the rest the records at `found`, log offsets."""
+    def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]) -> list[QueueRange]:
+        """The part of a range that lies before `keys_from`, and of the rest the records at `found`, log offsets, which
+        are taken from what is `left`: a damaged entry may lead past one that is there.
+        """
         queue = self._published.of(*wanted.queue)
         try:
             known = _first_from(queue, wanted, keys_from)
@@ -114,6 +140,7 @@ class Narrowing:
                 at = _first_from(queue, rest, physical)
                 if at < wanted.end and queue.entries(at, at + 1)["physical_offset"][0] == physical:
                     pieces.append(wanted._replace(start=at, end=at + 1))
+                    left.discard(physical)
         except OffsetLost:
             return [wanted]
         if self._published.offsets(*wanted.queue)[0] > wanted.start:  # retention was faster, likewise

@@ -279,3 +279,52 @@ def test_a_repaired_index_is_whole_when_it_is_in_its_place(tmp_path: Path) -> No
         put(store, *["new"] * 100)
         assert with_key(store, "new") == [(0, 200)]
         assert np.array_equal(with_key(store, "none"), [(0, 100)])
+
+
+def test_several_keys_of_one_record_count_each_where_too_many_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.read.narrowing._MOST_SEARCHES", 9)
+    with opened(tmp_path) as store:
+        put(store, "b", *["x"] * 70, "twice")
+        store.put_many([Message("t", b"", queue_id=0, keys=("a", "b")) for _ in range(6)])
+        store.put_many([Message("t", b"", queue_id=0, keys=("twice", "twice")) for _ in range(6)])
+        whole = everything(store)
+        assert store.with_keys(whole, ["a", "b"]) == store.with_keys(whole, ["twice"]) == whole
+
+
+@pytest.mark.parametrize("damaged", [range(250, 251), range(204, 408)])
+@pytest.mark.parametrize("byte", [b"\0", b"\x02"])
+def test_a_key_behind_a_damaged_entry_is_not_left_out(tmp_path: Path, damaged: range, byte: bytes) -> None:
+    with opened(tmp_path, mappedFileSizeConsumeQueue=1000 * 20) as store:
+        put(store, *(f"k{number}" for number in range(1000)))
+    with open(tmp_path / "consumequeue" / "t" / "0" / f"{0:020d}", "r+b") as entries:
+        entries.seek(damaged.start * 20)
+        entries.write((bytes(6) + 14 * byte) * len(damaged))
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        for number in range(0, 1000, 10):
+            pieces = with_key(store, f"k{number}")
+            assert any(start <= number < end for start, end in pieces)
+            assert number in damaged or len(pieces) == 1
+
+
+def test_ids_of_another_topic_are_not_looked_for(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, *["x"] * 100)
+        put(store, *["x"] * 100, topic="u")
+        at = next(store.scan("u", 0, 50, 51, ("physicalOffset",)))["physicalOffset"][0].as_py()
+        offset_id = f"7F00000100002A9F{at:016X}"
+        assert (with_key(store, offset_id), with_key(store, offset_id, "u")) == ([], [(50, 51)])
+
+
+@pytest.mark.parametrize(("number", "time"), [(50, NOW * 2), (50, 0), (0, NOW * 2), (99, 0)])
+def test_a_damaged_store_time_leads_nobody_past_messages(
+    tmp_path: Path, clock: list[int], number: int, time: int
+) -> None:
+    with opened(tmp_path) as store:
+        at_times(store, clock, *range(100))
+    set_time(tmp_path, number, time)
+    with MessageStore.open(tmp_path, read_only=True) as store:
+        for other in {0, 20, 70, 99} - {number}:
+            pieces = spans(store.stored_between(everything(store), NOW + other, NOW + other))
+            assert any(start <= other < end for start, end in pieces)
