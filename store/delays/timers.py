@@ -207,8 +207,8 @@ def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
     """When the messages at these log offsets are due, ms since 1970, shape (n,); 0 where they do not say so."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
-        begin, end = int(offsets[first]), int(offsets[last - 1] + sizes[last - 1])
-        view = log.segments.view(begin, end - begin)
+        begin = int(segments[first]) * log.segments.size
+        view = log.segments.view(begin, log.segments.size)  # of all of it, whatever a damaged entry says
         sound = _measured(view, offsets[first:last] - begin, sizes[first:last]).sound
         records = _measured(view, (offsets[first:last] - begin)[sound], sizes[first:last][sound])
         times[first:last][sound] = _said(PropertyColumns(records.properties))

@@ -50,3 +50,21 @@ def test_a_damaged_entry_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         until(lambda: store.max_offset("t", 0) == 2)
         assert [each.body for each in all_of(store, "t")] == [b"0", b"2"]
     assert "1 delayed messages are lost: entries of their queue are damaged" in caplog.text
+
+
+def test_an_entry_that_names_the_end_of_a_segment_keeps_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No record fits there; nor is one there of those behind it."""
+    with MessageStore.open(tmp_path, config=CONFIG) as store:
+        store.create_topic("t", 1)
+        due = int(time.time() * 1000) + 1000
+        store.put_many([Message("t", b"%d" % number, deliver_at=due) for number in range(3)])
+    (file,) = (tmp_path / "consumequeue" / TIMER_TOPIC / "0").iterdir()
+    entries = np.frombuffer(file.read_bytes(), CQ_ENTRY).copy()
+    entries["physical_offset"][0] = CONFIG.mappedFileSizeCommitLog - 20
+    file.write_bytes(entries.tobytes())
+    with caplog.at_level(logging.ERROR, "store"), MessageStore.open(tmp_path) as store:
+        until(lambda: store.max_offset("t", 0) == 2)
+        assert [each.body for each in all_of(store, "t")] == [b"1", b"2"]
+    assert "a delayed message is lost" in caplog.text
