@@ -341,16 +341,16 @@ class Recovery:
 
     def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
         """Whether the log has no key between these stretches of it, nor before the first."""
-        at = first_byte = self._log.min_offset()
+        at = self._log.min_offset()
+        filed = at - 1
         for begin, end in spans:
             for chunk in walk(self._log, at, until=begin, check_crc=False):
-                offsets = index_keys(chunk, tags=False)[1]
-                if (offsets > at).any() or (at == first_byte and len(offsets)):
+                if (index_keys(chunk, tags=False)[1] > filed).any():
                     return False
                 at = chunk.end
             if at < begin:
                 return False
-            at = max(at, end)
+            at, filed = max(at, end), max(filed, end)
         return not spans or next(walk(self._log, at), None) is not None
 
 

@@ -128,6 +128,23 @@ def test_who_dies_while_it_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPa
     assert verify(path).findings == []
 
 
+def test_a_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None:
+    """What was before went with old segments."""
+    path = path.with_name("other")
+    with MessageStore.open(path, config=replace(CONFIG, deleteFileBatchMax=2)) as store:
+        store.create_topic("t", 1)
+        for n in range(COUNT):
+            store.put(Message("t", bytes(330), keys=f"k{n}"))
+        first = store.clean(forced=True).min_offset
+    index = Index.of(path, CONFIG, writable=False)
+    assert index.spans(index.names())[0][1] == first
+    before = {file.stat().st_ino for file in files(path)}
+    lose_queues(path)
+    with MessageStore.open(path) as store:
+        assert all(len(store.query("t", f"k{n}")) == 1 for n in range(18, COUNT))
+    assert {file.stat().st_ino for file in files(path)} == before
+
+
 @pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "without its name"])
 def test_a_newest_file_that_the_device_lost_costs_no_walk_of_the_whole_log(path: Path, zeros: bool) -> None:
     """Its keys are filed again behind those of the files before it, though it is known what it had."""
