@@ -18,7 +18,7 @@ from store.format.layout import CQ_EXTENSION_BELOW
 from store.format.record_view import Ints
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
-from store.log.consume_queues import ConsumeQueues, QueueName
+from store.log.consume_queues import ConsumeQueues, Ends, QueueName
 from store.log.dispatch import LogChunk, all_entries, with_delivery_times
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS
@@ -101,9 +101,10 @@ class QueuesCheck:
         known = (self._record_after(name, at, end) for name in self._queues)
         return min((offset for offset in known if offset > at), default=end)
 
-    def finish(self, end: int, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
-        """Look at what the queues have besides, up to log offset `end`. is_gone: asked at last, whether a topic was
-        deleted meanwhile, of which nothing is said then. is_damaged: the log is.
+    def finish(self, end: int, noted: Ends, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
+        """Look at what the queues have besides, up to log offset `end`. noted: how many entries they had, also of
+        records that are gone. is_gone: asked at last, whether a topic was deleted meanwhile, of which nothing is said
+        then. is_damaged: the log is.
         """
         for name, queue in self._queues.items():
             try:
@@ -111,6 +112,11 @@ class QueuesCheck:
             except OffsetLost:
                 if not is_gone(name[0]):
                     raise
+        for name, had in noted.items():
+            if (stop := self._next.get(name, 0)) != _NOT_COMPARED and not is_gone(name[0]):
+                self._queues.setdefault(name, self._all_queues.of(*name))
+                if (ends := max(stop, self._max_offset(name, end))) < had:
+                    self._report.add(_name(name), f"it ends at {ends}, but had {had} entries", REPAIR)
         for (name, what), run in self._runs.items():
             if is_gone(name[0]):
                 continue

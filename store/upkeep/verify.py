@@ -32,7 +32,7 @@ from store.format.layout import (
 from store.format.stored_message import decode_record
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
+from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.dispatch import LogChunk, index_keys, walk
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import LogEnd
@@ -121,7 +121,8 @@ class _Verifier:
                 queues_check.compare(chunk, end)
                 self._progress(min(chunk.end, end) - begin, end - begin)
             self.report.log_bytes = max(0, end - begin)
-            queues_check.finish(end, self._is_gone, is_damaged=self._is_damaged)
+            noted = {} if log_end.by_log else self._noted_ends(end)
+            queues_check.finish(end, noted, self._is_gone, is_damaged=self._is_damaged)
             index_check.finish()
             left = self._left_in_log(end)
             behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
@@ -163,6 +164,15 @@ class _Verifier:
             self.add(TOPICS_FILE, what, "open the store for writing, which lists it again")
         batches, is_there = topics.batches(), topics.are_there()
         self._is_compared = lambda topic, at: topic not in batches and is_there(topic, at)
+
+    def _noted_ends(self, end: int) -> Ends:
+        """How many entries queues had, of topics that are there, when the log went up to `end` or less."""
+        with suppress(CorruptStore):  # which is told already
+            noted, topics = QueueEnds.sound(self._root), Topics(self._root).queue_counts()
+            if noted is not None and noted.at <= end:
+                noted.forget(self._deletions)
+                return {name: had for name, had in noted.of.items() if name[0] in topics}
+        return {}
 
     def _is_gone(self, topic: str) -> bool:
         """Whether a topic was deleted since this began."""

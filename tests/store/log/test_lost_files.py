@@ -346,6 +346,9 @@ def test_a_queue_without_records_goes_on_where_it_ended(tmp_path: Path, damage: 
         store.clean(forced=True)
         assert store.offsets("t", 1) == (count, count)
     damage(path)
+    (finding,) = verify(path).findings
+    assert (finding.where, finding.remedy) == ("topic t, queue 1", "verify --repair")
+    assert finding.what.endswith(f"but had {count} entries")
     for more in range(2):
         with MessageStore.open(path) as store:
             assert store.offsets("t", 1) == (count, count + more)
