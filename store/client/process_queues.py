@@ -224,6 +224,8 @@ class ProcessQueues:
             self._line_up(queue)
             if handful is not None:
                 handful.thread = threading.get_ident()
+                if self._later:  # this thread may be the only one that knew until when to wait
+                    self._changed.notify()
                 return Taken(queue, handful)
         return None
 

@@ -14,7 +14,7 @@ from store import Message, MessageStore, TagFilter, delete_topic
 from store.any_log import MessageFilter, Positions, Queue
 from store.broker.hold import HeldRequest
 from store.client.process_queue import ProcessQueue
-from store.client.process_queues import ProcessQueues
+from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.local import LocalHeld, LocalLog
 from store.publish.figures import DELIVERED, HELD, Figures
@@ -209,6 +209,24 @@ def test_what_was_given_back_for_a_while_is_handed_out_then(pulling: Pulling) ->
     pulling.queues.give_back(taken, 0.1)
     assert pulling.queues.take(1, PATIENCE) is not None
     assert time.monotonic() - begin >= 0.1
+
+
+def test_what_was_given_back_for_a_while_is_handed_out_then_also_where_who_knew_got_another(pulling: Pulling) -> None:
+    pulling.put(1)
+    pulling.pull(100, 1 << 20)
+    taken = pulling.queues.take(1, PATIENCE)
+    assert taken is not None
+    got: list[Taken | None] = []
+    takers = [threading.Thread(target=lambda: got.append(pulling.queues.take(1)), daemon=True) for _ in range(2)]
+    for taker in takers:
+        taker.start()
+    until(lambda: len(pulling.queues._changed._waiting) == 2)
+    pulling.queues.give_back(taken, 0.5)
+    until(lambda: len(pulling.queues._changed._waiting) == 2)  # one of them up to then
+    pulling.store.create_topic("t", 2)
+    pulling.queues.add(ProcessQueue(Queue("t", 1), 0, 100, 1 << 20), pulling.puller.pull)
+    pulling.store.put(Message("t", b"x", queue_id=1))
+    until(lambda: len(got) == 2)
 
 
 def test_what_is_done_of_a_queue_that_was_removed_does_not_count(pulling: Pulling) -> None:
