@@ -141,9 +141,15 @@ class Brokers:
                 except Unreachable as error:
                     silent.append(str(error))
                     continue
+                refused = (
+                    None if answer.code == ResponseCode.SUCCESS else explained(answer, f"name server {server}", code)
+                )
+                if refused is not None and may_pass(refused):  # it is leaving, say
+                    silent.append(str(refused))
+                    continue
                 self._server = (self._server + number) % len(servers)
-                if answer.code != ResponseCode.SUCCESS:
-                    raise explained(answer, f"name server {server}", code)
+                if refused is not None:
+                    raise refused
                 return answer
             if time.monotonic() >= deadline:
                 raise Unreachable(f"no name server answers (option nameServer): {'; '.join(silent)}")

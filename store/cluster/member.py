@@ -358,8 +358,10 @@ class ClusterMember(Opened):
         for each in of_broker.values():
             try:
                 self._persist(each, once=True)
-            except Unreachable as error:
-                failed.append(error)
+            except RemotingError as error:
+                if not may_pass(error):
+                    raise
+                failed.append(Unreachable(str(error)))
         self._tell_of(failed, len(of_broker), "where the group stands is noted later")
 
     def _tell_of(self, failed: Sequence[Unreachable], asked: int, then: str) -> None:

@@ -6,11 +6,17 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from store import MessageStore
+import pytest
+
+from store import MessageStore, Unreachable
+from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
+from store.remoting.codes import RequestCode
+from store.remoting.request import Request, Response
 from store.remoting.serving import Serving, serve
 from tests.name_server import name_server
+from tests.store.cluster.test_pulls import Moody
 
 WAITED = 0.5  # seconds
 
@@ -42,3 +48,24 @@ def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(tmp_
             took.append(time.monotonic() - since)
             assert route.brokers == {"a"}
         assert took[0] >= WAITED > took[1] + took[2]
+
+
+def test_a_name_server_that_leaves_is_not_asked_any_more(tmp_path: Path) -> None:
+    """Another one is; where there is none it is asked again, and did not answer at last."""
+
+    def leave(request: Request) -> Response:
+        return Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
+
+    with (
+        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: leave})) as leaving,
+        closing(Moody(tmp_path)) as stays,
+    ):
+        servers = leaving.server.address, stays.server.address
+        with closing(Brokers(ClusterAddress(servers))) as brokers:
+            assert (route := brokers.route("orders")) is not None
+            assert route.brokers == {"b"}
+        with (
+            closing(Brokers(ClusterAddress(servers[:1], patience=0.1))) as brokers,
+            pytest.raises(Unreachable, match="the broker is leaving"),
+        ):
+            brokers.route("orders")
