@@ -23,6 +23,7 @@ from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
+from store.client.waiters import Latch
 from store.cluster.address import SCHEME, ClusterAddress
 from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, StoreClosed, UnknownTopic, Unreachable
 from store.files.opened import Opened
@@ -164,7 +165,7 @@ class Consumer(Opened):
             config.consume_timestamp,
             config.consume_timeout,
         )
-        self._over = threading.Event()
+        self._over = Latch()
         self._error: BaseException | None = None
         work: list[Callable[[], None]] = [self._rebalance, *(puller.run for puller in self._pullers)]
         self._threads = [self._thread(each) for each in work]
@@ -322,13 +323,13 @@ class Consumer(Opened):
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - told by `wait`, `close`, and by iterating
-            if not self._over.is_set():
+            if not self._over.is_set:
                 self._error = error
                 _logger.error("%s: ended by %s: %s", self._what, type(error).__name__, error)
                 self._end()
 
     def _rebalance(self) -> None:
-        while not self._over.is_set():
+        while not self._over.is_set:
             self._rebalance_by(self._rebalancer.step)
         while any(worker.is_alive() for worker in self._workers):  # nobody else may have what is in hand, however long
             self._rebalance_by(self._rebalancer.renew)

@@ -8,13 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
 from store.any_log import Positions
 from store.client.messages import Columns
 from store.client.process_queue import Handful, ProcessQueue
+from store.client.waiters import Waiters
 
 
 class Taken(NamedTuple):
@@ -22,46 +22,6 @@ class Taken(NamedTuple):
 
     queue: ProcessQueue
     handful: Handful
-
-
-class _Waiters:
-    """Threads that wait for a change, as `threading.Condition` has them, but who came last is woken first: so what a
-    few threads can do a few do, and those that are warm. All verbs are called with the lock.
-    """
-
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
-        self._waiting: list[threading.Lock] = []
-        self._is_over = False
-
-    def wait(self, timeout: float | None) -> None:
-        """Until another thread notifies this one, at most `timeout` seconds."""
-        own = threading.Lock()
-        own.acquire()
-        self._waiting.append(own)
-        self._lock.release()
-        try:
-            if not self._is_over:  # by what interrupted this, before it could be woken
-                own.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        finally:
-            self._lock.acquire()
-            with suppress(ValueError):
-                self._waiting.remove(own)
-
-    def notify(self) -> None:
-        """Wake one."""
-        if self._waiting:
-            self._waiting.pop().release()
-
-    def notify_all(self) -> None:
-        """Wake all."""
-        while self._waiting:
-            self._waiting.pop().release()
-
-    def end(self) -> None:
-        """Wake all, and let nobody wait any more."""
-        self._is_over = True
-        self.notify_all()
 
 
 class ProcessQueues:
@@ -74,7 +34,7 @@ class ProcessQueues:
         """commit: called with the position of one queue; it must be quick."""
         self._commit = commit
         self._lock = threading.RLock()  # a signal's handler may close this amid any verb
-        self._changed = _Waiters(self._lock)
+        self._changed = Waiters(self._lock)
         self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all that are here
         self._full: set[ProcessQueue] = set()
         self._turns: deque[ProcessQueue] = deque()

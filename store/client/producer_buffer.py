@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from store.client.producer_future import WIDTH, Lot, Row, Sent
+from store.client.waiters import Waiters
 from store.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 
 
@@ -30,7 +31,7 @@ class Buffer:
         self._lock = threading.RLock()  # a signal's handler may close this amid `add`
         self._is_inside: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # as `Condition` asks
         self._work = threading.Condition(self._lock)  # the taker waits for it
-        self._room = threading.Condition(self._lock)  # and everybody else for this
+        self._room = Waiters(self._lock)  # and everybody else for this
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
         self._attend_at = 0  # from so many bytes on there is more to do than to add
@@ -135,7 +136,7 @@ class Buffer:
             last = self._taken + bool(self._lots)
             self._is_urgent |= bool(self._lots)
             self._work.notify()
-            self._room.wait_for(lambda: self._settled >= last)
+            self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
         """Take nothing over any more; what is added then raises `why`."""
@@ -149,8 +150,9 @@ class Buffer:
     def end(self) -> None:
         """Nobody takes any more."""
         with self._lock:
-            self._is_over = True
-            self._room.notify_all()
+            self._is_over = self._is_closed = True
+            self._attend_at = 0
+            self._room.end()
 
     def wait_for_end(self) -> None:
         """Also amid `add` in the same thread, which lets others in meanwhile."""

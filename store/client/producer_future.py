@@ -8,10 +8,10 @@ import threading
 import time
 from bisect import bisect_right
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from store.client.waiters import Latch
 from store.errors import PutStatus, StoreError
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message
@@ -82,8 +82,7 @@ class Lot:
         self._ends: list[int] = []
         self._outcomes: list[Outcome] = []
         self._unique_keys: dict[int, str] = {}
-        self._under_way = threading.Lock()  # released when all is settled
-        self._under_way.acquire()
+        self._is_settled = Latch()
         self._turn = threading.Lock()
         self._watched: list[Sent] | None = []  # None when all is settled
 
@@ -110,7 +109,7 @@ class Lot:
             self._unique_keys = {row: key for row, key in enumerate(keys) if key}
         with self._turn:
             watched, self._watched = self._watched or (), None
-        self._pass_on()
+        self._is_settled.set()
         self.fields = []
         for each in watched:
             try:
@@ -129,23 +128,9 @@ class Lot:
                 return
         self._tell(future)
 
-    @property
-    def is_settled(self) -> bool:
-        return self._watched is None
-
     def wait(self, timeout: float | None) -> bool:
-        """Until all is settled, at most `timeout` seconds; whether it is. Holding nothing meanwhile that who settles
-        needs: a signal's handler may close the producer."""
-        try:
-            self._under_way.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
-        finally:
-            if self.is_settled:
-                self._pass_on()
-        return self.is_settled
-
-    def _pass_on(self) -> None:
-        with suppress(RuntimeError):  # another one did
-            self._under_way.release()
+        """Until all is settled, at most `timeout` seconds; whether it is."""
+        return self._is_settled.wait(timeout)
 
     def outcome(self, row: int) -> PutResult | Failure:
         """What became of a message, when all is settled."""

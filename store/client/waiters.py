@@ -1,0 +1,87 @@
+"""What threads wait with for each other, where a signal's handler may come in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Waiters:
+    """Threads that wait for a change, as `threading.Condition` has them, but who came last is woken first: so what a
+    few threads can do a few do, and those that are warm. And an `end` counts that a signal's handler brought about amid
+    `wait` of its thread. All verbs are called with the lock.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._waiting: list[threading.Lock] = []
+        self._is_over = False
+
+    def wait(self, timeout: float | None) -> None:
+        """Until another thread notifies this one, at most `timeout` seconds."""
+        own = threading.Lock()
+        own.acquire()
+        self._waiting.append(own)
+        state = self._lock._release_save()  # type: ignore[attr-defined]  # as `threading.Condition` does
+        try:
+            if not self._is_over:  # by what interrupted this, before it could be woken
+                own.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        finally:
+            self._lock._acquire_restore(state)  # type: ignore[attr-defined]
+            with suppress(ValueError):
+                self._waiting.remove(own)
+
+    def wait_for(self, condition: Callable[[], object], timeout: float | None = None) -> bool:
+        """Until `condition` answers true, at most `timeout` seconds; whether it did."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.wait(left)
+        return True
+
+    def notify(self) -> None:
+        """Wake one."""
+        if self._waiting:
+            self._waiting.pop().release()
+
+    def notify_all(self) -> None:
+        """Wake all."""
+        while self._waiting:
+            self._waiting.pop().release()
+
+    def end(self) -> None:
+        """Wake all, and let nobody wait any more."""
+        self._is_over = True
+        self.notify_all()
+
+
+class Latch:
+    """A `threading.Event` that is set once. Who waits holds nothing that who sets it needs, which may be a signal's
+    handler amid `wait` of its thread."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def set(self) -> None:
+        """All that wait go on."""
+        self.is_set = True
+        self._pass_on()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it is set, at most `timeout` seconds; whether it is."""
+        try:
+            self._closed.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+        finally:
+            if self.is_set:
+                self._pass_on()
+        return self.is_set
+
+    def _pass_on(self) -> None:
+        with suppress(RuntimeError):  # another one did
+            self._closed.release()
