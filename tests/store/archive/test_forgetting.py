@@ -29,7 +29,7 @@ from store.any_log import Bounds, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.archive.objects import Directory
 from store.archive.of_store import StoreArchive
-from store.format.layout import TOPICS_FILE
+from store.format.layout import ARCHIVED_FILE, TOPICS_FILE
 from store.read.filters import EVERYTHING
 from store.restoring import restore
 from store.through import ThroughAddress
@@ -88,6 +88,7 @@ def made_again_by_a_broker(store: MessageStore) -> None:
 def forgets_archive(store: MessageStore) -> None:
     """So that retention takes what is not archived."""
     (store.path / "config" / "store.conf").unlink()
+    (store.path / ARCHIVED_FILE).unlink()
 
 
 def begin_at(store: MessageStore, count: int) -> None:
