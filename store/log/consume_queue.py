@@ -266,8 +266,9 @@ class ConsumeQueue:
         except OffsetLost:
             self._write_blank(start - start % self.entries_per_file, start)
             return
-        is_damaged = start > first and self._is_damaged(start - 1, first)
-        if is_damaged or (before["physical_offset"] >= min_physical_offset).any():
+        at = before["physical_offset"]
+        are_gone = (at >= 0) & (at < min_physical_offset) & (before["size"] > 0)
+        if not are_gone.all() or (start > first and self._is_damaged(start - 1, first)):
             self._write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:

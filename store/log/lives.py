@@ -94,7 +94,7 @@ class QueuesInLog:
         """Take consecutive records of a queue; whether they may follow those before."""
         queue = self.found.get(name) or self.begin(name, 0)
         start, at = int(offsets[0]), int(entries["physical_offset"][0])
-        follows = start == queue.max_offset or (queue.is_cut and not queue.lives)
+        follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
         if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.max_offset, start, at)):
             return False
         queue.born = queue.born if follows else at
@@ -131,6 +131,12 @@ class QueuesInLog:
             lives = self.found[name].lives
             if lives and lives[-1].at < born.get(name[0], 0):
                 del self.found[name]
+
+    def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
+        """Whether the record at log offset `at` is the first that is left: also where the queue says so itself, and
+        entries of older ones are damaged.
+        """
+        return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
         """Whether the record at log offset `at` begins a life: it goes back, and the queue does not know better.

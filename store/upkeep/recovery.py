@@ -249,14 +249,14 @@ class Recovery:
             self._write(decision)
 
     def _write(self, decision: Decision) -> None:
-        segments, end, queues = self._log.segments, decision.end, decision.queues
+        segments, end, queues, first_byte = self._log.segments, decision.end, decision.queues, self._log.min_offset()
         self._index.keep(decision.index_files)
         files_end = max(segments.starts(), default=0) + segments.size
         for name, queue in queues.items():
             if queue.is_remembered:
                 self._queues.of(*name).begin_empty(queue.max_offset)
-            elif queue.is_cut and queue.lives:
-                self._queues.of(*name).begin_at(queue.begin, self._log.min_offset())
+            elif queue.begin and (queue.is_cut or decision.begin == first_byte):
+                self._queues.of(*name).begin_at(queue.begin, first_byte)
         for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
@@ -273,7 +273,6 @@ class Recovery:
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
         segments.flush_names()
-        first_byte = self._log.min_offset()
         for name, queue in queues.items():
             self._queues.of(*name).truncate(queue.max_offset)
             self._queues.of(*name).flush(queue.begin, queue.max_offset)

@@ -17,6 +17,7 @@ from store import CorruptRecord, CorruptSegment, CorruptStore, Message, MessageR
 from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
 from store.log.consume_queue import MAKE_ANEW
+from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
 from tests.store.log.damages import (
@@ -228,6 +229,22 @@ def test_a_first_file_that_is_gone_behind_what_retention_took(cleaned: tuple[Pat
         assert store.min_offset("t", 1) == first
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 50
     assert verify(path).findings == []
+
+
+@pytest.mark.parametrize("at", [b"\xff" * 8, bytes([0, 9, *bytes(6)])], ids=["negative", "behind the end"])
+def test_garbage_before_the_first_message_that_is_left_is_made_anew(path: Path, at: bytes) -> None:
+    """The queue's next entry says of the log's next record that it follows."""
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
+        store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=2))
+        first, before = store.min_offset("t", 1), what_is_left(store)
+    assert first % ENTRIES
+    damage_entry(path, first - 1, at)
+    repair(path)
+    assert verify(path).findings == []
+    with MessageStore.open(path) as store:
+        assert what_is_left(store) == before
+        assert store.offsets("t", 1) == (first, 50)
 
 
 def test_a_first_file_that_retention_took_is_not_missed(cleaned: tuple[Path, int]) -> None:
