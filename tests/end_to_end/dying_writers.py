@@ -6,9 +6,9 @@
 `random`: three writers at any time, one after the other killed with SIGKILL. Each keeps what was acknowledged to it
 in STORE.acks/, one line `queue offset body` a message.
 `at`: for each line `VERB STORE MODE CALL` of standard input one `put_many` (VERB append), the same in several pieces
-under one publication (VERB publish), or one opening (VERB open) that dies at its CALL-th system call of those that
-change anything: before it, which is after the one before, or (MODE half) in the middle of what it writes, and after it
-where it writes nothing. Prints "done" when it made fewer calls, then the exit status.
+under one publication (VERB publish), or one opening and closing (VERB open) that dies at its CALL-th system call of
+those that change anything: before it, which is after the one before, or (MODE half) in the middle of what it writes,
+and after it where it writes nothing. Prints "done" when it made fewer calls, then the exit status.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
     PublishedEnd.announce = dying(PublishedEnd.announce)  # type: ignore[method-assign]
     messages, table = to_append()
     if store is None:
-        MessageStore.open(store_path)
+        MessageStore.open(store_path).close()
     elif verb == "append":
         store.put_many(messages)
     else:

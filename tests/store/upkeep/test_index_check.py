@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -20,6 +21,7 @@ from store.publish import appender
 from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
+from tests.children import in_a_child
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SLOTS, ENTRIES = 20, 50
@@ -168,6 +170,15 @@ def count_slots(file: Path, count: int) -> None:
     file.write_bytes(data)
 
 
+def append_and_die(path: Path, numbers: range) -> None:
+    """All of it is written, and nothing published; then this process ends."""
+    store = MessageStore.open(path)
+    confirmed = store.confirm_offset
+    store.put_many([message(n) for n in numbers])
+    PublishedEnd(path, writable=True).publish(confirmed)
+    os._exit(0)
+
+
 def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
     """As RocketMQ did before 4.7; in a file that another went on with, in part."""
     last = files(path)[-1]
@@ -185,9 +196,7 @@ def test_slots_counted_once_for_each_entry_stay_right(path: Path) -> None:
         store.put(message(60))
         assert verify(path).findings == []
         assert slots_used(last) > LAST
-        confirmed = store.confirm_offset
-        store.put_many([message(n) for n in range(61, 65)])
-        PublishedEnd(path, writable=True).publish(confirmed)  # as if it had died
+    in_a_child(lambda: append_and_die(path, range(61, 65)))
     with MessageStore.open(path):
         pass
     assert verify(path).findings == []
@@ -219,12 +228,11 @@ def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:
 
 
 def test_an_append_under_way_or_dead_is_no_damage(path: Path) -> None:
-    with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
-        confirmed = reader.confirm_offset
-        store.put_many([message(n) for n in range(40)])
-        PublishedEnd(path, writable=True).publish(confirmed)  # as it is before the publication
-        assert verify(path).findings == []
-        assert keys_found(path) == 60
+    in_a_child(lambda: append_and_die(path, range(40)))
+    assert verify(path).findings == []
+    assert keys_found(path) == 60
+    with MessageStore.open(path):
+        pass
     assert verify(path).findings == []
 
 
