@@ -245,7 +245,7 @@ class Log(Protocol):
     def fingerprints(self, positions: Positions) -> Fingerprints:
         """Which message stands before each position.
 
-        None where it is deleted, where the queue begins there, ends before or is gone, or where this log cannot tell.
+        None where it is deleted or damaged, the queue begins there, ends before or is gone, or this log cannot tell.
         """
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:

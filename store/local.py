@@ -159,13 +159,15 @@ class LocalLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Of the message before `position`; None also where the queue is gone, or shorter."""
+        """Of the message before `position`; None also where the queue is gone, or shorter, or the message is damaged:
+        who reads that is told, and who begins behind it need not know.
+        """
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
                 return self._store.fingerprint(*queue, position - 1)
             except (UnknownTopic, CorruptRecord):
                 if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
-                    raise
+                    return None
         return None
 
     def _is_strange(self, queue: Queue, position: int, was: Fingerprint) -> bool:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.offsets.positions import each_once, queue_id_of
@@ -61,7 +62,10 @@ class Subscription:
         if missing := missing + absent:
             existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
             advice = next(filter(None, map(_why_none, absent)), _CREATE)
-            raise SubscriptionError(f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. {advice}")
+            raise SubscriptionError(
+                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. "
+                f"{did_you_mean(self.names(), topics)}{advice}"
+            )
 
     def names(self) -> list[str]:
         """The topics that are named, or else the pattern."""
@@ -90,6 +94,12 @@ class Subscription:
             # As with Kafka's internal topics: whoever wants those of RocketMQ names them.
             return not is_internal_topic(topic) and re.fullmatch(self.pattern, topic) is not None
         return topic in (self.topics or ())
+
+
+def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
+    """The nearest of `topics` to each of `names` that is none of them, as a question; "" without any."""
+    near = [found for name in names if name not in topics for found in get_close_matches(name, topics, n=1)]
+    return f"Did you mean {', '.join(near)}? " if near else ""
 
 
 def _why_none(topic: str) -> str | None:

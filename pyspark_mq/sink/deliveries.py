@@ -23,6 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_mq.errors import OptionError, StagingError, SubscriptionError
 from pyspark_mq.options.sink import WriteOptions
+from pyspark_mq.options.subscription import did_you_mean
 from pyspark_mq.sink.commits import Batch, Commits
 from pyspark_mq.sink.plan import plan_of
 from pyspark_mq.sink.schema import tables_by_topic
@@ -232,4 +233,5 @@ def require_topic(address: LogAddress, log: Log, topic: str) -> None:
         others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
         of_broker = f"mqadmin updateTopic -t {topic} ..."
         how = of_broker if address.directory is None else f"pyspark-mq topic create {address} {topic!r}"
-        raise SubscriptionError(f"There is no topic {topic!r}, but {others}. Create it first: {how}")
+        near = did_you_mean([topic], topics)
+        raise SubscriptionError(f"There is no topic {topic!r}, but {others}. {near}Create it first: {how}")

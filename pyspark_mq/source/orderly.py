@@ -15,7 +15,6 @@ from dataclasses import replace
 from pyspark_mq.errors import OptionError, QueuesTaken
 from pyspark_mq.offsets.checkpoint import StreamOffset
 from pyspark_mq.options.source import WhenLocked
-from store import StoreError
 from store.any_group import Group, HasGroups, Member, Subscriptions
 from store.any_log import LogAddress, Positions, Queue
 
@@ -51,7 +50,7 @@ class OrderlyQueues:
         self._over = threading.Event()
         self._turn = threading.Lock()  # of this thread and the one that keeps the queues; held for no wait
         self._begins: Positions = {}  # where the group was in each queue that this query has, when it got it
-        self._failure: StoreError | None = None
+        self._failure: Exception | None = None
 
     def take(self, queues: Collection[Queue], timeout: float) -> bool:
         """Whether this query has `queues`, all of them; if not, it has none. Waits for them, `timeout` seconds at most.
@@ -164,6 +163,6 @@ class OrderlyQueues:
                     member.persist()
                     if self._begins and member.lock(self._begins) < self._begins.keys():
                         self._begins = {}  # this process was stopped for a minute
-                except StoreError as error:
+                except Exception as error:  # noqa: BLE001  # whatever it is, nobody keeps the queues
                     self._failure = error
                     return

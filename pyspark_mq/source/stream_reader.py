@@ -50,7 +50,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known: dict[str, Any] | None = None  # an offset of which this run has seen that the queues are its own
         self._parsed: list[tuple[dict[str, Any], StreamOffset]] = []  # the two offsets looked at last
         self._done: StreamOffset | None = None  # what was said last to be done
-        self._turn = 0
+        self._turn: int | None = None  # of the last batch that was limited
         self._triggered = -math.inf  # when the last batch was, time.monotonic(); the first one comes at once
 
     def initialOffset(self) -> dict[str, Any]:
@@ -254,7 +254,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def _limit(self, ranges: list[QueueRange]) -> list[QueueRange]:
-        self._turn += 1
+        # By its positions at first: a query that is restarted after every batch serves others each time, too.
+        self._turn = hash(tuple(r.start for r in ranges)) if self._turn is None else self._turn + 1
         return limit_ranges(
             ranges,
             self._options.max_offsets_per_trigger,

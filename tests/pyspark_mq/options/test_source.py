@@ -310,6 +310,14 @@ def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str
         Subscription.parse(*subscription).require(TOPICS)
 
 
+@pytest.mark.parametrize("subscription", [("order, audit", None, None), (None, None, '{"order": [0]}')])
+def test_a_topic_that_is_misspelled(subscription: tuple[str | None, str | None, str | None]) -> None:
+    with pytest.raises(
+        SubscriptionError, match=r"The log has no order.*\. Did you mean orders\? Create the topic first"
+    ):
+        Subscription.parse(*subscription).require(TOPICS)
+
+
 @pytest.mark.parametrize(
     ("subscription", "message"),
     [

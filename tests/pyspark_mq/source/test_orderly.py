@@ -10,13 +10,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
 from pyspark_mq.errors import DataLossError, OptionError, QueuesTaken
-from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.options.source import SourceOptions, WhenLocked
 from pyspark_mq.source.orderly import OrderlyQueues
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
@@ -319,6 +320,17 @@ def test_a_batch_query_locks_nothing() -> None:
     options = SourceOptions.parse({"path": os.devnull, "subscribe": "orders", **ORDERLY})
     with pytest.raises(OptionError, match="consumeMode=orderly is for streaming queries"):
         options.batch_limits()
+
+
+def test_whatever_keeps_it_from_keeping_its_queues_is_told(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that went on would read what is another's a minute later."""
+    monkeypatch.setattr("pyspark_mq.source.orderly._RENEW_SECONDS", 0.05)
+    it = OrderlyQueues(group, EVERYTHING, WhenLocked.WAIT)
+    assert it.take([Q0, Q1], 0)
+    Path(group.path, "consumers", "g", "resets.json").write_text("[" * 100_000)
+    it.done({Q0: 1})
+    with pytest.raises(RecursionError):
+        until(lambda: not it.take([Q0, Q1], 0))
 
 
 def test_closing_what_nobody_took(group: LocalGroup) -> None:

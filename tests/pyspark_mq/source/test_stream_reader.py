@@ -240,6 +240,17 @@ def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, kin
         first_batch(new)
 
 
+def test_a_query_begins_behind_a_damaged_message(filled: Filled) -> None:
+    """As a user leaves it out."""
+    damaged = filled.store.fingerprints({Queue("orders", 0): 0})[Queue("orders", 0)].physical_offset
+    with next(Path(filled.path, "commitlog").iterdir()).open("r+b") as segment:
+        segment.seek(damaged)
+        segment.write(b"damaged!")
+    it = reader(filled, startingOffsets='{"orders": {"0": 1, "1": 5}}')
+    start = it.initialOffset()
+    assert ranges(it, start, latest(it, start)) == ["orders/0 [1, 3)"]
+
+
 def test_an_idle_query_keeps_its_offset(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
@@ -351,6 +362,16 @@ def test_limits(filled: Filled, limits: dict[str, str], batches: list[tuple[int,
         offset = end
     assert counts == batches
     assert sorted(seen) == sorted(filled.rows)
+
+
+def test_one_that_is_restarted_after_every_batch_serves_all_queues(filled: Filled) -> None:
+    filled.store.create_topic("orders", 4)
+    for queue_id in range(4):
+        filled.put("orders", queue_id, 40)
+    offset = reader(filled, **EARLIEST).initialOffset()
+    for _ in range(20):
+        offset = latest(reader(filled, maxOffsetsPerTrigger="2"), offset)
+    assert all(position > 0 for position in offset["orders"].values())
 
 
 def test_bytes_per_trigger_hold_exactly(filled: Filled) -> None:
