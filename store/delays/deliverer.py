@@ -40,10 +40,10 @@ class Deliverer:
         """delivery: makes what delivers, when it is this one's turn. watch: makes what wakes at publications."""
         self._root = root
         self._delivery = delivery
-        self._successor = Successor(root, delivery)
         self._new_watch = watch
         self._watch: Watch | None = None
         self._stopping = threading.Event()
+        self._successor = Successor(root, delivery, self._stopping.is_set)
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._running = threading.Lock()

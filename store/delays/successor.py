@@ -22,15 +22,16 @@ LATE_MS = 5_000  # after which what is due should have been delivered
 _logger = logging.getLogger("store")
 
 
-def deliverer_of(root: Path, known: Holder | None = None) -> Holder | None:
-    """The process that has the turn to deliver, if any has. known: as it was found the last time.
+def deliverer_of(root: Path, known: Holder | None = None, is_over: Callable[[], bool] = lambda: False) -> Holder | None:
+    """The process that has the turn to deliver, if any has. known: as it was found the last time. is_over: whether to
+    look no further.
 
     Raises `StoreUnavailable` where the system cannot tell.
     """
     path = root / LOCK_FILE
     fd = os.open(path, os.O_RDONLY)
     try:
-        return one_holder(path, DELIVERY_BYTE, known) if is_held(fd, DELIVERY_BYTE) else None
+        return one_holder(path, DELIVERY_BYTE, known, lambda: not is_over() and is_held(fd, DELIVERY_BYTE))
     finally:
         os.close(fd)
 
@@ -38,10 +39,11 @@ def deliverer_of(root: Path, known: Holder | None = None) -> Holder | None:
 class Successor:
     """One of those who wait for the turn in one store."""
 
-    def __init__(self, root: Path, delivery: Callable[[], Delivery]) -> None:
-        """delivery: makes what could deliver; here it only looks."""
+    def __init__(self, root: Path, delivery: Callable[[], Delivery], is_over: Callable[[], bool]) -> None:
+        """delivery: makes what could deliver; here it only looks. is_over: whether nobody waits any more."""
         self._root = root
         self._new_delivery = delivery
+        self._is_over = is_over
         self._delivery: Delivery | None = None  # while the other is stopped
         self._holder: Holder | None = None
         self._look_at = time.monotonic() + LOOK_SECONDS
@@ -55,7 +57,7 @@ class Successor:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
-        self._holder = deliverer_of(self._root, self._holder)
+        self._holder = deliverer_of(self._root, self._holder, self._is_over)
         if self._holder is None or not self._holder.is_stopped:
             self._delivery, self._told = None, False
         elif not self._told and self._is_late():

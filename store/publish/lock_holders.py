@@ -6,8 +6,9 @@ The kernel does not tell the process of an open-file-description lock; but it li
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,16 +37,24 @@ def holders(path: Path, byte: int) -> list[Holder]:
         inode = path.stat().st_ino
     except OSError:
         return []
-    return [_holder(pid) for pid in _processes() if any(_covers(line, inode, byte) for line in _locks(pid))]
+    return [_holder(pid) for pid in _processes() if any(_has_lock(each, inode, byte) for each in _descriptions(pid))]
 
 
-def one_holder(path: Path, byte: int, known: Holder | None = None) -> Holder | None:
-    """One of `holders`, as it is now. known: who was, who is looked at first: to look for another takes 0.1 s."""
-    with suppress(OSError):
+def one_holder(path: Path, byte: int, known: Holder | None, goes_on: Callable[[], bool]) -> Holder | None:
+    """One of `holders`, as it is now; None where it no longer `goes_on`, which is asked at each descriptor: there may
+    be many thousands, and each takes up to a millisecond. known: who was, who is looked at first.
+    """
+    try:
         inode = path.stat().st_ino
-        if known is not None and any(_covers(line, inode, byte) for line in _locks(known.pid)):
-            return _holder(known.pid)
-    return next(iter(holders(path, byte)), None)
+    except OSError:
+        return None
+    for pid in chain([] if known is None else [known.pid], _processes()):
+        for description in _descriptions(pid):
+            if not goes_on():
+                return None
+            if _has_lock(description, inode, byte):
+                return _holder(pid)
+    return None
 
 
 def _processes() -> Iterator[int]:
@@ -53,19 +62,22 @@ def _processes() -> Iterator[int]:
     return map(int, filter(str.isdecimal, names))
 
 
-def _locks(pid: int) -> Iterator[str]:
-    """The lines about locks of all descriptors of a process; none of one that is gone, or another user's."""
-    try:
-        for description in (_PROC / str(pid) / "fdinfo").iterdir():
-            yield from (line for line in description.read_text().splitlines() if line.startswith("lock:"))
-    except OSError:
-        return
+def _descriptions(pid: int) -> Iterator[str]:
+    """What the kernel says of each descriptor of a process; nothing of one that is gone, or another user's."""
+    with suppress(OSError):
+        for descriptor in (_PROC / str(pid) / "fdinfo").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield descriptor.read_text()
 
 
-def _covers(line: str, inode: int, byte: int) -> bool:
-    """Whether a line such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1` is about `byte` of the file `inode`."""
-    *_, file, first, last = line.split()
-    return file.endswith(f":{inode}") and int(first) <= byte and (last == "EOF" or byte <= int(last))
+def _has_lock(description: str, inode: int, byte: int) -> bool:
+    """Whether a line is about `byte` of the file `inode`, such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`."""
+    for line in description.splitlines():
+        if line.startswith("lock:"):
+            *_, file, first, last = line.split()
+            if file.endswith(f":{inode}") and int(first) <= byte and (last == "EOF" or byte <= int(last)):
+                return True
+    return False
 
 
 def _holder(pid: int) -> Holder:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from store import Message, MessageStore
 from store.delays import successor
 from store.delays.successor import deliverer_of
+from store.publish import lock_holders
 from tests.end_to_end.test_kill import ROOT
 from tests.waiting import until
 
@@ -43,6 +45,32 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
         process.send_signal(signal.SIGCONT)
         process.communicate(b"")
+
+
+def test_the_turn_is_taken_at_once_also_while_it_looks_who_has_it(
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with very many descriptors: here their end is never reached."""
+    looks = []
+
+    def without_end() -> Iterator[int]:
+        while True:
+            looks.append(1)
+            yield os.getpid()
+
+    monkeypatch.setattr(successor, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lock_holders, "_processes", without_end)
+    closed = MessageStore.open(tmp_path)
+    until(lambda: len(looks) > 1)
+    closing = threading.Thread(target=closed.close, daemon=True)
+    closing.start()
+    until(lambda: not closing.is_alive())
+    with MessageStore.open(tmp_path) as store:
+        looks.clear()
+        until(lambda: len(looks) > 1)
+        store.put(Message("orders", b"second", delay_level=1))
+        holder.kill()
+        until(lambda: store.max_offset("orders", 0) == 2)
 
 
 def test_it_is_named_once_something_is_late(
