@@ -7,7 +7,9 @@ import logging
 import threading
 import time
 from bisect import bisect_right
+from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -82,9 +84,9 @@ class Lot:
         self._ends: list[int] = []
         self._outcomes: list[Outcome] = []
         self._unique_keys: dict[int, str] = {}
-        self._is_settled = Latch()
-        self._turn = threading.Lock()
-        self._watched: list[Sent] | None = []  # None when all is settled
+        self._settled = Latch()
+        self._turn = threading.RLock()  # of who watches: whoever settles waits for nobody
+        self._watched: deque[Sent] = deque()  # that are not told yet
 
     def __len__(self) -> int:
         return len(self.fields) // WIDTH
@@ -107,15 +109,9 @@ class Lot:
         if any(all_properties := self.fields[_PROPERTIES::WIDTH]):
             keys = (properties.get(PROPERTY_UNIQ_KEY) for properties in all_properties)
             self._unique_keys = {row: key for row, key in enumerate(keys) if key}
-        with self._turn:
-            watched, self._watched = self._watched or (), None
-        self._is_settled.set()
+        self._settled.set()
         self.fields = []
-        for each in watched:
-            try:
-                self._tell(each)
-            except BaseException:  # SystemExit, say: of what a future calls, and others wait to be told
-                _logger.exception("what is called when a message of topic %s is settled failed", self.topic)
+        self._tell_all()
 
     def watch(self, future: Sent) -> None:
         """Let a future be told, now or later."""
@@ -123,14 +119,17 @@ class Lot:
             if future.is_watched:  # by another thread, meanwhile
                 return
             future.become()
-            if self._watched is not None:
-                self._watched.append(future)
-                return
-        self._tell(future)
+        self._watched.append(future)
+        if self.is_settled:  # before that, maybe
+            self._tell_all()
+
+    @property
+    def is_settled(self) -> bool:
+        return self._settled.is_set
 
     def wait(self, timeout: float | None) -> bool:
         """Until all is settled, at most `timeout` seconds; whether it is."""
-        return self._is_settled.wait(timeout)
+        return self._settled.wait(timeout)
 
     def outcome(self, row: int) -> PutResult | Failure:
         """What became of a message, when all is settled."""
@@ -144,6 +143,16 @@ class Lot:
         physical_offset = result.physical_offsets.item(placed)
         msg_id = self._unique_keys.get(row) or offset_msg_ids(*outcome.store_host, [physical_offset])[0]
         return PutResult(PutStatus.PUT_OK, queue_id, queue_offset, physical_offset, msg_id)
+
+    def _tell_all(self) -> None:
+        """Each once, whichever thread comes first."""
+        with suppress(IndexError):
+            while True:
+                future = self._watched.popleft()
+                try:
+                    self._tell(future)
+                except BaseException:  # SystemExit, say: of what a future calls, and others wait to be told
+                    _logger.exception("what is called when a message of topic %s is settled failed", self.topic)
 
     def _tell(self, future: Sent) -> None:
         outcome = self.outcome(future.row)
@@ -165,6 +174,8 @@ class Sent(Future[PutResult]):
 
     Most are never looked at: until then it only knows where its message is. `cancel` does nothing, for a message that
     was handed over cannot be called back.
+
+    What asks how it went takes no lock that who settles needs: a signal's handler may close the producer meanwhile.
     """
 
     is_watched = False
@@ -175,14 +186,32 @@ class Sent(Future[PutResult]):
 
     def result(self, timeout: float | None = None) -> PutResult:
         """The message's `PutResult`; raises what it failed with, and `TimeoutError`. timeout: seconds."""
-        if self.is_watched:
-            return super().result(timeout)
-        if not self._lot.wait(timeout):
-            raise TimeoutError
-        outcome = self._lot.outcome(self.row)
+        outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
             raise outcome.told(self._lot.topic, self.row)
         return outcome
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """What the message failed with, None where it did not; raises `TimeoutError`. timeout: seconds."""
+        outcome = self._outcome(timeout)
+        return outcome.told(self._lot.topic, self.row) if isinstance(outcome, Failure) else None
+
+    def done(self) -> bool:
+        return self._lot.is_settled
+
+    def running(self) -> bool:
+        return not self._lot.is_settled
+
+    def cancel(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def _outcome(self, timeout: float | None) -> PutResult | Failure:
+        if not self._lot.wait(timeout):
+            raise TimeoutError
+        return self._lot.outcome(self.row)
 
     def become(self) -> None:
         """What `Future` is at its beginning, running."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
+from concurrent.futures import _base
 
 import pytest
 
@@ -11,7 +13,7 @@ from store import (
     MessageStore,
     Producer,
 )
-from tests.end_to_end.test_interrupts import ends_in_time, interrupted_at
+from tests.end_to_end import test_interrupts
 from tests.waiting import PATIENCE, until
 
 
@@ -53,28 +55,31 @@ def test_one_future_in_several_threads(store: MessageStore) -> None:
     with Producer(store, linger=60) as producer:
         future = producer.send("u", "one")
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            told = [pool.submit(future.exception, PATIENCE) for _ in range(4)]
+            told = [pool.submit(concurrent.futures.wait, [future], PATIENCE) for _ in range(4)]
             waiting = [pool.submit(future.result, PATIENCE) for _ in range(4)]
             until(lambda: future.is_watched)
             producer.flush()
             assert {each.result(PATIENCE).queue_offset for each in waiting} == {0}
-            assert {each.result(PATIENCE) for each in told} == {None}
+            assert all(each.result(PATIENCE).done == {future} for each in told)
 
 
-def test_a_signals_handler_closes_its_producer_amid_result(store: MessageStore) -> None:
+@pytest.mark.parametrize("verb", ["result", "exception", "done"])
+def test_a_signals_handler_closes_its_producer_amid(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Also in the middle of what Python itself waits with."""
+    monkeypatch.setattr(test_interrupts, "CODE", (test_interrupts.CODE, threading.__file__, _base.__file__))
+    arguments = () if verb == "done" else (PATIENCE,)
     places: list[int] = []
 
     def close_at(place: int) -> int:
         with Producer(store.path) as producer:
-
-            def send() -> None:
-                producer.send("u", b"x").result(PATIENCE)
-
-            return interrupted_at(place, send, producer.close, "wait")
+            future = producer.send("u", b"x")
+            return test_interrupts.interrupted_at(place, lambda: getattr(future, verb)(*arguments), producer.close)
 
     def close_at_all() -> None:
         places.append(close_at(-1))
         places.extend(map(close_at, range(1, places[0] + 1)))
 
-    ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
+    test_interrupts.ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
     assert len(places) == places[0] + 1 > 1
