@@ -14,7 +14,15 @@ from store.append import Append
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, Placed
 from store.client.producer_memory import Memory
-from store.errors import InvalidArgument, InvalidColumns, MessageRefused, StoreClosed, StoreLocked, UnknownQueue
+from store.errors import (
+    InvalidArgument,
+    InvalidColumns,
+    MessageRefused,
+    StoreClosed,
+    StoreLocked,
+    UnknownQueue,
+    UnknownTopic,
+)
 from store.format.message import Message
 from store.format.message_lists import MANY, NotColumns, table_of
 from store.message_store import MessageStore
@@ -89,15 +97,15 @@ class Sender(threading.Thread):
             if self._fatal is not None:
                 raise self._fatal
             outcomes = self._append(parts)
-        except _REFUSALS as error:
-            if sum(end - first for _, first, end in parts) > 1:
+        except Exception as error:  # noqa: BLE001  the futures raise it
+            is_refused, count = isinstance(error, _REFUSALS), sum(end - first for _, first, end in parts)
+            if (is_refused and count > 1) or (isinstance(error, UnknownTopic) and len(parts) > 1):
                 for half in _halves(parts):
                     self._carry(half)
                 return
             outcomes = self._failed(error, parts)
-        except Exception as error:  # noqa: BLE001  the futures raise it
-            outcomes = self._failed(error, parts)
-            self._end_if_named(error)
+            if not is_refused:
+                self._end_if_named(error)
         for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
             self._figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)

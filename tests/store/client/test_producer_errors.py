@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from store import (
     StoreFull,
     UnknownQueue,
     UnknownTopic,
+    delete_topic,
 )
 from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
@@ -83,6 +84,21 @@ def test_a_queue_that_is_not_there(store: MessageStore, producer: Producer) -> N
                 future.result(PATIENCE)
         else:
             assert future.result(PATIENCE).queue_id == number % 4
+
+
+def test_a_topic_that_is_deleted_takes_no_messages_of_others_along(store: MessageStore) -> None:
+    with Producer(store, linger=60) as producer:
+        sent = [producer.send("tu"[n % 2], str(n)) for n in range(40)]
+        delete_topic(store.path, "t")
+        with suppress(UnknownTopic):
+            producer.flush()
+        for number, future in enumerate(sent):
+            if number % 2:
+                assert future.result(PATIENCE).queue_offset == number // 2
+            else:
+                with pytest.raises(UnknownTopic, match="'t'"):
+                    future.result(PATIENCE)
+    assert bodies(store, "u") == [str(n).encode() for n in range(1, 40, 2)]
 
 
 def test_an_error_of_the_append_is_everybodys(tmp_path: Path) -> None:
