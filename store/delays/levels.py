@@ -18,7 +18,7 @@ from store.any_log import Int64s
 from store.delays.due import Due
 from store.errors import CorruptSegment, OffsetLost
 from store.format.delayed import LEVELS
-from store.format.layout import RECORD_HEADER, SCHEDULE_TOPIC, field_offset
+from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues, Ends
@@ -27,6 +27,7 @@ from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")
 _LOOK = 4096  # entries that are read at once
+_NONE = np.empty(0, np.int64)
 _AT_ONCE = 0  # ms since 1970
 _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEADER, "store_timestamp")
 
@@ -75,7 +76,7 @@ class Levels:
             try:
                 level.end = queue.known_end(ends.get((SCHEDULE_TOPIC, number - 1), 0), confirm_offset)
                 start = min(first_left(log, queue, level.next), level.end)
-                level.next = self._behind(queue, start, level.end, delivered)
+                level.next = self._behind(queue, start, level.end, delivered) if len(delivered) else start
             except CorruptSegment as error:
                 _keep(level, error)
 
@@ -151,6 +152,9 @@ class Levels:
         if level.time is None:
             try:
                 entry = level.queue.entries(level.next, level.next + 1)[0]
+                if entry["size"] == CQ_PRE_BLANK_SIZE:
+                    level.next = self._behind(level.queue, level.next, level.end)
+                    return self._time(level)
                 level.time = self._due_time(int(entry["tags_code"]), int(entry["physical_offset"]))
             except (OffsetLost, CorruptSegment) as error:
                 self._pass_over(level, error)
@@ -175,11 +179,13 @@ class Levels:
         for number, offset in then.items():
             self._levels[number].next, self._levels[number].time = offset, None
 
-    def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s) -> int:
-        """Where those from `first` on end that are delivered: where the clock was set back, they would seem to wait."""
-        while len(delivered) and first < end:
+    def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
+        """Where those from `first` on end that are delivered: where the clock was set back, they would seem to wait. Or
+        that are of no message, for the queue begins behind them."""
+        while first < end:
             entries, first = self._some(queue, first, end)
-            count = int(np.argmin(np.append(np.isin(_offsets(entries), delivered), False)))
+            is_over = np.isin(_offsets(entries), delivered) | (entries["size"] == CQ_PRE_BLANK_SIZE)
+            count = int(np.argmin(np.append(is_over, False)))
             first += count
             if count < _LOOK:
                 break

@@ -59,6 +59,25 @@ def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
         assert [each.body for each in all_of(store, "orders")] == [b"20", b"1", b"1"]
 
 
+def test_what_stands_before_the_first_message_of_a_level_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its queue was made anew behind what retention took, and files say that nothing is delivered."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"%d" % n, delay_level=1) for n in range(25)])
+        until(lambda: store.max_offset("t", 0) == 25)
+        store.put_many([Message("t", bytes(1000)) for _ in range(20)])
+        assert store.clean(forced=True).log
+    shutil.rmtree(tmp_path / "consumequeue" / SCHEDULE_TOPIC)
+    (tmp_path / DELAY_OFFSETS_FILE).write_text('{"offsetTable": {"1": 0}}')
+    with MessageStore.open(tmp_path) as store:
+        assert store.put(Message("t", b"last", delay_level=1)).queue_offset == 25
+        until(lambda: store.max_offset("t", 0) == 46)
+        assert bodies(store, "t")[b"last"] == 1
+    assert "lost" not in caplog.text
+
+
 @pytest.mark.parametrize("delivered", [20, 120])
 def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int, caplog: pytest.LogCaptureFixture) -> None:
     """The file of the first that waits, or the one behind that: its level waits, and says so once; no other does."""
