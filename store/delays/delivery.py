@@ -76,7 +76,11 @@ class Delivery:
         if progress.delivered_to is not None and self._is_told:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
-            progress = progress._replace(delivered_to=published.flushed_offset)
+            begin = (
+                confirm if progress.levels else _first_waiting(queues, confirm)
+            )  # no levels: the file is lost, or new
+            self._delivered = delivered_behind(log, begin, confirm)
+            progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
         self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)
         self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
         self._look_at = 0.0  # time.monotonic()
@@ -215,3 +219,10 @@ class Delivery:
     def _born(self, topic: str) -> int:
         born = None if topic in WAITING_TOPICS else self._topics.born(topic)
         return LONG_MAX if born is None else born
+
+
+def _first_waiting(queues: ConsumeQueues, end: int) -> int:
+    """Log offset of the first message that ever waited, `end` without one; 0 where that is not known any more."""
+    waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
+    first = [int(queue.entries_left(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
+    return min([end, *first])  # one that is being put may be behind that

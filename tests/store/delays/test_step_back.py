@@ -81,6 +81,33 @@ def test_files_that_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert f"{DELAY_OFFSETS_FILE} is lost" in caplog.text
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_files_that_are_lost_while_one_after_the_other_delivers(tmp_path: Path, is_saved: bool) -> None:
+    """Whether the first one was killed or not: the log tells, and the file comes again."""
+    later = int(time.time() * 1000) + 10_000
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"at once"))
+        put(store, b"before")
+        assert store._writer is not None
+        deliverer = store._writer._deliverer
+        deliverer.stop()
+        for name in (b"first", b"second", b"third"):
+            delivery = deliverer._delivery()
+            delivery.begin()
+            put(store, name)
+            delivery.look()
+            delivery.step(later)
+            if is_saved:
+                delivery.save(later)
+                store.flush()
+                delivery.save(later)
+                assert (tmp_path / DELAY_OFFSETS_FILE).exists()
+            for file in (tmp_path / "config").glob("delayOffset*"):
+                file.unlink()
+        assert delivered(store) == [b"at once", *names(b"before", b"first", b"second", b"third")]
+
+
 def test_a_brokers_files(tmp_path: Path) -> None:
     """They do not say of which log they tell: as far as that has messages, it is so."""
     with MessageStore.open(tmp_path) as store:
