@@ -211,14 +211,6 @@ class ConsumerOffsets:
         """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""
         return offset_table(self._delays, _OFFSETS, read_json(self._delays).get(_OFFSETS))
 
-    def commit_delays(self, offsets: Mapping[int, int]) -> None:
-        """Set the next offsets of some delay levels."""
-        content = read_json(self._delays)
-        merged = offset_table(self._delays, _OFFSETS, content.get(_OFFSETS)) | dict(offsets)
-        content[_OFFSETS] = {str(level): offset for level, offset in sorted(merged.items())}
-        next_version(self._delays, content)
-        write_json(self._delays, content)
-
     def _committed(self, content: dict[str, Any], key: str) -> dict[int, int]:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.files.admin_files import write_json
 from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
+from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.format.message import encode_messages
 from store.format.records import Encoding
 from store.format.topic_names import is_internal_topic
@@ -38,9 +39,8 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         # past the door: nobody but a broker puts there
         store._writing().append([encode_messages(later, [0] * 3, encoding, 0)])
         store.commit_offsets("readers", "orders", COMMITTED)
-    groups = ConsumerOffsets(path)
-    groups.create("readers")
-    groups.commit_delays({1: 1})
+    ConsumerOffsets(path).create("readers")
+    write_json(path / DELAY_OFFSETS_FILE, {"offsetTable": {"1": 1}})
     left = {
         (put.queue_id, put.queue_offset): message.body
         for put, message in zip(placed, messages, strict=True)

@@ -184,7 +184,6 @@ def use_all(root: Path) -> None:
         lambda: groups.offsets("g", "orders"),
         lambda: groups.settings("g"),
         lambda: groups.create("h"),
-        lambda: groups.commit_delays({1: 1}),
         lambda: verify(root),
     ):
         with suppress(StoreError):

@@ -207,8 +207,6 @@ def test_delay_levels(tmp_path: Path) -> None:
     assert groups.delay_offsets() == {}
     write(tmp_path, "delayOffset.json", '{\n\t"offsetTable":{1:5,3:7\n\t}\n}')
     assert groups.delay_offsets() == {1: 5, 3: 7}
-    groups.commit_delays({3: 8, 18: 1})
-    assert read(tmp_path, "delayOffset.json") == {"offsetTable": {"1": 5, "3": 8, "18": 1}}
 
 
 def test_brokers_own_files() -> None:
