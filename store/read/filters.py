@@ -33,20 +33,25 @@ class TagFilter:
     def parse(expression: str | None) -> TagFilter:
         """`None`, "" and "*" keep all; else tags between `||`, blanks around them and empty ones dropped.
 
-        Raises `FilterError` for an expression without a tag, such as "||", and for one that can only be a mistake:
-        "a,b", "a|b", SQL92. A broker may have tags that look like that: `TagFilter(("a,b",))` means them.
+        Raises `FilterError` for an expression without a tag, such as "||" or " ", of which RocketMQ's broker keeps
+        nothing, and for one that can only be a mistake: "a,b", "a|b", SQL92, what UTF-8 does not have. A broker may
+        have tags that look like that: `TagFilter(("a,b",))` means them.
         """
         if expression is None:
             return TagFilter(None)
         if not isinstance(expression, str):
             raise FilterError(f"subExpression {expression!r} is no text; write tags as 'paid || shipped'")
-        if expression.strip(_BLANKS) in ("", "*"):
+        if expression in ("", "*"):
             return TagFilter(None)
         tags = tuple(tag for part in expression.split("||") if (tag := part.strip(_BLANKS)))
         if not tags:
             raise FilterError(
                 f"subExpression {expression!r} names no tag; write tags as 'paid || shipped', or '*' for all"
             )
+        try:
+            expression.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, as where a command's argument is no UTF-8
+            raise FilterError(f"subExpression {expression!r} is no text that UTF-8 has, so no tag is") from None
         for tag in tags:
             if (mistake := _mistake(tag)) is not None:
                 raise FilterError(f"subExpression {expression!r}: {mistake}")
