@@ -54,12 +54,10 @@ class FiledKeys:
     def lost(self) -> tuple[str, int] | None:
         """A file whose last key is gone, and the log offset of its record. Raises `ConfigError` as `Index.file`."""
         while not self._is_known and (seen := self._seen()) != self._whole:
-            lost = self._looked_for(seen[0])
-            if self._seen() != seen:  # it rolls, retention is at work, or a recovery
-                continue
-            if lost is not None:
+            lost, (keys_from, names) = self._looked_for(seen[0]), self._seen()
+            if keys_from == seen[0] and set(seen[1]) <= set(names):  # or else retention is at work, or a recovery
+                self._whole = seen if lost is None else None
                 return lost
-            self._whole = seen
         return None
 
     def _seen(self) -> tuple[int | None, list[str]]:

@@ -126,6 +126,26 @@ def test_nor_is_what_is_under_way_beside_who_writes(made: Path) -> None:
         assert len(reader.query("t", "k5", 3)) == 3
 
 
+def test_files_that_come_while_it_looks_begin_no_look_anew(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside busy writers with small files no search came to its end."""
+    looks = 0
+    with MessageStore.open(made) as writer, MessageStore.open(made, read_only=True) as reader:
+        looked_for = reader._filed_keys._looked_for
+
+        def with_another_file(keys_from: int | None) -> tuple[str, int] | None:
+            nonlocal looks
+            looks += 1
+            assert looks <= 2
+            put(writer, 100)
+            return looked_for(keys_from)
+
+        monkeypatch.setattr(reader._filed_keys, "_looked_for", with_another_file)
+        assert [message.queue_offset for message in reader.query("t", "k99")] == [99]
+        without_first(made)
+        with pytest.raises(CorruptSegment, match=r"had a key .* open the store for writing"):
+            reader.query("t", "k5")
+
+
 def test_an_index_that_is_being_made_anew_is_never_searched_for_less(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
