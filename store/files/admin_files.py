@@ -20,6 +20,7 @@ from store.integers import INT_MAX, LONG_MAX
 MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
 
 _VERSION = "dataVersion"
+_MOMENT_SECONDS = 1.0
 _SHOWN = 40  # characters of a wrong value
 # A string, or an integer key as fastjson writes it, without quotes: {0:5}
 _STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(-?\d+)(?=\s*:)')
@@ -28,12 +29,12 @@ _STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(-?\d+)(?=\s*:)')
 def read_json(path: Path) -> dict[str, Any]:
     """One of RocketMQ's config files, or its `.bak` when it is missing or empty; {} when there is neither.
 
-    Warns where it is there and says nothing: what changed last is lost. Raises `CorruptStore` when both cannot be
-    parsed.
+    Warns where it is gone, or there and says nothing: what changed last is lost. Raises `CorruptStore` when both cannot
+    be parsed.
     """
     backup = _backup(path)
     failure: ValueError | RecursionError | None = None
-    is_there = False  # the file, and says nothing; it is missing for a moment whenever it is replaced
+    is_there = False  # the file, and says nothing
     for candidate in (path, backup):
         try:
             text = read_file(candidate, MAX_BYTES).decode("utf-8")
@@ -41,6 +42,8 @@ def read_json(path: Path) -> dict[str, Any]:
                 content = parse_json(text)
                 if is_there or failure:
                     _warn(path, failure, f"{backup.name} stands in, which is older")
+                elif candidate is backup and _is_gone(path):
+                    _warn(path, None, f"{backup.name} stands in, which may be older", "not there")
                 return content
             is_there = is_there or candidate is path
         except FileNotFoundError:
@@ -56,8 +59,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _warn(path: Path, failure: Exception | None, then: str) -> None:
-    what = f"not JSON ({failure})" if failure else "empty, as after a crash"
+def _is_gone(path: Path) -> bool:
+    """Whether a file is missing for longer than the moment in which its old content has become `.bak`, and the new one
+    has no name yet."""
+    try:
+        return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
+    except FileNotFoundError:  # both go, as with a topic's, or a group's folder
+        return False
+
+
+def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, as after a crash") -> None:
+    what = f"not JSON ({failure})" if failure else what
     warnings.warn(f"{path}: {what}; {then}. Restore it from a copy, or correct what is missing", stacklevel=3)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -35,19 +36,27 @@ def test_integer_keys_with_and_without_quotes(tmp_path: Path, text: str, content
     assert read_json(path) == content
 
 
-@pytest.mark.parametrize("damage", ["missing", "", "{nonsense"])
+@pytest.mark.parametrize("damage", ["", "{nonsense"])
 def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "topics.json"
     write_json(path, {"a": 1})
     write_json(path, {"a": 2})
-    if damage == "missing":
-        path.unlink()
+    path.write_text(damage)
+    what = "empty, as after a crash" if damage == "" else "not JSON"
+    with pytest.warns(UserWarning, match=rf"topics.json: {what}.*topics.json.bak stands in, which is older"):
         assert read_json(path) == {"a": 1}
-    else:
-        path.write_text(damage)
-        what = "empty, as after a crash" if damage == "" else "not JSON"
-        with pytest.warns(UserWarning, match=rf"topics.json: {what}.*topics.json.bak stands in, which is older"):
-            assert read_json(path) == {"a": 1}
+
+
+def test_the_backup_of_one_that_is_lost_stands_in_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word for the moment in which each is replaced."""
+    path, now = tmp_path / "topics.json", time.time
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    path.unlink()
+    assert read_json(path) == {"a": 1}
+    monkeypatch.setattr(time, "time", lambda: now() + 2)
+    with pytest.warns(UserWarning, match=r"topics.json: not there; topics.json.bak stands in, which may be older. Res"):
+        assert read_json(path) == {"a": 1}
 
 
 def test_one_that_is_empty_and_has_no_backup(tmp_path: Path) -> None:
