@@ -278,7 +278,7 @@ class MessageStore(StoreFinder):
         again, at any moment.
 
         Raises `ArchiveUnavailable`, `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all others are),
-        `StoreLocked` (another process archives), `UnknownTopic`; without `url`, `NoArchive` where none is any more.
+        `StoreLocked` (another process archives), `UnknownTopic`, `NoArchive` where the remembered one is gone.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopi
 from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, make_root, sync_directory
+from store.format.delayed import WAITING_TOPICS
+from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
 from store.read.checked import Checked
@@ -26,6 +28,7 @@ from store.system_errors import system_errors
 from store.upkeep.directory import Directory
 
 _BYTES_AT_ONCE = 8 << 20
+_ACTED_UPON = NOT_FOR_PUTTING.union(WAITING_TOPICS)
 _SHOWN = 3  # light queues that an error names
 UNFINISHED = ".restoring"  # behind the name of the directory until it is whole
 
@@ -49,9 +52,9 @@ def restore(
 
     Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
     `NotAStore` where something is there, or for another file system's URL, `StoreLocked` while another process restores
-    there, `UnknownTopic`, `UnsupportedStore` where no topics are named and light queues would be others than they were,
-    `StoreFull`, `StoreUnavailable`, and as reading an archive does: `OffsetLost` where some of it is taken out
-    meanwhile.
+    there, `UnknownTopic`, `UnsupportedStore` for a topic in which messages wait, and where no topics are named and
+    light queues would be others than they were, `StoreFull`, `StoreUnavailable`, and as reading an archive does:
+    `OffsetLost` where some of it is taken out meanwhile.
     """
     path = Directory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
@@ -67,6 +70,12 @@ def restore(
             raise UnknownTopic(
                 f"{archive}: {', '.join(topics)}: of light queues, which come with what they are made of: "
                 "name the topics that their messages were sent to"
+            )
+        if acted := sorted(_ACTED_UPON.intersection(names)):
+            rest = [topic for topic in names if topic not in acted]
+            raise UnsupportedStore(
+                f"{archive}: {', '.join(acted)}: what waited there, and was delivered or ended, would be delivered or "
+                f"asked about again; name other topics to restore ({', '.join(rest) or 'there is none'})"
             )
         chosen = {topic: there[topic] for topic in names}
         config = config or StoreConfig()
@@ -117,6 +126,8 @@ def _alone(unfinished: Path) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreLocked(f"{unfinished}: another process restores there; let it, or stop it") from error
+        if not _leads_to(unfinished, fd):  # it was renamed before this had the lock; another's may be in its place
+            raise StoreLocked(f"{unfinished}: another process restored there meanwhile; look at what it made")
         for left in list(unfinished.iterdir()):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
@@ -125,6 +136,12 @@ def _alone(unfinished: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _leads_to(path: Path, fd: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    return False
 
 
 def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: int | None) -> list[QueueRange]:

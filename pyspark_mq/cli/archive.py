@@ -9,7 +9,7 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.places import age, moment
-from store import Archived, ArchiveUnavailable, MessageStore, QueuesPassedOver
+from store import Archived, ArchiveUnavailable, MessageStore, NoArchive, QueuesPassedOver
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.restoring import restore as restore_store
@@ -70,7 +70,7 @@ def archive(
                 _archive(store, url, older_than, chosen if is_copy else None, reserved_hours)
             except QueuesPassedOver as error:
                 click.echo(f"Warning: {error}", err=True)
-            except ArchiveUnavailable as error:  # it was there before
+            except (ArchiveUnavailable, NoArchive) as error:  # it was there before
                 click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
@@ -78,7 +78,8 @@ def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
     """Whether it was a copy that was made, beside the archive that the store remembers."""
     now = remembered(Directory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
-        click.echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
+        if now.url:  # or else there was nothing to archive
+            click.echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
         return True
     if before.url and now.topics != before.topics:
         others = "; 'clean' waits for no other topic any more" if now.topics else ""
@@ -122,8 +123,9 @@ def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None
 
     What is restored keeps its queue offsets. A RocketMQ broker may run on the directory, too.
     """
+    root = Directory.at(store).root
     with (
-        interruptible(lambda: f"nothing is in {store}"),
+        interruptible(lambda: f"all of it is in {store}" if root.exists() else f"nothing is in {store}"),
         tqdm(unit="msg", unit_scale=True, desc="restored", delay=0.5, disable=None) as bar,
     ):
 

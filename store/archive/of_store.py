@@ -31,8 +31,8 @@ from store.errors import (
     StoreLocked,
     UnknownTopic,
 )
-from store.files.atomic import make_directory, open_file, read_file, write_file
-from store.files.config import MAX_BYTES, REMEMBERED, StoreConfig, read_settings, with_settings
+from store.files.atomic import make_directory, open_file, write_file
+from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
 from store.files.topics import Topics
 from store.format.layout import (
     ARCHIVED_FILE,
@@ -117,8 +117,8 @@ class StoreArchive:
         forgetting: Mapping[str, Sequence[Queue]] | None = None,
     ) -> Archived:
         """Archive each queue up to its end, and remember where; then delete from the archive what was stored more than
-        `reserved_hours` ago. is_named: it may begin anew where it was. forgetting: topics, and their queues now, of
-        which first to take out what is not of those.
+        `reserved_hours` ago. is_named: it may begin, if it is not remembered. forgetting: topics, and their queues
+        now, of which first to take out what is not of those.
 
         Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`.
         """
@@ -134,10 +134,12 @@ class StoreArchive:
 
         with alone(self._root):
             place = self.place()
-            if not is_named and place.load() is None:
+            if (self.is_remembered() or not is_named) and place.load() is None:
                 raise NoArchive(
                     f"{place.url}: {self._root} archives there, and no archive is there now, as where nothing is "
-                    f"mounted; mount it, or restore {place.metadata} from a copy; name the URL to begin a new archive"
+                    f"mounted; mount it, or restore {place.metadata} from a copy. To begin a new one, without what was "
+                    f"archived: delete {self._root / ARCHIVED_FILE}, and the line 'archive' in "
+                    f"{self._root / CONF_FILE}, and name the URL"
                 )
             forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
             archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
@@ -203,7 +205,7 @@ class StoreArchive:
             return
         values = {"brokerName": self._broker, "archive": _plain(self.url), "archiveTopics": ",".join(self._names)}
         for path in (self._root / CONF_FILE, self._root / ARCHIVED_FILE):
-            said = _settings(path)
+            said = settings_there(path)
             if any(said.get(name, "") != value for name, value in values.items()):
                 _write_settings(path, values)
 
@@ -287,8 +289,8 @@ def _is_system(topic: str) -> bool:
 def _own_settings(root: Path) -> dict[str, Any]:
     """A file of settings that was lost, or is older than the archive, would let `clean` delete what is not archived: so
     what was noted beside it stands in, with a warning."""
-    own = _settings(root / CONF_FILE)
-    if own.get("archive") or not (noted := _settings(root / ARCHIVED_FILE)).get("archive"):
+    own = settings_there(root / CONF_FILE)
+    if own.get("archive") or not (noted := settings_there(root / ARCHIVED_FILE)).get("archive"):
         return own
     warnings.warn(
         f"{root / CONF_FILE}: names no archive, though this store archives to {noted['archive']}, as {ARCHIVED_FILE} "
@@ -299,18 +301,6 @@ def _own_settings(root: Path) -> dict[str, Any]:
     return own | noted
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    return read_settings(path) if _text(path) else {}
-
-
-def _text(path: Path) -> bytes:
-    """What a file of settings holds; b"" without one, or where a crash left it empty or zeros."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        text = read_file(path, MAX_BYTES)
-        return text if text.strip(b"\0 \t\r\n") else b""
-    return b""
-
-
 def _write_settings(path: Path, values: Mapping[str, str]) -> None:
     """These in the place of what the file says of them; the rest stays as it is."""
-    write_file(path, with_settings(_text(path), values))
+    write_file(path, with_settings(settings_text(path), values))

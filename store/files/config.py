@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from store.cached import cached_property
 from store.errors import ConfigError
+from store.files.atomic import read_file
 from store.format.layout import CQ_ENTRY
 
 FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
@@ -144,6 +146,19 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
     if passed_over:
         warnings.warn(f"{path}: passed over, for they mean nothing here: {', '.join(passed_over)}", stacklevel=3)
     return values
+
+
+def settings_there(path: Path) -> dict[str, Any]:
+    """`read_settings` of a file that may not be there, or may say nothing."""
+    return read_settings(path) if settings_text(path) else {}
+
+
+def settings_text(path: Path) -> bytes:
+    """What a file of settings holds; b"" without one, or where a crash left it empty or zeros."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        text = read_file(path, MAX_BYTES)
+        return text if text.strip(b"\0 \t\r\n") else b""
+    return b""
 
 
 def parsed(where: str, key: str, text: str, kind: type) -> Any:

@@ -3,8 +3,6 @@ the store put back from a backup. None of these has an id of its own in RocketMQ
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from store.any_log import Fingerprint
@@ -24,7 +22,6 @@ _PLACE = tuple(
     slice(at := field_offset(RECORD_HEADER, name), at + RECORD_HEADER[name].itemsize)
     for name in ("total_size", "queue_id", "queue_offset")
 )
-_PLACE_BYTES = struct.Struct(">iiq").pack
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
@@ -42,8 +39,9 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
         )
     length = min(size, RECORD_HEADERS[1][1].itemsize, log.next_segment(physical) - physical)
     header = log.segments.read(physical, length, current=True)
-    is_there = b"".join(header[part] for part in _PLACE) == _PLACE_BYTES(size, queue.queue_id, offset)
-    if not is_there and not (queue.topic.startswith(LIGHT_PREFIX) and header[_PLACE[0]] == size.to_bytes(4, "big")):
+    there = place_of(header)
+    is_light = queue.topic.startswith(LIGHT_PREFIX) and there[0] == size
+    if there != (size, queue.queue_id, offset) and not is_light:
         raise CorruptRecord(  # what stands in a light queue names the one that it was sent to
             f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log holds another message, or none, at "
             f"log offset {physical}; run 'pyspark-mq verify', or restore the segment from a copy"
@@ -61,6 +59,11 @@ def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -
         return fingerprint(log, queue, offset) == was
     except OffsetLost:
         return was.physical_offset < log.min_offset()
+
+
+def place_of(header: bytes) -> tuple[int, ...]:
+    """The size of a record, its queue and the offset there, as it says itself."""
+    return tuple(int.from_bytes(header[part], "big", signed=True) for part in _PLACE)
 
 
 def _integer(header: bytes, dtype: np.dtype[np.void], name: str) -> int:

@@ -12,22 +12,18 @@ from itertools import groupby, islice
 
 from store.any_log import QueueRange
 from store.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
-from store.format.layout import LIGHT_PREFIX, RECORD_HEADER, field_offset
+from store.format.layout import LIGHT_PREFIX, RECORD_HEADER
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.read.filed_keys import FiledKeys
-from store.read.fingerprint import fingerprint
+from store.read.fingerprint import fingerprint, place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
 
 _MOST_SEARCHES = 10_000  # in queues; a key that is so common is read sooner than found
-_PLACE = tuple(
-    slice(at := field_offset(RECORD_HEADER, name), at + RECORD_HEADER[name].itemsize)
-    for name in ("queue_id", "queue_offset")
-)
 _NEARBY = 64  # messages between two that are wanted: they are read sooner than a second range is begun
 
 
@@ -113,8 +109,7 @@ class Narrowing:
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
         """Whether the record at a log offset says that it stands in one of `ranges`, of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
-            header = self._log.segments.read(physical, RECORD_HEADER.itemsize)
-            queue_id, offset = (int.from_bytes(header[part], "big", signed=True) for part in _PLACE)
+            _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
                 with suppress(CorruptRecord):
                     return message_at(self._log, physical, self._end.confirm_offset).topic == ranges[0].topic

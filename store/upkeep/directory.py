@@ -8,12 +8,11 @@ import warnings
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from store.errors import ConfigError, CorruptSegment, NotAStore
-from store.files.atomic import make_directory, make_folder, make_root, read_file, sync_directory, write_file
+from store.files.atomic import make_directory, make_folder, make_root, sync_directory, write_file
 from store.files.checkpoint import create_checkpoint, read_checkpoint
-from store.files.config import MAX_BYTES, REMEMBERED, SIZES, StoreConfig, read_settings, with_settings
+from store.files.config import REMEMBERED, SIZES, StoreConfig, settings_text, settings_there, with_settings
 from store.files.kinds import refuse_kinds
 from store.files.segments import list_files
 from store.files.topics import Topics
@@ -94,7 +93,7 @@ class Directory:
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
         """The settings to use: those given, else the directory's own; file sizes as the files have them."""
-        own = self._own_settings()
+        own = settings_there(self._conf)
         self._warn_if_empty()
         if given is None:
             config = StoreConfig.load(self._conf) if own else StoreConfig()
@@ -109,14 +108,14 @@ class Directory:
     @property
     def has_configuration(self) -> bool:
         """Whether its own `config/store.conf` says what sizes its files have."""
-        return self._own_settings().keys() >= set(SIZES)
+        return settings_there(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
         """Raises `ConfigError` for other sizes than the directory's own. Call under the store lock.
 
         Whoever opened it first may have made it with his own after `configuration` looked.
         """
-        own = self._own_settings()
+        own = settings_there(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # which rounds as it does
         for name in SIZES:
             if (size := getattr(there, name)) != getattr(config, name):
@@ -130,27 +129,16 @@ class Directory:
 
         Call under the store lock.
         """
-        own = self._own_settings()
+        own = settings_there(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
             make_directory(self._conf.parent)
-            text = self._own_text()
+            text = settings_text(self._conf)
             added = {name: getattr(config, name) for name in missing}
             write_file(self._conf, with_settings(text, added) if text else config.text().encode("ascii"))
 
-    def _own_text(self) -> bytes:
-        """What the directory's own `store.conf` holds; b"" without one, or where a crash left it empty or zeros."""
-        try:
-            text = read_file(self._conf, MAX_BYTES)
-        except FileNotFoundError:
-            return b""
-        return text if text.strip(b"\0 \t\r\n") else b""
-
-    def _own_settings(self) -> dict[str, Any]:
-        return read_settings(self._conf) if self._own_text() else {}
-
     def _warn_if_empty(self) -> None:
-        if not self._own_text() and self._conf.exists():
+        if not settings_text(self._conf) and self._conf.exists():
             warnings.warn(
                 f"{self._conf}: empty, as after a crash; sizes are learnt from the files, other settings are the "
                 "defaults. It is written anew when the store is opened for writing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from store import (
 )
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
+from store.format.layout import SCHEDULE_TOPIC
 from store.read.filters import EVERYTHING
 from store.restoring import UNFINISHED, restore
 from store.upkeep.verify import verify
@@ -171,6 +173,19 @@ def test_what_was_delivered_in_the_other_log_proves_nothing_in_this_one(tmp_path
         assert store.archive(url, topics=["t"]).messages == 0  # for it is the same
 
 
+def test_what_waited_is_not_delivered_again(tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"delivered", delay_level=1))
+        until(lambda: store.max_offset("t", 0) == 1)
+        store.archive(url, topics=["t", SCHEDULE_TOPIC])
+    for topics in ([], [SCHEDULE_TOPIC, "t"]):
+        with pytest.raises(UnsupportedStore, match=r"SCHEDULE_TOPIC_XXXX: what waited there, .* restore \(t\)"):
+            restore(ArchiveAddress(url), tmp_path / "new", topics)
+    assert restore(ArchiveAddress(url), tmp_path / "new", ["t"]) == 1
+
+
 def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     address, path = ArchiveAddress(str(tmp_path / "archive")), tmp_path / "new"
@@ -188,6 +203,24 @@ def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path
     with pytest.raises(NotAStore):
         restore(address, path)
     assert not left.parent.exists()
+
+
+def test_one_that_comes_late_empties_no_folder_of_another(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the folder open when that got its last name, and a third one made another."""
+    filled.store.archive(str(tmp_path / "archive"))
+    unfinished, flock = tmp_path / ("new" + UNFINISHED), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        unfinished.rename(tmp_path / "whole")
+        (unfinished / "of another").mkdir(parents=True)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(StoreLocked, match="another process restored there meanwhile; look at what it made"):
+        restore(ArchiveAddress(str(tmp_path / "archive")), tmp_path / "new", config=SMALL)
+    assert (unfinished / "of another").exists()
 
 
 def test_urls_of_the_new_store(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

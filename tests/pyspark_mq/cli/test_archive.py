@@ -1,6 +1,7 @@
 """`pyspark-mq archive`."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -126,6 +127,24 @@ def test_restore(filled: Filled, tmp_path: Path) -> None:
     assert "is there; name a directory that is not" in run("restore", tmp_path / "archive", tmp_path / "new").stderr
     with MessageStore.open(tmp_path / "new", create=False, read_only=True) as store:
         assert store.offsets("orders", 1) == (0, 5)
+
+
+def test_what_an_interrupted_restore_says_that_there_is(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    new, fsync = tmp_path / "new", os.fsync
+
+    def interrupted(fd: int) -> None:
+        if new.exists() or not is_done:
+            raise KeyboardInterrupt
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    for is_done in (False, True):
+        said = f"{'all of it' if is_done else 'nothing'} is in {new}"
+        assert run("restore", tmp_path / "archive", new).stderr == f"Interrupted: {said}\n"
+        assert new.exists() == is_done
 
 
 def test_restore_a_range_of_times(filled: Filled, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from pathlib import Path
@@ -23,7 +24,7 @@ from store.any_log import Queue
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import alone, remembered
-from store.format.layout import CQ_ENTRY, segment_name
+from store.format.layout import ARCHIVED_FILE, CONF_FILE, CQ_ENTRY, segment_name
 from store.through import address_at
 from tests.filled import Filled
 from tests.store.archive.test_archiving import rows, same
@@ -143,21 +144,28 @@ def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
         filled.store.archive(str(tmp_path / "archive"))
 
 
-def test_an_archive_that_is_gone_is_begun_anew_by_its_name_only(filled: Filled, tmp_path: Path) -> None:
-    """As where nothing is mounted: `clean` would go by what is archived into the folder below."""
-    url, mounted = tmp_path / "archive", tmp_path / "mounted"
+def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(filled: Filled, tmp_path: Path) -> None:
+    """As where nothing is mounted: `clean` would go by what is archived into the folder below, and readers begin where
+    the store does."""
+    root, url, mounted = Path(filled.path), tmp_path / "archive", tmp_path / "mounted"
     filled.put("orders", 0, 3)
     filled.store.archive(str(url))
     url.rename(mounted)
     url.mkdir()
     filled.put("orders", 0, 2)
-    with pytest.raises(NoArchive, match="name the URL to begin a new archive"):
-        filled.store.archive()
+    for named in (None, str(url), f"file://{url}/"):
+        with pytest.raises(NoArchive, match=r"as where nothing is mounted; mount it, .* delete .*archivedto"):
+            filled.store.archive(named)
     assert not list(url.iterdir())
     url.rmdir()
     mounted.rename(url)
     assert filled.store.archive().messages == 2
     url.rename(mounted)
+    (root / ARCHIVED_FILE).unlink()
+    with pytest.raises(NoArchive):
+        filled.store.archive(str(url))
+    conf = root / CONF_FILE
+    conf.write_bytes(re.sub(rb"(?m)^archive=.*\n", b"", conf.read_bytes()))
     assert filled.store.archive(str(url)).messages == len(filled.rows)
 
 
