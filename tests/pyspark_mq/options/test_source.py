@@ -318,6 +318,13 @@ def test_a_topic_that_is_misspelled(subscription: tuple[str | None, str | None, 
         Subscription.parse(*subscription).require(TOPICS)
 
 
+def test_of_many_topics_none_is_suggested() -> None:
+    """A query that waits for one asks at every arrival, and this would take most of the time."""
+    many = {f"orders-{number}": (Queue(f"orders-{number}", 0),) for number in range(1000)}
+    with pytest.raises(SubscriptionError, match=r"queues\)\. Create the topic first"):
+        Subscription.parse("orders-", None, None).require(many)
+
+
 @pytest.mark.parametrize(
     ("subscription", "message"),
     [
