@@ -234,9 +234,10 @@ class MessageStore(StoreFinder):
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
         confirm = self.confirm_offset  # nobody asked what is to stay of that which comes meanwhile
+        is_brokers = self._writer is None
         kept = (
-            archive.kept_from(confirm, self._log, self._published, self._topics),
-            oldest_waiting(self.path, self._log, self._queues, confirm, is_brokers=self._writer is None),
+            archive.kept_from(confirm, self._log, self._published, self._topics, is_brokers=is_brokers),
+            oldest_waiting(self.path, self._log, self._queues, confirm, is_brokers=is_brokers),
         )
         kept_from = min((offset for offset in kept if offset is not None), default=None)
         if dry_run:

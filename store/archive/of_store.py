@@ -45,6 +45,7 @@ from store.format.layout import (
 from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW
+from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_message
 from store.read.published import PublishedQueues
 
@@ -173,21 +174,30 @@ class StoreArchive:
             )
         return forget(place, catalog, standing, topics)
 
-    def kept_from(self, confirm_offset: int, log: CommitLog, published: PublishedQueues, topics: Topics) -> int | None:
+    def kept_from(
+        self,
+        confirm_offset: int,
+        log: CommitLog,
+        published: PublishedQueues,
+        topics: Topics,
+        *,
+        is_brokers: bool = False,
+    ) -> int | None:
         """Log offset from which on records may be to be archived still; None for a store that archives nowhere.
 
         Of a topic that was deleted and created again nothing is archived yet, whatever is archived of the first one.
-        confirm_offset: as it was before this: what was published since is not looked at. Raises `ArchiveUnavailable`
-        and `CorruptSegment` where nobody can tell.
+        confirm_offset: as it was before this: what was published since is not looked at. is_brokers: its queues may
+        follow the log later. Raises `ArchiveUnavailable`, and `CorruptSegment` where nobody can tell.
         """
         if not self.url:
             return None
-        place, queues, offsets = self.place(), self.queues(topics), [confirm_offset]
+        place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
         standing = Standing.of(Kin(log, published), published, place, catalog, queues)
         for queue in queues:
             with suppress(UnknownTopic):  # deleted meanwhile
                 minimum, maximum = published.offsets(*queue)
+                maxima[queue] = maximum
                 first = max(minimum, standing.begins.get(queue, minimum))
                 if first < maximum:
                     entry = published.of(*queue).entries(first, first + 1)[0]
@@ -196,6 +206,11 @@ class StoreArchive:
                     if not is_there and at >= log.min_offset():  # by what it says others would go unarchived
                         raise CorruptSegment(f"{published.of(*queue)}: entry {first} is damaged; {MAKE_ANEW}")
                     offsets.append(at)
+        # Behind the look at the queues: one that was deleted meanwhile, or got more, is not taken for shorter.
+        ends = {} if is_brokers else QueueEnds.known(self._root, log, confirm_offset).of
+        for queue, maximum in maxima.items():
+            if maximum < (end := ends.get(queue, 0)):  # neither archived, nor made anew from the log once that is gone
+                raise CorruptSegment(f"{published.of(*queue)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}")
         return min(offsets)
 
     def _remember(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 import warnings
 from pathlib import Path
@@ -113,6 +114,27 @@ def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: 
     except CorruptSegment as error:
         assert f"entry {first} is damaged" in str(error)  # noqa: PT017
     assert list((Path(filled.path) / "commitlog").iterdir()) == segments
+
+
+@pytest.mark.parametrize("lost", ["folder", "file"])
+def test_what_a_queue_that_lost_its_end_had_is_not_cleaned_away(tmp_path: Path, lost: str) -> None:
+    """While the store is open: `archive` cannot see it, but the log has it still, and the queue is made anew."""
+    filled, folder = Filled(tmp_path / "mq", {"orders": 1, "others": 1}), tmp_path / "mq/consumequeue/orders/0"
+    filled.put("others", 0, 1)
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 150, 1000)
+    shutil.rmtree(folder) if lost == "folder" else max(folder.iterdir()).unlink()
+    filled.store.archive()
+    with pytest.raises(CorruptSegment, match="entry 149, which it had, is gone"):
+        filled.store.clean(forced=True)
+    filled.store.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    with MessageStore.open(filled.path) as store:
+        store.archive()
+        assert store.clean(forced=True).log != []
+        same(store, tmp_path / "archive")
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert len(rows(log, Queue("orders", 0), 0, 150)) == 150
 
 
 def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> None:
