@@ -82,12 +82,12 @@ def test_a_batch_that_comes_again_where_the_note_is_an_older_one(store: MessageS
     mark = Path(store.path, "commits", QUERY, "mark.json")
     commit(store, staged(store, 6, "a"), **options)
     older = mark.read_bytes()
-    commit(store, staged(store, 7, "b"), **options)
+    commit(store, staged(store, 7, "b", "c"), **options)
     mark.write_bytes(older)
-    commit(store, staged(store, 7, "b", run="2"), **options)
-    commit(store, staged(store, 7, "b", run="3"), **options)
-    commit(store, staged(store, 8, "c", run="3"), **options)
-    assert store.max_offset("orders", 0) == 3
+    for run in ("2", "3"):
+        commit(store, staged(store, 7, "b", "c", run=run), **options)
+    commit(store, staged(store, 8, "d", run="3"), **options)
+    assert store.max_offset("orders", 0) == 4
 
 
 def test_writes_in_foreach_batch_may_leave_batches_out(store: MessageStore) -> None:

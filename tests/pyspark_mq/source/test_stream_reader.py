@@ -225,12 +225,16 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
     assert ranges(replayed, end, latest(replayed, end)) == ["orders/0 [7, 16)"]
 
 
+@pytest.mark.parametrize("real_time", ["false", "true"])
 @pytest.mark.parametrize("kind", [MqStreamReader, RealTimeStreamReader])
-def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, kind: type[MqStreamReader]) -> None:
-    """Spark asks again where to start, and now the option leaves out a queue."""
+def test_a_first_batch_is_run_again_though_a_queue_was_added(
+    filled: Filled, kind: type[MqStreamReader], real_time: str
+) -> None:
+    """Spark asks again where to start, and now the option leaves out a queue: only a new query has no start."""
     options = {"path": filled.path, "subscribe": "orders", "holdTimeoutMs": "0"}
-    parsed = SourceOptions.parse({**options, "startingOffsets": '{"orders": {"0": 1, "1": 2}}'})
-    it, replayed, new = (kind(parsed, default_schema(False)) for _ in range(3))
+    options["startingOffsets"] = '{"orders": {"0": 1, "1": 2}}'
+    it, replayed = (kind(SourceOptions.parse(options), default_schema(False)) for _ in range(2))
+    new = kind(SourceOptions.parse(options | {"realTime": real_time}), default_schema(False))
     end = first_batch(it)
     filled.store.create_topic("orders", 3)
     filled.put("orders", 2, 4)
