@@ -360,8 +360,10 @@ class MessageStore(StoreFinder):
 
 
 def _noted_ends(root: Path, end: LogEnd) -> Ends:
-    """Where the queues of a directory ended when that was noted; nothing of one that was a broker's since."""
-    noted = None if end.by_log else QueueEnds.read(root)
+    """Where the queues of a directory ended when that was noted; nothing of one that was a broker's since, or where one
+    lost a file: it is longer by now, and has a hole.
+    """
+    noted = None if end.by_log or end.has_lost else QueueEnds.read(root)
     return {} if noted is None or noted.at > end.confirm_offset else noted.of
 
 

@@ -105,7 +105,10 @@ class Writer:
         if recover is not None:
             recover()
         self._directory.save_configuration(self._config)
-        ends, existing = QueueEnds.read(root), self._queues.existing() if alone else []
+        published = PublishedEnd(root, writable=True)
+        # Of a queue that lost a file, beside others, it may say that it is longer than it was then.
+        ends = None if published.has_lost else QueueEnds.read(root)
+        existing = self._queues.existing() if alone else []
         if alone and ends is not None and ends.forget_all_but(existing):
             ends.write(root, self._index)  # for who joins later, when the topic may be there again
         if alone and recover is None and found is not None:  # it knows what was appended since, too
@@ -115,7 +118,6 @@ class Writer:
             self._queues.expect(ends.of)
         # Without a reference to this object: it goes when nobody has it any more.
         self._note_ends = partial(_note_ends, threading.RLock(), ends, root, Topics(root), self._log, self._index)
-        published = PublishedEnd(root, writable=True)
         published.begin_to_know(self._log.min_offset())
         if alone:
             step_back(root, self._queues, published.confirm_offset)
@@ -350,7 +352,7 @@ def _note_ends(
     """Keep the ends of queues that were flushed up to `end`, now and then in their file.
 
     turn: of threads; a signal's handler may close the store in the one that has it. Where the file is gone it stays so:
-    files of a queue were lost (see `forget_ends`), or somebody deleted it.
+    somebody deleted it.
     """
     if ends is None:  # so it was when this one came, while another writer was there
         return

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from store.errors import ConfigError, CorruptSegment, CorruptStore
-from store.files.atomic import read_file, sync_directory, write_file
+from store.files.atomic import read_file, write_file
 from store.files.segments import list_files
 from store.files.topics import Topics
 from store.format.layout import (
@@ -256,12 +256,6 @@ def _checked(data: bytes) -> bytes:
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
     return data
-
-
-def forget_ends(root: Path) -> None:
-    """Have the next opening make all queues anew from the log: one of them lost files while it was open."""
-    (root / QUEUE_ENDS_FILE).unlink(missing_ok=True)
-    sync_directory(root)
 
 
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:

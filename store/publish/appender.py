@@ -25,7 +25,6 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import walk
-from store.log.queue_ends import forget_ends
 from store.log.unflushed import Ranges, Unflushed, ranges_of
 from store.publish.locks import StoreLock
 from store.publish.placing import NextOffsets, Placed, Result, place_few, place_many
@@ -183,8 +182,7 @@ class Appender:
         for placed in written:
             for name, (start, entries) in placed.entries.items():
                 if not self._queues.of(*name).write(start, entries):
-                    self._published_end.note_loss()  # a flusher may be about to write the ends again
-                    forget_ends(self._published_end.path.parent)
+                    self._published_end.note_loss()
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries) // CQ_ENTRY.itemsize
             self._index.append(*placed.keys)
         return _Appended(begin, end, ranges, next_offsets, [placed.result for placed in written])

@@ -85,6 +85,11 @@ class LogEnd:
         return self._published_end.log_begin if self._published_end is not None and not self.by_log else None
 
     @property
+    def has_lost(self) -> bool:
+        """As of `PublishedEnd`."""
+        return self._published_end is not None and self._published_end.has_lost
+
+    @property
     def rest_seconds(self) -> float:
         """How long one may sleep who waits for a publication: nobody tells of a broker's, or that one took over."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS

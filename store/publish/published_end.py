@@ -257,7 +257,9 @@ class PublishedEnd:
         return bool(self._fields["has_lost"][0])
 
     def note_loss(self) -> None:
-        """Record that a queue lost a file: who opens the store next makes it anew, whatever `queueends` says."""
+        """Record that a queue lost a file: who opens the store next makes it anew, and `queueends` says nothing: it may
+        be noted again, by who flushes, with what came behind the hole.
+        """
         self._fields["has_lost"][...] = 1
 
     def publish(self, confirm_offset: int) -> None:

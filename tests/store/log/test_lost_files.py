@@ -175,6 +175,40 @@ def test_who_looked_at_a_queue_is_told_that_files_went(tmp_path: Path, damage: D
             other.put(Message("t", b"next", queue_id=1))
 
 
+@pytest.mark.parametrize("damage", [folder, last_file])
+def test_a_queue_that_goes_on_behind_a_hole_is_no_shorter_one(tmp_path: Path, damage: Damage) -> None:
+    """To who comes then, to read or to put, though its end is noted again."""
+    with MessageStore.open(tmp_path, config=SMALL) as store:
+        store.create_topic("t", 2)
+        store.put_many([Message("t", b"x", queue_id=1)] * 25)
+        damage(tmp_path)
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+        store._writer.settle()  # type: ignore[union-attr]
+        with MessageStore.open(tmp_path) as other, pytest.raises(CorruptSegment, match=MAKE_ANEW):
+            other.put(Message("t", b"next", queue_id=1))
+        for _ in range(2):
+            with MessageStore.open(tmp_path, read_only=True) as reader, pytest.raises(CorruptSegment, match=MAKE_ANEW):
+                reader.max_offset("t", 1)
+            store.close()
+    with MessageStore.open(tmp_path) as store:
+        assert store.offsets("t", 1) == (0, 26)
+    assert verify(tmp_path).findings == []
+
+
+def test_a_queue_that_lost_a_file_takes_nothing_of_what_is_known_of_others(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
+        store.create_topic("t", 3)
+        store.put_many([Message("t", b"gone", queue_id=1)] * 25)
+        store.put_many([Message("t", bytes(100), queue_id=0)] * 65)
+        store.clean(forced=True)
+        max((tmp_path / "consumequeue/t/0").iterdir()).unlink()
+        assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 65
+    folder(tmp_path)
+    with MessageStore.open(tmp_path) as store:
+        assert store.offsets("t", 1) == (25, 25)
+        assert store.max_offset("t", 0) == 66
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> None:
