@@ -92,24 +92,26 @@ class PublishedQueues:
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
                 if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
-                    self._must_begin(queue, min_offset)
+                    self._must_begin(queue, min_offset, max_offset)
                 return Bounds(min_offset, max_offset)
             first = self._log.min_offset()  # retention was faster than this
 
-    def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
+    def _must_begin(self, queue: ConsumeQueue, min_offset: int, max_offset: int) -> None:
         """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or a message
-        that its damaged first entry takes for deleted, or is one of a topic that was deleted, put back from a backup.
+        that its damaged first entry takes for deleted, or is, or ends with, one of a topic that was deleted, put back
+        from a backup.
 
         Looked at once; where no two entries before it tell, the log's beginning is walked.
         """
         deleted = self._topics.deletions()
         born = deleted.get(queue.topic, 0)
-        at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
-        if born and at < born:
-            raise CorruptSegment(
-                f"{queue}: entry {min_offset} is of log offset {at}, but the topic was deleted at {born}, and created "
-                f"again; {MAKE_ANEW}"
-            )
+        for offset in (max_offset - 1, min_offset) if born else (min_offset,):
+            at, size, _ = queue.entries(offset, offset + 1)[0].item()
+            if born and at < born:
+                raise CorruptSegment(
+                    f"{queue}: entry {offset} is of log offset {at}, but the topic was deleted at {born}, and created "
+                    f"again; {MAKE_ANEW}"
+                )
         if 0 < min_offset <= queue.first() + 1:  # seldom
             begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
             must_begin(self._log, begins, deleted, _LOOKED_AT)
