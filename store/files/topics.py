@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from store.integers import LONG_MAX, integer
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"
 _DELETED = "deletedTopics"  # this project's: topic to log offset
+_DELETED_CRC = "deletedTopicsCrc"  # this project's: of that table, as `_crc` makes it
 _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
@@ -222,9 +225,7 @@ class Topics:
         there = table(self._path, content, _TABLE)
         there.pop(topic, None)
         known = {name: at for name, at in self._deleted(content).items() if at > begin or name in there}
-        content[_DELETED] = known | {topic: end}
-        next_version(self._path, content)
-        write_json(self._path, content)
+        self._write_deleted(content, known | {topic: end})
 
     def deleted_up_to(self, end: int) -> list[str]:
         """The log ends at log offset `end`, and no topic was deleted behind it; those of which the table said so.
@@ -235,17 +236,26 @@ class Topics:
         deleted = self._deleted(content)
         behind = sorted(name for name, at in deleted.items() if at > end)
         if behind:
-            content[_DELETED] = {name: min(at, end) for name, at in deleted.items()}
-            next_version(self._path, content)
-            write_json(self._path, content)
+            self._write_deleted(content, {name: min(at, end) for name, at in deleted.items()})
         return behind
 
+    def _write_deleted(self, content: dict[str, Any], deleted: dict[str, int]) -> None:
+        content[_DELETED], content[_DELETED_CRC] = deleted, _crc(deleted)
+        next_version(self._path, content)
+        write_json(self._path, content)
+
     def _deleted(self, content: dict[str, Any]) -> dict[str, int]:
-        """Topic to the log offset where it was deleted last."""
+        """Topic to the log offset where it was deleted last. Raises `CorruptStore` for what is damaged."""
         found = content.get(_DELETED) or {}
         if not isinstance(found, dict):
             raise CorruptStore(f"{self._path}: {_DELETED} is no object; correct the file, or restore it from a copy")
-        return {name: number(self._path, f"{_DELETED} of {name}", at, LONG_MAX) for name, at in found.items()}
+        deleted = {name: number(self._path, f"{_DELETED} of {name}", at, LONG_MAX) for name, at in found.items()}
+        if deleted and content.get(_DELETED_CRC, crc := _crc(deleted)) != crc:  # a version before wrote none
+            raise CorruptStore(
+                f"{self._path}: {_DELETED} is damaged, for {_DELETED_CRC} does not fit: messages before a wrong offset "
+                "would count as deleted; restore the file from a copy"
+            )
+        return deleted
 
     def _table(self) -> dict[str, dict[str, Any]]:
         return read_table(self._path, _TABLE)
@@ -254,6 +264,10 @@ class Topics:
         if "/" in topic or topic in ("", ".", "..") or not topic.isprintable():
             raise CorruptStore(f"{self._path}: {topic!r} in {_TABLE} is no topic's name; correct the file")
         return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
+
+
+def _crc(deleted: dict[str, int]) -> int:
+    return zlib.crc32(json.dumps(deleted, sort_keys=True).encode("ascii"))
 
 
 def _folders(path: Path) -> list[str]:

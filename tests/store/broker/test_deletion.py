@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import InvalidTopic, Message, MessageStore, StoreConfig, UnknownTopic, delete_topic
+from store import CorruptStore, InvalidTopic, Message, MessageStore, StoreConfig, UnknownTopic, delete_topic
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.format.layout import (
@@ -137,6 +137,23 @@ def test_a_table_from_before_the_next_topic_takes_nothing_of_it(tmp_path: Path) 
     with MessageStore.open(path) as store:
         assert bodies(store) == new(7)
     assert verify(path).findings == []
+
+
+def test_a_damaged_offset_of_a_deletion_takes_nothing_of_the_next_topic(tmp_path: Path) -> None:
+    path = filled(tmp_path / "mq")
+    delete_topic(path, "t")
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+        put(store, "new", 7)
+    sound = (path / TOPICS_FILE).read_text()
+    at = json.loads(sound)["deletedTopics"]["t"]
+    (path / TOPICS_FILE).write_text(sound.replace(f": {at}", f": {at}00"))
+    for _ in range(2):
+        with pytest.raises(CorruptStore, match="deletedTopics is damaged"):
+            MessageStore.open(path)
+    (path / TOPICS_FILE).write_text(sound)
+    with MessageStore.open(path) as store:
+        assert bodies(store) == new(7)
 
 
 @pytest.mark.parametrize("topic", ["BenchmarkTest", "%LMQ%device"])
