@@ -295,11 +295,13 @@ class Writer:
         self._appender.repair()
         self._flusher.flush()  # what another thread appended since it was stopped
         if self._lock.is_last():
-            with self.published.noting_failure():
-                self._index.flush()
-                self._log.drop_behind(self.published.confirm_offset)
+            self.published.noting_failure(self._drop_what_is_behind)
             self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
             self._directory.mark_closed()
+
+    def _drop_what_is_behind(self) -> None:
+        self._index.flush()
+        self._log.drop_behind(self.published.confirm_offset)
 
 
 def _attend(topics: Topics, deliverer: Deliverer, figures: Figures) -> None:

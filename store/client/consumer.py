@@ -23,7 +23,6 @@ from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
-from store.client.waiters import Latch
 from store.cluster.address import SCHEME, ClusterAddress
 from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, StoreClosed, UnknownTopic, Unreachable
 from store.files.opened import Opened
@@ -31,6 +30,7 @@ from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, span
 from store.local_group import LocalGroup
 from store.publish.figures import DELIVERED, HELD, Figures
+from store.publish.latch import Latch
 from store.read.filters import EVERYTHING, message_filter
 from store.through import address_at
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from store.client.waiters import Latch
 from store.errors import PutStatus, StoreError
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message
 from store.format.stored_message import offset_msg_ids
+from store.publish.latch import Latch
 from store.publish.putting import PutResult
 from store.publish.results import AppendResult
 

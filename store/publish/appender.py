@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -100,18 +101,18 @@ class Appender:
             return AppendResult.of(self.append_few(begun[0]))
 
         def append() -> AppendResult | None:
-            with self._published_end.noting_failure():  # under the lock: nobody goes on behind it
-                self.repair()
-                if unless is not None and unless():
-                    return None
-                flushed = flush or self._sync_flush
-                hidden = several or (flushed and len(begun[0]) > 1)
-                columns = map(as_columns, chain(begun, following))
-                appended = self._write(place_many, columns, flush=flushed, hidden=hidden)
-                self._publish(appended)
-                return AppendResult.concatenate(appended.results)
+            self.repair()
+            if unless is not None and unless():
+                return None
+            flushed = flush or self._sync_flush
+            hidden = several or (flushed and len(begun[0]) > 1)
+            columns = map(as_columns, chain(begun, following))
+            appended = self._write(place_many, columns, flush=flushed, hidden=hidden)
+            self._publish(appended)
+            return AppendResult.concatenate(appended.results)
 
-        return self._lock.exclusively(append)
+        # Under the lock: nobody goes on behind a flush that failed.
+        return self._lock.exclusively(partial(self._published_end.noting_failure, append))
 
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """Append a few records, one at least, published together with those of other threads that wait.
@@ -126,7 +127,8 @@ class Appender:
         Whoever is interrupted in the moment of the publication tells the others all the same, by one `finally` or the
         other: they would append theirs again.
         """
-        with self._published_end.noting_failure():
+
+        def append() -> None:
             self.repair()
             records = list(chain.from_iterable(each.records for each in waiting))
             flush = self._sync_flush
@@ -138,6 +140,8 @@ class Appender:
                     self._tell(waiting, appended)
             finally:
                 self._tell(waiting, appended)
+
+        self._published_end.noting_failure(append)
 
     def _tell(self, waiting: list[Waiting], appended: _Appended[list[Where]]) -> None:
         if self._published_end.confirm_offset == appended.end:
@@ -218,16 +222,18 @@ class Appender:
         self._seen_end = confirm
         if announced <= confirm:
             return
-        # Entries follow the records: where a record is not whole there are none of this append.
-        names = ranges_of(self._log, confirm, announced) or self._queues.existing()
-        with self._published_end.noting_failure():  # or it would come back behind what is appended next
-            for name in names:
-                self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
-            self._index.truncate(confirm)
-            self._log.clear(confirm, announced)
-            self._log.segments.flush_names()
+        # Or it would come back behind what is appended next, where a flush fails.
+        self._published_end.noting_failure(partial(self._undo, confirm, announced))
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
+
+    def _undo(self, confirm: int, announced: int) -> None:
+        # Entries follow the records: where a record is not whole there are none of this append.
+        for name in ranges_of(self._log, confirm, announced) or self._queues.existing():
+            self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
+        self._index.truncate(confirm)
+        self._log.clear(confirm, announced)
+        self._log.segments.flush_names()
 
     def _must_be_newer(self, confirm: int, announced: int) -> None:
         """Raises `CorruptStore` where the published end is older than the log: an append would go over messages."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from store.files.opened import Place
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed
+from store.publish.latch import Latch
 from store.publish.published_end import PublishedEnd
 
 _logger = logging.getLogger("store")
@@ -99,7 +101,7 @@ class Flusher:
         self._interval = interval
         self._place = place
         self._attend: Callable[[], None] = _nothing
-        self._stop = threading.Event()
+        self._stop = Latch()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # several threads may append for the first time at once
 
@@ -146,27 +148,27 @@ class Flusher:
 
     def _flush(self) -> None:
         self._published_end.check_device()
-        if flushed := _under_way.one(self._root, self._flush_published):
+        flush = partial(self._published_end.noting_failure, self._flush_published)
+        if flushed := _under_way.one(self._root, flush):
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
         """What was flushed, None where nothing was published since."""
-        with self._published_end.noting_failure():
-            self._place.check()  # or the checkpoint would be that of another store
-            store_timestamp = self._published_end.store_timestamp
-            begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
-            if end <= begin:
-                return None
-            self._log.segments.flush(begin, end)
-            ranges = self._entries(begin, end)
-            for name, entries in ranges.items():
-                self._queues.of(*name).flush(*entries)
-            self._published_end.mark_flushed(end)
-            self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
-            self._published_end.flush()
-            # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
-            write_checkpoint(self._root, store_timestamp)
-            return begin, end, ranges
+        self._place.check()  # or the checkpoint would be that of another store
+        store_timestamp = self._published_end.store_timestamp
+        begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
+        if end <= begin:
+            return None
+        self._log.segments.flush(begin, end)
+        ranges = self._entries(begin, end)
+        for name, entries in ranges.items():
+            self._queues.of(*name).flush(*entries)
+        self._published_end.mark_flushed(end)
+        self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
+        self._published_end.flush()
+        # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
+        write_checkpoint(self._root, store_timestamp)
+        return begin, end, ranges
 
     def _entries(self, begin: int, end: int) -> Ranges:
         ranges = self._unflushed.take(begin, end, self._queues.topics.deletions())
@@ -203,13 +205,8 @@ def telling_all(root: Path, flush: Callable[[], None]) -> None:
     except (FileNotFoundError, PermissionError):  # nothing of ours; or they hear of it themselves
         flush()
         return
-
-    def flush_and_note() -> None:
-        with published.noting_failure():
-            flush()
-
     with closing(published):
-        _under_way.one(root, flush_and_note)
+        _under_way.one(root, partial(published.noting_failure, flush))
         _under_way.wait(root)
         published.check_device()
 

@@ -20,10 +20,10 @@ import mmap
 import os
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -45,6 +45,7 @@ _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1
 _LOOKS = 3  # at a number that may be in the middle of a write
 _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
+Result = TypeVar("Result")
 
 
 class PublishedEnd:
@@ -142,18 +143,29 @@ class PublishedEnd:
         if self.has_failed:
             raise FlushFailed(bytes(self._fields["failure"][0]).decode("utf-8", "replace"))
 
-    @contextmanager
-    def noting_failure(self) -> Iterator[None]:
-        """Tell all who have the directory open when a flush fails in here, also where an interrupt comes of it."""
+    def noting_failure(self, work: Callable[[], Result]) -> Result:
+        """What `work` answers. Tells all who have the directory open when a flush fails in it.
+
+        Also where an interrupt comes of it, or just then: so this is no context manager, and there are two `except`,
+        for one may be interrupted.
+        """
         begin = self.flushed_offset  # whoever flushes beside this may not hear of the error, and go on
         before = sys.exception()  # that the caller handles: what comes in here has it as its context, too
         try:
-            yield
+            try:
+                return work()
+            except BaseException as error:
+                self._note_failure(error, before, begin)
+                raise
         except BaseException as error:
-            for each in (error, error.__context__):
-                if each is not None and each is not before and (failure := failed_flush(each)):
-                    self.mark_failed(begin, str(failure))
+            self._note_failure(error, before, begin)
             raise
+
+    def _note_failure(self, error: BaseException, before: BaseException | None, begin: int) -> None:
+        """`mark_failed` where `error`, or what it came amid, tells of a failed flush."""
+        for each in (error, error.__context__):
+            if each is not None and each is not before and (failure := failed_flush(each)):
+                self.mark_failed(begin, str(failure))
 
     def mark_failed(self, begin: int, failure: str) -> None:
         """Record that what lies behind `begin` may not be on the device, and why; the first failure counts."""

@@ -241,12 +241,16 @@ class Recovery:
         except FileNotFoundError:
             self._write(decision)
             return
-        with closing(published), published.noting_failure():
+
+        def write() -> None:
             if published.has_failed:
                 end = max(published.confirm_offset, published.announced_end)
                 self._log.segments.write_again(published.flushed_offset, end)
             published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
+
+        with closing(published):
+            published.noting_failure(write)
 
     def _write(self, decision: Decision) -> None:
         segments, end, queues, first_byte = self._log.segments, decision.end, decision.queues, self._log.min_offset()
