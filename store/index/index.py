@@ -136,8 +136,10 @@ class Index:
 
     def has(self, physical_offset: int, name: str) -> bool:
         """Whether a key of the record at this log offset is filed, probably in file `name`. Raises `ConfigError`."""
-        names = self.names()
-        for each in sorted(names, key=name.__ne__):
+        with suppress(FileNotFoundError, ConfigError):  # before all are listed, which takes long where there are many
+            if self.file(name).has(physical_offset):
+                return True
+        for each in self.names():
             with suppress(FileNotFoundError):
                 if self.file(each).has(physical_offset):
                     return True

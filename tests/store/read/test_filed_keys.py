@@ -3,12 +3,14 @@ a loss; and an index that is being made anew for none that is whole."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +126,25 @@ def test_nor_is_what_is_under_way_beside_who_writes(made: Path) -> None:
     assert (writer.returncode, looks > 10) == (0, True)
     with MessageStore.open(made, read_only=True) as reader:
         assert len(reader.query("t", "k5", 3)) == 3
+
+
+def test_files_are_listed_no_more_often_where_there_are_many(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a listing for each, a look at some thousand took minutes."""
+    listed, scandir = [0], os.scandir
+
+    def counted(path: Path) -> Any:
+        listed[-1] += path == made / INDEX_DIR
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    for _ in range(2):
+        with MessageStore.open(made, read_only=True) as reader:
+            listed.append(0)
+            reader._filed_keys.check()
+        listed.append(0)
+        with MessageStore.open(made) as writer:
+            put(writer, 100)
+    assert listed[1] == listed[3]
 
 
 def test_files_that_come_while_it_looks_begin_no_look_anew(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
