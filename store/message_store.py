@@ -250,6 +250,7 @@ class MessageStore(StoreFinder):
             until = decision.starts[-1] + self._log.segments.size
             warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
             writer.settle()
+            _warn_of_lost_begin(self._log, self._published_end)  # from now on nothing tells of segments lost before
             writer.begin_log_at(until)
         return retention.clean(decision, used, held, writer.after_repair)
 
@@ -367,7 +368,7 @@ def _noted_ends(root: Path, end: LogEnd) -> Ends:
     return {} if noted is None or noted.at > end.confirm_offset else noted.of
 
 
-def _warn_of_lost_begin(log: CommitLog, end: LogEnd) -> None:
+def _warn_of_lost_begin(log: CommitLog, end: PublishedEnd | LogEnd) -> None:
     with suppress(CorruptSegment):  # whoever reads is told
         first = log.min_offset()  # before the number, which retention sets before it deletes
         warn_of_lost_begin(log, end.log_begin, first)

@@ -73,6 +73,15 @@ def test_a_segment_that_it_did_not_take_is_missed_until_it_is_done_without(path:
     assert verify(path).findings == []
 
 
+def test_retention_does_not_take_a_lost_segment_for_its_own(path: Path) -> None:
+    """Lost while the store is open, and not to be told from what is deleted now."""
+    with MessageStore.open(path) as store:
+        (path / "commitlog" / segment_name(2 * SIZE)).unlink()
+        with pytest.warns(RuntimeWarning, match=f"no file for bytes {2 * SIZE} to {3 * SIZE}, which retention did not"):
+            assert len(store.clean(forced=True).log) == 2
+    assert told(path) == []
+
+
 def test_a_hole_is_told_too(path: Path) -> None:
     (path / "commitlog" / segment_name(4 * SIZE)).unlink()
     (warning,) = told(path)
