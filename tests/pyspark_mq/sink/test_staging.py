@@ -82,10 +82,10 @@ def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> No
     run = uuid4().hex
     staging = begun(place, "batch", run)
     staging.write("batch", run, "0-0", [("a", batch("1"))])
-    staging.forget("q", "3")
+    staging.forget("q", run_of_batch(3, uuid4().hex))
     assert shared_folders(place).folders() == [f"batch.{run}"]
     monkeypatch.setattr("pyspark_mq.sink.staging.RETENTION_SECONDS", -3600.0)
-    staging.forget("q", "3")
+    staging.forget("q", run_of_batch(3, uuid4().hex))
     assert shared_folders(place).folders() == []
 
 
@@ -99,7 +99,7 @@ def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> N
     old = time.time() - RETENTION_SECONDS - 60
     for path in (*paths[1:], *(path.parent for path in paths)):  # the first has a file that is young
         os.utime(path, (old, old))
-    staging.forget("q", "3")
+    staging.forget("q", run_of_batch(3, uuid4().hex))
     assert [path.exists() for path in paths] == [True, False, False]
 
 

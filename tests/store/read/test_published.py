@@ -85,7 +85,7 @@ def test_queues_of_a_topic_that_was_deleted_before_are_told(tmp_path: Path) -> N
     shutil.copytree(older, path / CONSUME_QUEUE_DIR)
     with MessageStore.open(path, read_only=True) as reader:
         for _ in range(2):
-            with pytest.raises(CorruptSegment, match=r"entry 0 is of log offset 0, but the topic was deleted at \d+"):
+            with pytest.raises(CorruptSegment, match=r"entry 4 is of log offset \d+, but the topic was deleted at \d+"):
                 reader.offsets("t", 0)
     shutil.rmtree(path / CONSUME_QUEUE_DIR / "t" / "0")  # as it says
     with MessageStore.open(path) as store:
