@@ -253,7 +253,7 @@ class Topics:
         if deleted and content.get(_DELETED_CRC, crc := _crc(deleted)) != crc:  # a version before wrote none
             raise CorruptStore(
                 f"{self._path}: {_DELETED} is damaged, for {_DELETED_CRC} does not fit: messages before a wrong offset "
-                "would count as deleted; restore the file from a copy"
+                f"would count as deleted; restore the file from a copy, or correct it and take {_DELETED_CRC} out"
             )
         return deleted
 
