@@ -76,9 +76,8 @@ class Delivery:
         if progress.delivered_to is not None and self._is_told:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
-            begin = (
-                confirm if progress.levels else _first_waiting(queues, confirm)
-            )  # no levels: the file is lost, or new
+            is_known = progress.levels  # or else the file is lost, or new
+            begin = confirm if is_known else _first_waiting(queues, confirm)
             self._delivered = delivered_behind(log, begin, confirm)
             progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
         self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)

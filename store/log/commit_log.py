@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import MessageRefused, PutStatus
+from store.errors import MessageRefused, OffsetLost, PutStatus
 from store.files.segment_file import OpenFiles
 from store.files.segments import Segments
 from store.format.layout import (
@@ -158,6 +158,13 @@ class CommitLog:
         for stop in (min(begin + _HEAD_BYTES, end), end):
             self.segments.zero(begin, stop)
             self.segments.flush(begin, stop)
+
+    def may_go_on(self, at: int) -> bool:
+        """Whether a record, or a blank, may begin at log offset `at`, by its head."""
+        try:
+            return any(self.segments.read(at, _HEAD_BYTES, current=True))
+        except OffsetLost:
+            return False
 
     def drop_behind(self, end: int) -> None:
         """Delete the segments that begin behind the log's `end`: a broker that starts looks at the last ones only.

@@ -18,7 +18,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from store.errors import CorruptStore
 from store.format.layout import CQ_ENTRY
 from store.format.record import Record, as_columns
 from store.format.records import Records
@@ -236,13 +235,10 @@ class Appender:
         self._log.segments.flush_names()
 
     def _must_be_newer(self, confirm: int, announced: int) -> None:
-        """Raises `CorruptStore` where the published end is older than the log: an append would go over messages."""
-        if confirm < self._seen_end or next(walk(self._log, max(confirm, announced)), None) is not None:
-            raise CorruptStore(
-                f"{self._published_end.path}: says that the log ends at {confirm}, and there was more: an older file "
-                "was put in its place while the store is open. Nothing is written by it; close the store in all "
-                "processes and open it for writing: it is rebuilt from the log"
-            )
+        """Raises `CorruptStore` where the published end is older than the log."""
+        behind = max(confirm, announced)
+        if self._log.may_go_on(behind) and next(walk(self._log, behind), None) is not None:
+            raise self._published_end.is_older()
 
     def _take_next_offsets(self, confirm: int) -> NextOffsets:
         """Those that are known, if nobody else appended, or deleted; forgotten here until this append is through."""

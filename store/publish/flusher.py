@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -24,7 +23,6 @@ from store.publish.published_end import PublishedEnd
 _logger = logging.getLogger("store")
 
 Result = TypeVar("Result")
-_LOOK_SECONDS = 0.001  # between two looks whether another's flush is over
 
 
 class _UnderWay:
@@ -33,7 +31,7 @@ class _UnderWay:
     """
 
     def __init__(self) -> None:
-        self._flushes: dict[object, tuple[Path, int]] = {}
+        self._flushes: dict[Latch, tuple[Path, int]] = {}
 
     def one(self, root: Path, flush: Callable[[], Result]) -> Result:
         """What `flush` answers.
@@ -41,24 +39,28 @@ class _UnderWay:
         It is over wherever an interrupt comes, or others would wait for ever: so this is no context manager, and there
         are two `finally`, as in `StoreLock.exclusively`.
         """
-        own = object()
+        over = Latch()
         try:
             try:
-                self._flushes[own] = root, threading.get_ident()
+                self._flushes[over] = root, threading.get_ident()
                 return flush()
             finally:
-                self._flushes.pop(own, None)
+                self._end(over)
         finally:
-            self._flushes.pop(own, None)
+            self._end(over)
+
+    def _end(self, over: Latch) -> None:
+        self._flushes.pop(over, None)
+        over.set()
 
     def wait(self, root: Path) -> None:
         """Until others have said what they were told; not one that a signal's handler interrupts, which this is in.
 
         Nor those of another directory, whose device may hang: who waits may have the lock of this one.
         """
-        for flush, (where, thread) in self._flushes.copy().items():
-            while where == root and thread != threading.get_ident() and flush in self._flushes:
-                time.sleep(_LOOK_SECONDS)
+        for over, (where, thread) in self._flushes.copy().items():
+            if where == root and thread != threading.get_ident():
+                over.wait()
 
     def forget(self) -> None:
         """In a child, which has no other threads."""

@@ -74,6 +74,8 @@ class PublishedEnd:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         mapped = mmap.mmap(self._fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
+        self._writable = writable
+        self._seen = 0  # the confirm offset that was read last
         fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
         self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # each looked up once, shape (1,)
         magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
@@ -119,8 +121,23 @@ class PublishedEnd:
 
     @property
     def confirm_offset(self) -> int:
-        """Commit log offset (bytes) up to which records and their queue entries are complete."""
-        return self._number("confirm_offset")
+        """Commit log offset (bytes) up to which records and their queue entries are complete.
+
+        Raises `CorruptStore` where it steps back for who may write; for others `LogEnd` sees to it.
+        """
+        seen, confirm_offset = self._seen, self._number("confirm_offset")  # in this order: threads come in between
+        if confirm_offset < seen and self._writable:
+            raise self.is_older()
+        self._seen = confirm_offset
+        return confirm_offset
+
+    def is_older(self) -> CorruptStore:
+        """What is raised where the log goes on behind the end that this says: an append would go over messages."""
+        return CorruptStore(
+            f"{self.path}: says that the log ends at {self._number('confirm_offset')}, and there was more: an older "
+            "file was put in its place while the store is open. Nothing is written by it; close the store in all "
+            "processes and open it for writing: it is rebuilt from the log"
+        )
 
     @property
     def announced_end(self) -> int:

@@ -105,14 +105,10 @@ class PublishedQueues:
         """
         deleted = self._topics.deletions()
         born = deleted.get(queue.topic, 0)
-        for offset in (max_offset - 1, min_offset) if born else (min_offset,):
-            at, size, _ = queue.entries(offset, offset + 1)[0].item()
-            if born and at < born:
-                raise CorruptSegment(
-                    f"{queue}: entry {offset} is of log offset {at}, but the topic was deleted at {born}, and created "
-                    f"again; {MAKE_ANEW}"
-                )
+        for offset in (max_offset - 1, min_offset):
+            _must_be_newer(queue, offset, born)
         if 0 < min_offset <= queue.first() + 1:  # seldom
+            at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
             begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
             must_begin(self._log, begins, deleted, _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
@@ -158,7 +154,16 @@ class PublishedQueues:
             raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
-        return self._queues.of(*wanted.queue)
+        queue = self._queues.of(*wanted.queue)
+        if start < end:
+            self.must_be_of_topic(queue, start)
+        return queue
+
+    def must_be_of_topic(self, queue: ConsumeQueue, offset: int) -> None:
+        """Raises `CorruptSegment` where entry `offset`, which there is, is of a topic that was deleted and created
+        again: a file of the queue was put back from a backup. A range that only ends there does not ascend.
+        """
+        _must_be_newer(queue, offset, self._topics.born(queue.topic) or 0)
 
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below the log's end where a broker is behind."""
@@ -172,4 +177,13 @@ class PublishedQueues:
         confirm_offset = self._end.confirm_offset
         return sum(
             self._queues.of(topic, number).max_offset(confirm_offset) for number in range(self._topics.known(topic))
+        )
+
+
+def _must_be_newer(queue: ConsumeQueue, offset: int, born: int) -> None:
+    """born: log offset where the topic was deleted last, 0 where it never was."""
+    if born and (at := int(queue.entries(offset, offset + 1)["physical_offset"][0])) < born:
+        raise CorruptSegment(
+            f"{queue}: entry {offset} is of log offset {at}, but the topic was deleted at {born}, and created again; "
+            f"{MAKE_ANEW}"
         )

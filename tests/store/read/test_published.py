@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from store import (
+    CorruptRecord,
     CorruptSegment,
     GetStatus,
     InvalidTopic,
@@ -20,7 +22,7 @@ from store import (
 from store.any_log import QueueRange
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
-from store.format.layout import CONSUME_QUEUE_DIR
+from store.format.layout import CONSUME_QUEUE_DIR, segment_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
@@ -90,6 +92,33 @@ def test_queues_of_a_topic_that_was_deleted_before_are_told(tmp_path: Path) -> N
     shutil.rmtree(path / CONSUME_QUEUE_DIR / "t" / "0")  # as it says
     with MessageStore.open(path) as store:
         assert [message.body for message in store.get_message("g", "t", 0, 0).messages] == [b"new"] * 3
+
+
+def test_a_file_in_the_middle_of_a_queue_from_a_topic_that_was_deleted_before(tmp_path: Path) -> None:
+    """Put back from a backup: whoever begins to read there is told, whichever way."""
+    path, second = tmp_path / "mq", f"{CONSUME_QUEUE_DIR}/t/0/{segment_name(QUEUE_SIZE)}"
+    config = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
+    with MessageStore.open(path, config=config) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"old") for _ in range(30)])
+    older = (path / second).read_bytes()
+    delete_topic(path, "t")
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", b"new") for _ in range(30)])
+    (path / second).write_bytes(older)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.to_arrow("t", ("body",), queues={0: (0, 10)}).read_all()["body"].to_pylist() == [b"new"] * 10
+        assert reader.get_message("g", "t", 0, 20).messages[0].body == b"new"
+        reads: list[Callable[[], object]] = [
+            lambda: list(reader.scan("t", 0, 10, 20)),
+            lambda: list(reader.scan("t", 0, 5, 25)),
+            lambda: reader.get_message("g", "t", 0, 12),
+            lambda: reader.get_message("g", "t", 0, 12, as_records=True),
+        ]
+        for read in reads:
+            with pytest.raises((CorruptSegment, CorruptRecord), match=r"move the queue's folder|entry"):
+                read()
 
 
 def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
