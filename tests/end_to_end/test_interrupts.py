@@ -6,117 +6,37 @@ kept: the same store, another one, and another process go on.
 
 from __future__ import annotations
 
-import dis
 import fcntl
 import json
-import os
 import random
 import shutil
-import struct
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
 
 import pyarrow as pa
 import pytest
 
-import store as package
-from store import Message, MessageStore, StoreClosed, StoreConfig
-from store.writer import Writer
+from store import Message, MessageStore, StoreClosed
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
-from tests.waiting import PATIENCE, until
+from tests.interrupts import (
+    INTERRUPTS,
+    SMALL,
+    Interrupt,
+    at_every_place,
+    ends_in_time,
+    interrupted_at,
+    interrupts_of_a_bench,
+    is_free,
+)
 
-INTERRUPTS = int(os.environ.get("INTERRUPTS", "200"))  # in all
-A_BENCH = 300
 SIGNALS = 500  # sent to a process
 QUEUES = 3
-CONFIG = StoreConfig(
-    mappedFileSizeCommitLog=4096,
-    mappedFileSizeConsumeQueue=200,
-    maxHashSlotNum=50,
-    maxIndexNum=60,
-    flushIntervalCommitLog=3_600_000,
-)
-CODE = str(Path(package.__file__).parent)
-
-
-class Interrupt(BaseException):
-    pass
-
-
-@cache
-def no_places(code: CodeType) -> set[int]:
-    """Where no exception comes from elsewhere.
-
-    Where a `with` block that went well calls `__exit__`: the interpreter looks for signals before and after it; an
-    `__exit__` in Python is looked into itself. And where it keeps account of the exception that is handled, which it
-    would have, with all its frames, for ever.
-    """
-    found: set[int] = set()
-    instructions = list(dis.get_instructions(code))
-    for at in range(len(instructions) - 4):
-        nones, after = instructions[at : at + 3], instructions[at + 3 : at + 5]
-        if all(each.opname == "LOAD_CONST" and each.argval is None for each in nones) and "CALL" in after[0].opname:
-            calls = [each for each in after if "CALL" in each.opname]
-            found.update(each.offset for each in (*nones, *calls))
-    for each, behind in pairwise(instructions):
-        if each.opname in ("PUSH_EXC_INFO", "POP_EXCEPT") or (each.opname, behind.opname) == ("COPY", "POP_EXCEPT"):
-            found.add(each.offset)
-    return found
-
-
-def interrupt_here() -> None:
-    raise Interrupt
-
-
-def interrupted_at(
-    place: int, verb: Callable[[], object], handler: Callable[[], object] = interrupt_here, function: str = ""
-) -> int:
-    """Run `verb`, with `handler` called before the instruction number `place` of this package, or as it is called.
-
-    function: only its instructions count. Returns how many there were; raises what `handler` does.
-    """
-    at = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
-        nonlocal at
-        if not frame.f_code.co_filename.startswith(CODE):
-            return None
-        frame.f_trace_opcodes = True
-        if frame.f_lasti in no_places(frame.f_code) or function not in frame.f_code.co_name:
-            return trace
-        at += 1
-        if at == place:
-            sys.settrace(None)
-            handler()
-            return None
-        return trace
-
-    sys.settrace(trace)
-    try:
-        verb()
-    finally:
-        sys.settrace(None)
-    return at
-
-
-def is_free(path: Path, byte: int) -> bool:
-    """Whether nobody holds a byte of the lock file."""
-    fd = os.open(path / "lock", os.O_RDWR)
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 class Bench:
@@ -124,7 +44,7 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.store = MessageStore.open(path, config=CONFIG)
+        self.store = MessageStore.open(path, config=SMALL)
         self.store.create_topic("t", QUEUES)
         self.other = MessageStore.open(path)
         self.told: dict[tuple[int, int], bytes] = {}
@@ -234,11 +154,6 @@ VERBS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def interrupts_of_a_bench(in_all: int) -> list[int]:
-    """A store with a long life takes long to check."""
-    return [min(A_BENCH, in_all - before) for before in range(0, in_all, A_BENCH)]
-
-
 @pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="no open-file-description locks here")
 @pytest.mark.parametrize("name", VERBS)
 def test_interrupted_at_any_place(tmp_path: Path, name: str) -> None:
@@ -299,7 +214,7 @@ def test_a_signal_in_a_loop_of_puts(tmp_path: Path) -> None:
 
 
 def signalled(path: Path) -> None:
-    with MessageStore.open(path, config=CONFIG) as store:
+    with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", QUEUES)
     processes = [
         subprocess.Popen([sys.executable, "-c", SIGNALLED, str(path), str(SIGNALS)], cwd=ROOT, stdout=subprocess.PIPE)
@@ -336,9 +251,9 @@ HANDLED: dict[str, tuple[Callable[[MessageStore], object], str]] = {
 @pytest.mark.parametrize("name", HANDLED)
 def test_a_signals_handler_closes_the_store(tmp_path: Path, name: str) -> None:
     """In the thread whose turn it is: nobody would ever give that back."""
-    with MessageStore.open(tmp_path, config=CONFIG) as store:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
-    (verb, function), places = HANDLED[name], list[int]()
+    verb, function = HANDLED[name]
 
     def close_at(place: int) -> int:
         with MessageStore.open(tmp_path) as store:
@@ -347,18 +262,13 @@ def test_a_signals_handler_closes_the_store(tmp_path: Path, name: str) -> None:
                 return interrupted_at(place, partial(verb, store), store.close, function)
             return place
 
-    def close_at_all() -> None:
-        places.append(close_at(-1))
-        places.extend(map(close_at, range(1, places[0] + 1)))
-
-    ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
-    assert len(places) > 1
+    at_every_place(close_at)
     assert not (tmp_path / "abort").exists()
 
 
 def test_a_signals_handler_reads(tmp_path: Path) -> None:
     """Amid a look at a log of which nobody publishes the end."""
-    with MessageStore.open(tmp_path, config=CONFIG) as store:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", bytes(100))] * 100)
         end = store.confirm_offset
@@ -377,113 +287,3 @@ def test_a_signals_handler_reads(tmp_path: Path) -> None:
     ends_in_time(read_at_all, lambda: f"after {len(ends)} looks")
     assert ends
     assert set(ends) == {end}
-
-
-def ends_in_time(work: Callable[[], object], where: Callable[[], str]) -> None:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive(), where()
-
-
-def test_opening_and_closing_interrupted_at_any_place(tmp_path: Path) -> None:
-    """Whoever opens next can, and once all are closed nobody holds anything."""
-    for number, rounds in enumerate(interrupts_of_a_bench(max(20, INTERRUPTS // 10))):
-        opening_and_closing(tmp_path / str(number), rounds, random.Random(number))
-        shutil.rmtree(tmp_path / str(number))
-
-
-def opening_and_closing(path: Path, rounds: int, choose: random.Random) -> None:
-    with MessageStore.open(path, config=CONFIG) as store:
-        store.create_topic("t", 1)
-    opened: list[MessageStore] = []
-
-    def open_and_close() -> None:
-        opened.append(MessageStore.open(path))
-        opened[0].put(Message("t", b"x"))
-        opened[0].close()
-
-    places = interrupted_at(-1, open_and_close)
-    opened.clear()
-    for _ in range(rounds):
-        place = choose.randint(1, places)
-        with suppress(Interrupt):
-            interrupted_at(place, open_and_close)
-        for store in opened:
-            store.close()  # a second time, where the first was interrupted
-        opened.clear()
-        assert is_free(path, 0), f"place {place} of {places}"
-        assert is_free(path, 1), f"place {place} of {places}"
-        with MessageStore.open(path) as again:
-            before = again.max_offset("t", 0)
-            assert again.put(Message("t", b"y")).queue_offset == before
-        assert not (path / "abort").exists(), f"place {place} of {places}"
-    with MessageStore.open(path, read_only=True) as reader:
-        found = bodies(reader)
-    check_log(path, len(found))
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_closing_interrupted_at_any_place_is_done_when_nobody_has_the_store(tmp_path: Path) -> None:
-    MessageStore.open(tmp_path).close()
-    before, places = set(threading.enumerate()), interrupted_at(-1, MessageStore.open(tmp_path).close, function="close")
-    for place in range(1, places + 1):
-        with suppress(Interrupt):
-            interrupted_at(place, MessageStore.open(tmp_path).close, function="close")
-        until(lambda: set(threading.enumerate()) <= before)
-        assert is_free(tmp_path, 0), f"place {place} of {places}"
-    MessageStore.open(tmp_path).close()
-    assert not (tmp_path / "abort").exists()
-
-
-# Of the last that each of them makes; nobody gives the writer back that is not whole yet.
-@pytest.mark.parametrize(("last", "is_left"), [("message_store.Watches", False), ("writer.Figures", True)])
-def test_opening_is_interrupted_when_its_writer_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, *, is_left: bool
-) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise Interrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"store.{last}", interrupt)
-        with pytest.raises(Interrupt) as raised:  # which knows what was there
-            MessageStore.open(tmp_path)
-    assert is_free(tmp_path, 0)
-    assert (tmp_path / "abort").exists() == is_left
-    MessageStore.open(tmp_path).close()
-    assert not (tmp_path / "abort").exists()
-    assert raised.type is Interrupt
-
-
-def test_opening_is_interrupted_as_its_threads_begin(tmp_path: Path) -> None:
-    MessageStore.open(tmp_path).close()
-    before = set(threading.enumerate())
-
-    def open_and_close() -> None:
-        MessageStore.open(tmp_path).close()
-
-    for place in range(1, interrupted_at(-1, open_and_close, function="_go_on") + 1):
-        with pytest.raises(Interrupt):
-            interrupted_at(place, open_and_close, function="_go_on")
-        until(lambda: set(threading.enumerate()) <= before)
-        assert is_free(tmp_path, 0)
-
-
-def test_opening_is_interrupted_before_anybody_has_its_writer(tmp_path: Path) -> None:
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        if event == "return" and frame.f_code is Writer.__init__.__code__:
-            sys.setprofile(None)
-            raise Interrupt
-
-    sys.setprofile(interrupt)
-    try:
-        MessageStore.open(tmp_path)
-    except Interrupt:
-        pass
-    else:
-        pytest.fail("it was not interrupted")
-    finally:
-        sys.setprofile(None)
-    assert is_free(tmp_path, 0)
-    MessageStore.open(tmp_path).close()
-    assert not (tmp_path / "abort").exists()

@@ -19,7 +19,7 @@ from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.log.consume_queue import ConsumeQueue
 from store.publish import log_end
-from tests.end_to_end.test_interrupts import ends_in_time, interrupted_at
+from tests.interrupts import at_every_place, interrupted_at
 from tests.takeover import broker
 from tests.waiting import until
 
@@ -258,7 +258,6 @@ def test_a_service_that_never_held_stops(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("verb", ["hold", "cancel"])
 def test_a_signals_handler_stops_it_amid_a_verb(store: MessageStore, verb: str) -> None:
-    places: list[int] = []
 
     def stop_at(place: int) -> int:
         woken, service = list[Wake](), PullRequestHoldService(store)
@@ -273,12 +272,7 @@ def test_a_signals_handler_stops_it_amid_a_verb(store: MessageStore, verb: str) 
         assert woken == [Wake.STOPPED]
         return count
 
-    def stop_at_all() -> None:
-        places.append(stop_at(-1))
-        places.extend(map(stop_at, range(1, places[0] + 1)))
-
-    ends_in_time(stop_at_all, lambda: f"stopped at place {len(places)} of {places[:1]}")
-    assert len(places) == places[0] + 1 > 1
+    at_every_place(stop_at)
 
 
 def test_where_the_system_has_no_thread_the_next_request_is_held(

@@ -38,7 +38,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from store.publish.locks import among_groups
-from tests.end_to_end import test_interrupts
+from tests.interrupts import at_every_place, interrupted_at
 from tests.logs.memory import Memory, serve
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, has_done, opened, put
 from tests.waiting import PATIENCE, until
@@ -372,18 +372,11 @@ def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, mon
     assert not any(thread.is_alive() for thread in started if thread.name.startswith("consumer"))
 
 
-def test_a_signals_handler_closes_it_amid_wait(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signals_handler_closes_it_amid_wait(store: MessageStore) -> None:
     """Also in the middle of what Python itself waits with."""
-    monkeypatch.setattr(test_interrupts, "CODE", (test_interrupts.CODE, threading.__file__))
-    places: list[int] = []
 
     def close_at(place: int) -> int:
         with Consumer(store.path, f"g{place}", "t", Seen(), config=config(consume_thread_max=1)) as consumer:
-            return test_interrupts.interrupted_at(place, lambda: consumer.wait(0.01), consumer.close, "wait")
+            return interrupted_at(place, lambda: consumer.wait(0.01), consumer.close, "wait", [threading.__file__])
 
-    def close_at_all() -> None:
-        places.append(close_at(-1))
-        places.extend(map(close_at, range(1, places[0] + 1)))
-
-    test_interrupts.ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
-    assert len(places) == places[0] + 1 > 1
+    at_every_place(close_at)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from store import Consumer, MessageStore, StoreClosed, StoreError, StoreForked
-from tests.end_to_end.test_interrupts import ends_in_time
-from tests.end_to_end.test_interrupts import interrupted_at as handled_at
+from tests.interrupts import at_every_place, ends_in_time
+from tests.interrupts import interrupted_at as handled_at
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
 
 
@@ -192,7 +192,6 @@ def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageSto
 
 def test_a_signals_handler_closes_it_as_a_message_is_sent_back(store: MessageStore) -> None:
     put(store, range(0, 20, QUEUES))
-    places: list[int] = []
 
     def close_at(place: int) -> int:
         with Consumer(store.path, f"g{place}", "t", config=config()) as consumer:
@@ -201,9 +200,4 @@ def test_a_signals_handler_closes_it_as_a_message_is_sent_back(store: MessageSto
                 return handled_at(place, partial(consumer.send_back, message, 3), consumer.close, "send_back")
         return place
 
-    def close_at_all() -> None:
-        places.append(close_at(-1))
-        places.extend(map(close_at, range(1, places[0] + 1, 9)))
-
-    ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
-    assert len(places) > places[0] / 9
+    at_every_place(close_at, 9)

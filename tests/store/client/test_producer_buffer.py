@@ -25,8 +25,8 @@ from store import (
 )
 from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import WIDTH, Lot, Row, Sent
-from tests.end_to_end.test_interrupts import ends_in_time
-from tests.end_to_end.test_interrupts import interrupted_at as handled_at
+from tests.interrupts import at_every_place
+from tests.interrupts import interrupted_at as handled_at
 from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
 
@@ -170,7 +170,6 @@ HANDLERS: list[Callable[[Producer], object]] = [
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_a_signals_handler_amid_send(store: MessageStore, handler: Callable[[Producer], object]) -> None:
     """In the same thread, before any instruction: what it cannot do there it refuses, and what is sent comes."""
-    places: list[int] = []
     sent: list[Sent] = []
 
     def send_at(place: int) -> int:
@@ -183,12 +182,7 @@ def test_a_signals_handler_amid_send(store: MessageStore, handler: Callable[[Pro
                 return handled_at(place, send, partial(handler, producer), "add")
         return place
 
-    def send_at_all() -> None:
-        places.append(send_at(-1))
-        places.extend(map(send_at, range(1, places[0] + 1)))
-
-    ends_in_time(send_at_all, lambda: f"a handler at place {len(places)} of {places[:1]} hangs")
-    assert len(places) == places[0] + 1 > 1
+    at_every_place(send_at)
     offsets = [future.result(PATIENCE).queue_offset for future in sent]
     assert len(set(offsets)) == len(offsets)
     assert max(offsets) < store.max_offset("u", 0)

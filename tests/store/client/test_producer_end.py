@@ -23,7 +23,7 @@ from store import (
     StoreLocked,
     StoreNotOpen,
 )
-from tests.end_to_end import test_interrupts
+from tests.interrupts import at_every_place, interrupted_at
 from tests.store.client.producers import ROOT, bodies
 from tests.waiting import PATIENCE
 
@@ -136,21 +136,14 @@ def test_what_a_callback_raises_keeps_nobody_else(store: MessageStore, caplog: p
     assert "SystemExit" in caplog.text
 
 
-def test_a_signals_handler_closes_it_amid_flush(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signals_handler_closes_it_amid_flush(store: MessageStore) -> None:
     """Also in the middle of what Python itself waits with."""
-    monkeypatch.setattr(test_interrupts, "CODE", (test_interrupts.CODE, threading.__file__))
-    places: list[int] = []
 
     def close_at(place: int) -> int:
         with Producer(store.path, linger=0.01) as producer:
             producer.send("u", b"x")
             with suppress(StoreClosed, StoreLocked):
-                return test_interrupts.interrupted_at(place, producer.flush, producer.close, "wait")
+                return interrupted_at(place, producer.flush, producer.close, "wait", [threading.__file__])
         return place
 
-    def close_at_all() -> None:
-        places.append(close_at(-1))
-        places.extend(map(close_at, range(1, places[0] + 1)))
-
-    test_interrupts.ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
-    assert len(places) == places[0] + 1 > 1
+    at_every_place(close_at)

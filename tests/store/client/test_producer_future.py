@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from concurrent.futures import _base
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ from store import (
     MessageStore,
     Producer,
 )
-from tests.end_to_end import test_interrupts
+from tests.interrupts import at_every_place, interrupted_at
 from tests.waiting import PATIENCE, until
 
 
@@ -64,22 +65,14 @@ def test_one_future_in_several_threads(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("verb", ["result", "exception", "done"])
-def test_a_signals_handler_closes_its_producer_amid(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_a_signals_handler_closes_its_producer_amid(store: MessageStore, verb: str) -> None:
     """Also in the middle of what Python itself waits with."""
-    monkeypatch.setattr(test_interrupts, "CODE", (test_interrupts.CODE, threading.__file__, _base.__file__))
     arguments = () if verb == "done" else (PATIENCE,)
-    places: list[int] = []
 
     def close_at(place: int) -> int:
         with Producer(store.path) as producer:
             future = producer.send("u", b"x")
-            return test_interrupts.interrupted_at(place, lambda: getattr(future, verb)(*arguments), producer.close)
+            ask = partial(getattr(future, verb), *arguments)
+            return interrupted_at(place, ask, producer.close, also=[threading.__file__, _base.__file__])
 
-    def close_at_all() -> None:
-        places.append(close_at(-1))
-        places.extend(map(close_at, range(1, places[0] + 1)))
-
-    test_interrupts.ends_in_time(close_at_all, lambda: f"closed at place {len(places)} of {places[:1]}")
-    assert len(places) == places[0] + 1 > 1
+    at_every_place(close_at)
