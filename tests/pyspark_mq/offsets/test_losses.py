@@ -21,7 +21,7 @@ from store.any_log import BATCH_ROWS, Bounds, Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.local import LocalLog
 from tests.filled import Filled
-from tests.pyspark_mq.source.test_stream_reader import EARLIEST, first_batch, latest, reader, rows
+from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader, rows
 
 A0 = Queue("a", 0)
 HAS = Bounds(10, 20)

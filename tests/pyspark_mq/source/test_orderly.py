@@ -28,7 +28,7 @@ from store.broker.deletion import delete_topic
 from store.local_group import LocalGroup
 from tests.filled import Filled
 from tests.members import remote_member
-from tests.pyspark_mq.source.test_stream_reader import bare, latest, ranges
+from tests.pyspark_mq.source.streaming import bare, latest, ranges
 from tests.waiting import until
 
 Q0, Q1 = Queue("orders", 0), Queue("orders", 1)

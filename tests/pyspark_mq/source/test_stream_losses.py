@@ -20,7 +20,7 @@ from store.broker.deletion import delete_topic
 from store.local import LocalAddress, LocalLog
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import recreate
-from tests.pyspark_mq.source.test_stream_reader import EARLIEST, bare, latest, ranges, reader
+from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, reader
 
 
 def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:

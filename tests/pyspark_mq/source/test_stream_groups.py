@@ -1,0 +1,107 @@
+"""The streaming reader and the consumer group that it begins at, and tells what is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.errors import DataLossError, OptionError
+from store.any_group import Subscription
+from store.any_log import Queue
+from store.broker.deletion import delete_topic
+from store.local import LocalAddress
+from tests.filled import Filled
+from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader
+
+
+def group(filled: Filled) -> dict[int, int | None]:
+    return {queue: filled.store.consumer_offset("readers", "orders", queue) for queue in (0, 1)}
+
+
+def test_a_group_is_told_what_is_done_and_no_more(filled: Filled) -> None:
+    it = reader(filled, consumerGroup="readers", maxOffsetsPerTrigger="4", **EARLIEST)
+    start = it.initialOffset()
+    end = latest(it, start)
+    assert group(filled) == {0: 0, 1: 0}
+    it.stop()  # before Spark has asked for another batch: nobody knows whether this one was done
+    assert group(filled) == {0: 0, 1: 0}
+    it = reader(filled, consumerGroup="readers", **EARLIEST)
+    following = latest(it, end)
+    assert group(filled) == {0: end["orders"]["0"], 1: end["orders"]["1"]}
+    assert latest(it, following) == following
+    assert group(filled) == {0: 3, 1: 5}  # Spark may end the process now, without another word
+    it.stop()
+
+
+def test_a_group_that_cannot_be_told_is_a_warning(
+    filled: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mq/config").mkdir(exist_ok=True)
+    (tmp_path / "mq/config/consumerOffset.json").write_text("[]")
+    it = reader(filled, consumerGroup="readers", **EARLIEST)
+    end = latest(it, it.initialOffset())
+    latest(it, end)
+    it.stop()
+    assert len([text for text in caplog.messages if "Group readers is not told" in text]) == 1
+
+
+def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes after them would not read what they have not read."""
+    queue = Queue("orders", 1)
+    readers = LocalAddress(filled.path).group("readers")
+    it = reader(filled, consumerGroup="readers", **EARLIEST)
+    with readers.join({"orders": Subscription()}) as member:
+        member.lock([queue])
+        member.begin({queue: 0})
+        member.commit({queue: 2})
+        end = latest(it, it.initialOffset())
+        assert latest(it, end) == end
+        assert caplog.text.count("Group readers is not told how far this query is: its members consume orders") == 1
+    it.stop()  # they may be on their way back
+    assert group(filled)[1] == 2
+
+
+@pytest.mark.parametrize("messages", [1, 50])
+def test_a_group_is_not_told_of_a_topic_that_was_created_anew(filled: Filled, messages: int) -> None:
+    it = reader(filled, consumerGroup="readers", **EARLIEST)
+    end = latest(it, it.initialOffset())
+    it.stop()
+    delete_topic(filled.path, "orders")
+    filled.store.create_topic("orders", queues=2)
+    filled.put("orders", 0, messages)
+    it = reader(filled, consumerGroup="readers")
+    with pytest.raises(DataLossError):
+        latest(it, end)
+    it.stop()
+    assert group(filled)[0] in (0, None)
+
+
+def test_a_start_where_a_group_stands(filled: Filled) -> None:
+    filled.store.commit_offsets("readers", "orders", {1: 2})
+    it = reader(filled, consumerGroup="readers", startingOffsets="group")
+    assert it.initialOffset()["orders"] == {"0": 0, "1": 2}
+
+
+def test_a_start_where_a_group_stands_of_a_topic_that_was_created_anew(
+    filled: Filled, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled.store.commit_offsets("readers", "orders", {0: 9})  # as a backup of config/ may have it
+    options = {"consumerGroup": "readers", "startingOffsets": "group"}
+    with pytest.raises(OptionError, match=r"startingOffsets says 9 for orders/0, and its next message will be 3\. Was"):
+        first_batch(reader(filled, **options))
+    assert reader(filled, failOnDataLoss="false", **options).initialOffset()["orders"] == {"0": 3, "1": 0}
+    assert "startingOffsets says 9 for orders/0" in caplog.text
+
+
+def test_a_start_where_a_group_stands_that_retention_overtook(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    filled.store.commit_offsets("readers", "orders", {0: 1})
+    filled.put("orders", 0, 2000, size=60)
+    filled.store.clean(forced=True)
+    first = filled.store.min_offset("orders", 0)
+    assert first > 3
+    options = {"consumerGroup": "readers", "startingOffsets": "group"}
+    with pytest.raises(DataLossError, match=rf"startingOffsets: orders/0 \[1, {first}\) is lost: the queue's first"):
+        first_batch(reader(filled, **options))
+    assert reader(filled, failOnDataLoss="false", **options).initialOffset()["orders"]["0"] == first
+    assert f"orders/0 [1, {first}) is lost" in caplog.text
