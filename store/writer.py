@@ -102,9 +102,9 @@ class Writer:
         recover = self._decide(found, alone=alone)
         self._directory.warn_of_missing_segments(self._log)
         self._directory.mark_open()
+        self._directory.save_configuration(self._config)
         if recover is not None:
             recover()
-        self._directory.save_configuration(self._config)
         published = PublishedEnd(root, writable=True)
         # Of a queue that lost a file, beside others, it may say that it is longer than it was then.
         ends = None if published.has_lost else QueueEnds.read(root)

@@ -94,7 +94,7 @@ class Directory:
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
         """The settings to use: those given, else the directory's own; file sizes as the files have them."""
         own = settings_there(self._conf)
-        self._warn_if_empty()
+        self._warn_if_lost()
         if given is None:
             config = StoreConfig.load(self._conf) if own else StoreConfig()
         else:
@@ -137,13 +137,17 @@ class Directory:
             added = {name: getattr(config, name) for name in missing}
             write_file(self._conf, with_settings(text, added) if text else config.text().encode("ascii"))
 
-    def _warn_if_empty(self) -> None:
-        if not settings_text(self._conf) and self._conf.exists():
-            warnings.warn(
-                f"{self._conf}: empty, as after a crash; sizes are learnt from the files, other settings are the "
-                "defaults. It is written anew when the store is opened for writing",
-                stacklevel=2,
-            )
+    def _warn_if_lost(self) -> None:
+        """What is kept for long might be deleted, and what is to be on the device at once come there later."""
+        is_ours = (self.root / PUBLISHED_END_FILE).exists()  # asked first: a new store gets its settings before that
+        if settings_text(self._conf) or not (is_ours or self._conf.exists()):
+            return
+        what = "empty, as after a crash" if self._conf.exists() else "lost"
+        warnings.warn(
+            f"{self._conf}: {what}; sizes are learnt from the files, other settings are the defaults. It is written "
+            "anew when the store is opened for writing",
+            stacklevel=2,
+        )
 
     def mark_open(self) -> None:
         """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""
