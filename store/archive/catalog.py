@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -36,6 +37,7 @@ from store.files.admin_files import number, parse_json, table
 from store.format.layout import CQ_ENTRY, MAX_QUEUES
 from store.integers import LONG_MAX
 
+_CRC = b',"metadata.crc32":'  # of all bytes before it; behind it a number and "}". No topic has such a name
 _MOST_BYTES = 1 << 60  # of a file, and of a segment: what comes behind has an offset, too
 _MOST_TOPICS = 1 << 30  # as many numbers as the index has, and more to give
 
@@ -149,6 +151,9 @@ class Catalog:
     def parse(where: str, data: bytes) -> Catalog | None:
         """The metadata of one broker, None where nothing was ever archived. Raises `CorruptStore`."""
         path = Path(where)
+        text, found, crc = data.rpartition(_CRC)  # RocketMQ writes none, nor did a version before
+        if found and crc != b"%d}" % zlib.crc32(text):
+            raise CorruptStore(f"{where}: damaged, for its checksum does not fit; restore it from a copy")
         try:
             content = parse_json(data.decode())
         except (ValueError, RecursionError) as error:
@@ -228,7 +233,8 @@ class Catalog:
         }
         for kind, name in SEGMENTS.items():
             content[name] = dict(self._named(kind, now))
-        return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+        text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()[:-1]
+        return b"%b%b%d}" % (text, _CRC, zlib.crc32(text))
 
     def _named(self, kind: str, now: int) -> Iterator[tuple[str, dict[str, Any]]]:
         files = {queue_path(self.broker, *queue): archived for queue, archived in self.queues.items()}

@@ -14,6 +14,7 @@ import pytest
 
 from store import CorruptSegment, CorruptStore, StoreError
 from store.any_log import Queue, QueueRange
+from store.archive.catalog import Catalog
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
 from tests.filled import Filled
@@ -48,6 +49,28 @@ def test_whatever_the_metadata_says_is_an_error_of_ours_or_read(filled: Filled, 
         metadata.write_text(text)
         with suppress(StoreError), ArchiveAddress(str(url)).open() as log:
             assert sum(map(len, log.topics().values())) < 1 << 17
+
+
+def test_a_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: Path) -> None:
+    """As one in the name of a queue, or of a table, hid all that was archived there; and the next 'archive' wrote that
+    down."""
+    filled.store.archive(str(tmp_path / "archive"))
+    (metadata,) = tmp_path.rglob(METADATA.rpartition("/")[2])
+    whole, moments = metadata.read_bytes(), random.Random(SEED)
+    sound = Catalog.parse("here", whole)
+    refused = 0
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= 1 << moments.randrange(8)
+        try:
+            assert Catalog.parse("here", bytes(data)) == sound
+        except CorruptStore:
+            refused += 1
+    assert refused > len(whole) - 40  # all but the checksum's own name
+    metadata.write_bytes(whole.replace(b'"mq/orders/0"', b'"mq/orders/8"'))
+    for verb in (filled.store.archive, filled.store.clean):
+        with pytest.raises(CorruptStore, match=r"Metadata.json: damaged, for its checksum does not fit"):
+            verb()
 
 
 def test_entries_that_are_zeros_are_told(filled: Filled, tmp_path: Path) -> None:
