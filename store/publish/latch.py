@@ -21,14 +21,20 @@ class Latch:
         self._pass_on()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is set, at most `timeout` seconds; whether it is."""
+        """Until it is set, at most `timeout` seconds; whether it is.
+
+        Two `finally`, for one may be interrupted, and others wait.
+        """
         try:
-            self._closed.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
-        finally:
-            if self.is_set:
+            try:
+                self._closed.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+            finally:
                 self._pass_on()
+        finally:
+            self._pass_on()
         return self.is_set
 
     def _pass_on(self) -> None:
-        with suppress(RuntimeError):  # another one did
-            self._closed.release()
+        if self.is_set:
+            with suppress(RuntimeError):  # another one did
+                self._closed.release()
