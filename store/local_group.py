@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import threading
 import time
@@ -19,7 +20,9 @@ from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
+from store.errors import StoreError
 from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.publish.figures import served_members
 from store.publish.locks import Result
@@ -29,6 +32,7 @@ from store.upkeep.directory import Directory
 
 _DEFAULT_INSTANCE = "DEFAULT"
 _SHOWN_GROUPS = 10
+_logger = logging.getLogger("store")
 
 
 @explained_verbs
@@ -178,7 +182,10 @@ class LocalMember:
             self._seat.claim(claims, asks=sorted(wanted - claims.keys()) if ask else ())
             return wanted & claims.keys()
 
-        return self._in_turn(lock)
+        got = self._in_turn(lock)
+        if self._store is None and any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in got):
+            threading.Thread(target=self._let_come_again, name="mq-open", daemon=True).start()
+        return got
 
     def asked(self) -> set[Queue]:
         self._seat.must_be_open()
@@ -242,12 +249,8 @@ class LocalMember:
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:
         self._seat.must_be_open()
-        with self._threads:
-            if self._store is None:
-                self._store = MessageStore.open(self.path, create=False)
-            if not self._seat.is_taken:  # what interrupted this let it leave
-                self._store.close()
-        send_back(self._store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
+        store = self._open()
+        send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:
         try:
@@ -267,6 +270,25 @@ class LocalMember:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
+
+    def _open(self) -> MessageStore:
+        with self._threads:
+            if self._store is None:
+                self._store = MessageStore.open(self.path, create=False)
+            if not self._seat.is_taken:  # what interrupted this let it leave
+                self._store.close()
+            return self._store
+
+    def _let_come_again(self) -> None:
+        """What was sent back waits until somebody has the store open for writing: who has the queue that it comes to,
+        if nobody else. That may take as long as a recovery; what fails is tried again when the locks are renewed."""
+        if self._threads.acquire(blocking=False):  # or it is being opened
+            try:
+                self._open()
+            except StoreError as error:
+                _logger.warning("group %s: what was sent back waits for a writer: %s", self._files.name, error)
+            finally:
+                self._threads.release()
 
     def _in_turn(self, work: Callable[[], Result]) -> Result:
         self._seat.must_be_open()

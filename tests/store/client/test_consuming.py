@@ -16,7 +16,7 @@ from store import (
     ReceivedMessage,
     ReconsumeLater,
 )
-from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
+from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, has_done, opened, put
 from tests.waiting import until
 
 
@@ -53,6 +53,18 @@ def test_what_failed_comes_again_with_its_own_topic(store: MessageStore) -> None
     message = seen.messages[-1]
     assert (message.body, message.topic, message.tags, message.keys) == (b"5", "t", "odd", ("k",))
     assert message.reconsume_times == 1
+
+
+def test_what_failed_comes_again_though_who_sent_it_back_left_and_nobody_writes(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, [5])
+    first, second = Seen(lambda message: later()), Seen()
+    with Consumer(store.path, "g", "t", first, config=config()) as consumer:
+        until(lambda: has_done(consumer, TOPIC[1:2]) == {1})
+    with Consumer(store.path, "g", "t", second, config=config()):
+        until(lambda: second.numbers == [5])
+    assert first.numbers == [5]
+    assert not (store.path / "abort").exists()
 
 
 @pytest.mark.parametrize(
