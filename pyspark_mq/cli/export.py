@@ -155,7 +155,8 @@ def export(
         parts = [QueueRange(*each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
         total = None if wanted.columns else sum(each.length for each in parts)
         spec = ReadSpec(names, wanted)
-        batches = Progress(chain.from_iterable(log.scan(each, spec) for each in parts), total)
+        scans = [log.scan(each, spec) for each in parts]  # begun together: none is of what comes in the topic's place
+        batches = Progress(chain.from_iterable(scans), total)
         with file(output, target, force=force) as out:
             WRITERS[kind](batches, out, pa.schema([(name, COLUMNS[name]) for name in names]))
     if output != STANDARD_OUTPUT:

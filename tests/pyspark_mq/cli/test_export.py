@@ -12,6 +12,7 @@ import pytest
 
 from pyspark_mq.cli.export import file
 from store import Message, MessageStore
+from store.broker.deletion import delete_topic
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, started, succeed
 from tests.waiting import until
 
@@ -120,6 +121,30 @@ def test_a_file_that_comes_meanwhile_is_somebodys_own(tmp_path: Path, *, force: 
             write()
     assert target.read_text() == ("exported" if force else "mine")
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Path) -> None:
+    """Its queues are written one after the other; meanwhile another topic is archived under that name."""
+    archive = str(tmp_path / "archive")
+
+    def put(life: bytes) -> None:
+        store.put_many(Message("orders", life + b"." * 4000, queue_id=n % 2) for n in range(100))
+
+    with MessageStore.open(path) as store:
+        put(b"old")
+        store.archive(archive)
+        with started("export", archive, "orders", "--to", "jsonl", "-o", "-") as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            lines = [process.stdout.readline()]  # more than a pipe holds are about to come
+            delete_topic(str(path), "orders")
+            store.create_topic("orders", 2)
+            put(b"new")
+            assert store.archive(forget=["orders"]).forgotten == 100
+            lines += process.stdout.readlines()
+            assert b"not archived any more" in process.stderr.read()
+            assert process.wait() == 1
+    assert b'"body": "new' not in b"".join(lines)
 
 
 def test_ctrl_c_leaves_no_part_of_a_file(path: Path, tmp_path: Path) -> None:
