@@ -17,7 +17,15 @@ from store.any_log import Queue
 from store.broker.group_offsets import advance
 from store.errors import CorruptRecord, MessageTooLarge, OffsetLost, StoreError, UnknownTopic
 from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import HALF_TOPIC, OP_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC, TRANSACTIONS_GROUP
+from store.format.layout import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_QUEUE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_ID,
+    TRANSACTIONS_GROUP,
+)
 from store.format.op_message import offsets_ended
 from store.publish.locks import among_groups
 
@@ -66,7 +74,8 @@ class HalfMessages:
         """Those that are open, with their messages as they would be committed. One that cannot be read does not keep
         the others; the log tells once.
         """
-        for offset, message in self._left_open():
+        for offset, found in self._left_open():
+            message = found if isinstance(found, StoreError) else _to_be_asked(found)
             if not isinstance(message, StoreError):
                 half = Half(message.msg_id, offset, message.physical_offset)
                 topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
@@ -127,6 +136,17 @@ class HalfMessages:
     def _done(self, topic: str) -> int:
         committed = self._store.consumer_offset(TRANSACTIONS_GROUP, topic, QUEUE)
         return max(committed or 0, self._store.min_offset(topic, QUEUE))
+
+
+def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
+    """The message, or why nobody knows whom to ask about which transaction: properties have no checksum as a rule."""
+    said = message.properties
+    if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
+        return message
+    return CorruptRecord(
+        f"{HALF_TOPIC}, queue offset {message.queue_offset}: properties of a half message are damaged, for they name no "
+        f"producer group, or two transactions: {said}"
+    )
 
 
 def number_in(message: StoredMessage, name: str) -> int:

@@ -56,6 +56,29 @@ def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: py
     assert caplog.text.count("a transaction is open, and nobody is asked about it: ") == 2
 
 
+@pytest.mark.parametrize("part", [b"PGROUP", b"UNIQ_KEY", b"{id}"])
+def test_one_whose_properties_are_damaged_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bytes
+) -> None:
+    """Nobody else's transaction is asked about in its place, and rolled back."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        halves = Transactions(store, "sellers").prepare(orders(1, 2))
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    part = part.replace(b"{id}", halves[0].transaction_id.encode())
+    content[content.index(part, halves[0].physical_offset)] ^= 1
+    segment.write_bytes(content)
+    asked = []
+    with MessageStore.open(tmp_path) as store:
+        transactions = Transactions(store, "sellers")
+        for _ in range(2):
+            transactions.check(lambda message: asked.append(message.msg_id) or Outcome.ROLL_BACK, -1)
+        assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) in (None, 0)
+    assert asked == [halves[1].transaction_id]
+    assert caplog.text.count("a transaction is open, and nobody is asked about it: ") == 1
+
+
 @pytest.mark.parametrize("files", ["consumerOffset.json", "consumerOffset*"])
 def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, files: str) -> None:
     """Or where its backup stands in, which is older."""
