@@ -39,14 +39,16 @@ class ServedOffsets:
         self._files = ConsumerOffsets(store.path)
         self._topics = Topics(Path(store.path))
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # while the files may say what is not noted as `persisted` yet
         self._known: dict[str, dict[Queue, _Known]] = {}
 
     def committed(self, group: str, queue: Queue) -> int | None:
         """The offset to read next, None where the group has none. Raises `UnknownTopic`."""
-        with self._lock:
-            known = self._known.get(group, {}).get(queue)
-        now = self._store.consumer_offset(group, *queue), self._topics.born(queue.topic)
-        return now[0] if known is None or (known.persisted, known.born) != now else known.offset
+        with self._writing:
+            now = self._store.consumer_offset(group, *queue), self._topics.born(queue.topic)
+            with self._lock:
+                known = self._known.get(group, {}).get(queue)
+                return now[0] if known is None or (known.persisted, known.born) != now else known.offset
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
         """Set what a group has to read next.
@@ -59,16 +61,17 @@ class ServedOffsets:
         born = self._topics.born(queue.topic)
         with self._lock:
             known = self._known.setdefault(group, {}).get(queue)
-            if known is not None and known.born == born:
+            if known is not None and known.born == born and known.offset != known.persisted:
                 known.offset = offset
                 return
-        first = _Known(offset, self._store.consumer_offset(group, *queue), born)
+            seen = None if known is None else known.persisted
+        now = self._store.consumer_offset(group, *queue)  # what somebody else wrote was before this
         with self._lock:
-            before = self._known[group].get(queue)
-            if before is not None and before.born == born:
-                before.offset = offset
+            known = self._known[group].get(queue)
+            if known is not None and known.born == born and (now == seen or known.persisted != seen):
+                known.offset = offset
             else:
-                self._known[group][queue] = first
+                self._known[group][queue] = _Known(offset, now, born)
 
     def forget(self, topic: str) -> None:
         """It was deleted: in one of the same name these offsets mean other messages."""
@@ -116,10 +119,12 @@ class ServedOffsets:
                     offsets[queue.queue_id] = offset
                 else:  # somebody else's word, or of a topic that was deleted
                     self.drop(group, queue)
-            if offsets:
+            if not offsets:
+                return
+            with self._writing:
                 self._files.commit(group, topic, offsets)
-            for queue_id, offset in offsets.items():
-                said[Queue(topic, queue_id)][0].persisted = offset
+                for queue_id, offset in offsets.items():
+                    said[Queue(topic, queue_id)][0].persisted = offset
 
         among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000, commit)
 

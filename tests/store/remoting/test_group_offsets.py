@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from store import InvalidGroup, Message, MessageStore, OffsetOutOfRange
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
+from store.local_group import LocalGroup
 from store.remoting.group_offsets import ServedOffsets
 
 QUEUE = Queue("orders", 1)
@@ -71,6 +75,46 @@ def test_what_somebody_else_sets_counts_more(store: MessageStore, offsets: Serve
     offsets.commit("g", QUEUE, 3)
     offsets.persist()
     assert store.consumer_offset("g", *QUEUE) == 3
+
+
+@pytest.mark.parametrize("there", [2, None])
+def test_what_is_said_after_somebody_else_set_it_counts(
+    store: MessageStore, offsets: ServedOffsets, there: int | None
+) -> None:
+    """None: deleted the group."""
+    offsets.commit("g", QUEUE, 7)
+    offsets.persist()
+    if there is None:
+        LocalGroup(store.path, "g").delete(with_offsets=True)
+    else:
+        LocalGroup(store.path, "g").reset({QUEUE: there})
+    assert offsets.committed("g", QUEUE) == there
+    offsets.commit("g", QUEUE, 3)
+    assert offsets.committed("g", QUEUE) == 3
+    offsets.persist()
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (3, 3)
+
+
+def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets) -> None:
+    offsets.commit("g", QUEUE, 0)
+    offsets.persist()
+    is_over = threading.Event()
+
+    def persist() -> None:
+        while not is_over.is_set():
+            offsets.persist()
+
+    with ThreadPoolExecutor(1) as thread:
+        persisting = thread.submit(persist)
+        try:
+            for offset in range(1, 2000):
+                offsets.commit("g", QUEUE, offset)
+                assert offsets.committed("g", QUEUE) == offset
+        finally:
+            is_over.set()
+        persisting.result()
+    offsets.persist()
+    assert offsets.committed("g", QUEUE) == 1999
 
 
 @pytest.mark.parametrize("is_told", [False, True])
