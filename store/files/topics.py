@@ -78,7 +78,8 @@ class Topics:
     def deletions(self) -> dict[str, int]:
         """Topic to the log offset where it was deleted last: what lies before does not count any more.
 
-        Those that are there again included; not those that are gone for good, and from the log.
+        Those that are there again included; not those that are gone for good, and from the log. One that is made when
+        others were deleted may have been one of those: it has the latest of their offsets.
         """
         return self._look().deletions
 
@@ -202,7 +203,10 @@ class Topics:
                 f"topic {topic!r}: {queues} queues asked for, but it has {present}; queues can only be added"
             )
         content = read_json(self._path)
-        config = table(self._path, content, _TABLE).setdefault(topic, _new_topic(topic))
+        there, deleted = table(self._path, content, _TABLE), self._deleted(content)
+        if deleted and not present and topic not in there.keys() | deleted.keys():  # it may be forgotten
+            _set_deleted(content, deleted | {topic: max(deleted.values())})
+        config = there.setdefault(topic, _new_topic(topic))
         if config.get("readQueueNums") != queues or config.get("writeQueueNums") != queues:
             config["readQueueNums"] = config["writeQueueNums"] = queues
             next_version(self._path, content)
@@ -240,7 +244,7 @@ class Topics:
         return behind
 
     def _write_deleted(self, content: dict[str, Any], deleted: dict[str, int]) -> None:
-        content[_DELETED], content[_DELETED_CRC] = deleted, _crc(deleted)
+        _set_deleted(content, deleted)
         next_version(self._path, content)
         write_json(self._path, content)
 
@@ -264,6 +268,10 @@ class Topics:
         if "/" in topic or topic in ("", ".", "..") or not topic.isprintable():
             raise CorruptStore(f"{self._path}: {topic!r} in {_TABLE} is no topic's name; correct the file")
         return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
+
+
+def _set_deleted(content: dict[str, Any], deleted: dict[str, int]) -> None:
+    content[_DELETED], content[_DELETED_CRC] = deleted, _crc(deleted)
 
 
 def _crc(deleted: dict[str, int]) -> int:
