@@ -35,6 +35,7 @@ class Together:
 
         append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.
         """
+        self._lock.must_be_outside()  # before another thread may take this along
         own, led = Waiting(records), False
 
         def lead() -> list[Where]:
