@@ -7,6 +7,7 @@ is read from the store.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
 from store.cached import cached_property
 from store.format.columns import check_columns
-from store.format.layout import LIGHT_PREFIX
+from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.local import LocalAddress, LocalLog
 
 _LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
@@ -36,8 +37,16 @@ def address_at(path: str, archive: str | None = None, options: str = "") -> LogA
     storage options, as JSON. Raises `ConfigError`.
     """
     local = local_path(path)
-    if local is None or is_archive(local):
-        return ArchiveAddress(path if local is None else local, options)
+    if local is None:
+        return ArchiveAddress(path, options)
+    if is_archive(local):
+        if not (Path(local) / COMMIT_LOG_DIR).is_dir():
+            return ArchiveAddress(local, options)
+        warnings.warn(
+            f"{local}: a store, and an archive, as of a broker with tieredStoreFilePath in it; what is archived is "
+            "not read: link its folder, and config, in a directory of their own, and name that one",
+            stacklevel=2,
+        )
     url = remembered(Path(local)).url if archive is None else archive
     return ThroughAddress(path, url, options) if url else LocalAddress(path)
 

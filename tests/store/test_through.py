@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -23,8 +24,9 @@ from store import (
 )
 from store.any_log import Boundary, Queue, QueueRange, ReadSpec
 from store.broker.deletion import delete_topic
+from store.format.layout import ARCHIVED_FILE, CONF_FILE
 from store.read.filters import EVERYTHING
-from store.through import ThroughAddress, ThroughLog
+from store.through import ThroughAddress, ThroughLog, address_at
 from tests.filled import Filled
 from tests.waiting import until
 
@@ -61,6 +63,20 @@ def test_all_that_was_ever_put_is_there(shortened: Filled, log: ThroughLog) -> N
     first = shortened.store.min_offset(*ORDERS)
     for begin, end in ((0, 1), (first - 1, first), (first, first + 1), (first - 1, first + 1), (7, 7), (302, 303)):
         assert bodies(log, begin, end) == put[begin:end]
+
+
+def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: Filled, tmp_path: Path) -> None:
+    """What came since was not shown, nor anything that is not archived."""
+    filled.store.archive(str(tmp_path / "archive"))
+    filled.put("orders", 0, 2)
+    for name in (CONF_FILE, ARCHIVED_FILE):
+        (Path(filled.path) / name).unlink()
+    for folder in (tmp_path / "archive").iterdir():
+        shutil.copytree(folder, Path(filled.path) / folder.name)
+    with pytest.warns(UserWarning, match="what is archived is not read"):
+        address = address_at(filled.path)
+    with address.open() as log:
+        assert log.bounds([ORDERS]) == {ORDERS: (0, 5)}
 
 
 def test_sizes_and_times(shortened: Filled, log: ThroughLog) -> None:
