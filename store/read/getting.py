@@ -193,7 +193,7 @@ def _one_by_one(
             return _Found(messages, entry.queue_offset)  # for the next call to say, or to have room for
         messages.append(message)
         taken_bytes += entry.size
-        left -= len(message.body)
+        left = max(0, left - len(message.body))
     return _Found(messages, offset + len(entries), removed)
 
 

@@ -135,6 +135,19 @@ def test_get_message_stops_before_it_and_then_names_it(store: MessageStore) -> N
     assert (found.status, [message.body for message in found.messages]) == (GetStatus.FOUND, [b"d"])
 
 
+@pytest.mark.parametrize("sys_flag", CODECS)
+def test_get_message_stops_before_it_where_bodies_that_are_not_compressed_leave_no_room(
+    store: MessageStore, sys_flag: int
+) -> None:
+    plain = [b"p" * 800, b"q" * 800]
+    store.put_many([Message("t", body) for body in plain])
+    put(store, b"c" * 900, sys_flag=sys_flag)
+    found = store.get_message("g", "t", 0, 0)
+    assert ([message.body for message in found.messages], found.next_begin_offset) == (plain, 2)
+    found = store.get_message("g", "t", 0, 2)
+    assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"c" * 900], 3)
+
+
 def test_a_query_names_it(store: MessageStore) -> None:
     put(store, b"a", b"b" * 1001)
     (found,) = store.scan("t", 0, 1, 2, ("physicalOffset",))
