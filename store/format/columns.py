@@ -80,12 +80,13 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises `InvalidColumns` for a name that is not in COLUMNS."""
+    """Raises `InvalidColumns` for a name that is not in COLUMNS, and for none: Arrow counts no rows without columns."""
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
     unknown = [str(name) for name in columns if not isinstance(name, str) or name not in COLUMNS]
-    if unknown:
-        raise InvalidColumns(f"unknown columns {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+    if unknown or not columns:
+        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no columns: name one at least"
+        raise InvalidColumns(f"{wrong}; there are {', '.join(COLUMNS)}")
 
 
 class Block:

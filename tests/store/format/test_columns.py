@@ -163,10 +163,11 @@ def test_an_empty_body_needs_no_crc() -> None:
 
 def test_column_names() -> None:
     check_columns(tuple(COLUMNS))
-    check_columns(())
     assert set(DEFAULT_COLUMNS) < set(COLUMNS)
     with pytest.raises(InvalidColumns, match="unknown columns a, b; there are topic"):
         check_columns(("topic", "a", "b"))
+    with pytest.raises(InvalidColumns, match="no columns: name one at least; there are topic"):
+        check_columns(())
 
 
 def test_times_that_no_timestamp_can_be_are_null() -> None:
