@@ -149,14 +149,31 @@ class _Segment:
         return items, self.named.begin + items["seconds"].astype(np.int64) * _MS
 
     def all_items(self) -> Items:
-        begin = ARCHIVE_INDEX_HEADER.itemsize + self._slot_count() * ARCHIVE_INDEX_SLOT.itemsize
-        return self._items(begin, self.named.size - begin)
+        begin = self._slot_at(self._slot_count())
+        items = self._items(begin, self.named.size - begin)
+        self._must_be(bool((np.diff(self._slots_of(items)) >= 0).all()))
+        return items
 
     def _of_slot(self, hashed: int) -> Iterator[Items]:
-        at = ARCHIVE_INDEX_HEADER.itemsize + hashed % self._slot_count() * ARCHIVE_INDEX_SLOT.itemsize
+        number = hashed % self._slot_count()
+        at = self._slot_at(number)
         slot = np.frombuffer(self._read(at, ARCHIVE_INDEX_SLOT.itemsize), ARCHIVE_INDEX_SLOT)[0]
+        self._must_be(int(slot["position"]) >= self._slot_at(self._slot_count()))
         if slot["length"]:
-            yield self._items(int(slot["position"]), int(slot["length"]))
+            items = self._items(int(slot["position"]), int(slot["length"]))
+            self._must_be(bool((self._slots_of(items) == number).all()))
+            yield items
+
+    def _slot_at(self, number: int) -> int:
+        return ARCHIVE_INDEX_HEADER.itemsize + number * ARCHIVE_INDEX_SLOT.itemsize
+
+    def _slots_of(self, items: Items) -> Int64s:
+        return items["key_hash"].astype(np.int64) % self._slot_count()
+
+    def _must_be(self, is_sound: bool) -> None:
+        """Zeros would be keys that are not there. Raises `CorruptSegment`."""
+        if not is_sound:
+            raise CorruptSegment(f"{self._file.where}: keys in another slot than theirs; {_WRONG}")
 
     def _items(self, at: int, length: int) -> Items:
         if length % ARCHIVE_INDEX_ITEM.itemsize:

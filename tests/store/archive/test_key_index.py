@@ -18,7 +18,7 @@ from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive import finding, key_index
 from store.archive.expiry import expire
 from store.archive.key_index import Items, segment_bytes
-from store.archive.layout import INDEX, INDEXED_FROM, SEGMENTS
+from store.archive.layout import INDEX, INDEX_SLOTS, INDEXED_FROM, SEGMENTS
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
 from store.read.filters import EVERYTHING
@@ -258,6 +258,26 @@ def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: 
     file.unlink()
     with it.address.open() as log, pytest.raises(OffsetLost, match="is gone"):
         log.query("orders", "k1")
+
+
+@pytest.mark.parametrize("what", ["items", "slots"])
+def test_an_index_that_lost_a_sector_does_not_hide_its_keys(it: ArchivedStore, tmp_path: Path, what: str) -> None:
+    fill(it.store, 100)
+    it.archive()
+    (file,) = index_files(tmp_path / "archive")
+    whole = file.read_bytes()
+    items = ARCHIVE_INDEX_HEADER.itemsize + INDEX_SLOTS * ARCHIVE_INDEX_SLOT.itemsize
+    place, size = (items + 512, 512) if what == "items" else (ARCHIVE_INDEX_HEADER.itemsize + 8, items - 512)
+    file.write_bytes(whole[:place] + bytes(size) + whole[place + size :])
+    keys = [f"k{each}" for each in range(30)]
+    with it.address.open() as log, pytest.raises(CorruptSegment, match=r"INDEX: keys in another slot than theirs"):
+        holds(log, it.store, keys)
+    fill(it.store, 50, 1)
+    if what == "items":
+        with pytest.warns(RuntimeWarning, match="who looks for a key reads what was archived until now"):
+            it.archive()
+        with it.address.open() as log:
+            holds(log, it.store, keys)
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
