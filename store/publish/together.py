@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from store.errors import MessageRefused, StoreBusy, UnknownTopic
+from store.errors import MessageRefused, StoreBusy, StoreClosed, UnknownTopic
 from store.format.record import Record
 from store.publish.locks import StoreLock
 from store.publish.results import Where
@@ -52,6 +52,10 @@ class Together:
                     if led or self._withdraw(own):  # the turn was this thread's, and something else was busy
                         raise
                     # Another thread has just taken it along: how that ends is not known yet.
+                except StoreClosed:
+                    if own.result is None:
+                        raise
+                    return own.result  # another thread's turn, before it was closed
         finally:
             self._withdraw(own)
 

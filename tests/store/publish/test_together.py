@@ -6,12 +6,23 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
-from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
+from store import (
+    Message,
+    MessageRefused,
+    MessageStore,
+    PutStatus,
+    StoreBusy,
+    StoreClosed,
+    StoreConfig,
+    StoreFull,
+    StoreLocked,
+)
 from store.format.message import encode_messages
 from store.format.record import Record
 from store.format.records import Encoding
@@ -209,6 +220,36 @@ def test_what_is_refused_to_a_signals_handler_is_taken_along_by_nobody(tmp_path:
     """It would be put a second time later."""
     for place in range(refused_in_a_handler(tmp_path, -1) + 1):
         refused_in_a_handler(tmp_path, place)
+
+
+def closed_amid_a_put(root: Path, place: int) -> int:
+    """At `place` of it another thread has its turn, and closes."""
+    log = Log(root)
+
+    def others() -> None:
+        with suppress(StoreClosed):
+            log.together.append(records(2), log.append)
+        log.lock.exclusively(log.lock.close)
+
+    def go_on() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(others).result()
+
+    def put() -> None:
+        with suppress(StoreClosed):
+            told.extend(log.together.append(records(1), log.append))
+
+    told: list[Where] = []
+    places = interrupted_at(place, put, go_on, "append")
+    log.lock.close()
+    assert [where.queue_id for where in told] == [1] * any(1 in turn for turn in log.turns), f"place {place}"
+    return places
+
+
+def test_who_was_taken_along_before_the_store_was_closed_hears_of_it(tmp_path: Path) -> None:
+    """Or else it would be put again elsewhere."""
+    for place in range(closed_amid_a_put(tmp_path, -1) + 1):
+        closed_amid_a_put(tmp_path, place)
 
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
