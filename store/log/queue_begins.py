@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-
 from store.errors import CorruptSegment, OffsetLost
 from store.format.entering import in_own_queue
-from store.format.layout import CONSUME_QUEUE_DIR, CQ_PRE_BLANK_SIZE
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
 from store.log.consume_queues import QueueName
-from store.log.dispatch import LogChunk, walk
+from store.log.dispatch import LogChunk, light_entries, walk
 from store.log.unflushed import NOTHING
 
 
@@ -95,16 +93,18 @@ def _is_blank(begin: Begin) -> bool:
 
 
 def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, born: int) -> None:
-    topic, queue_id = name
-    if topic not in chunk.topic_names:
-        return
-    offsets = chunk.records.field("queue_offset")
-    rows = (chunk.topic_ids == chunk.topic_names.index(topic)) & (chunk.records.field("queue_id") == queue_id)
-    rows &= (offsets < begin.offset) & (chunk.offsets >= born) & in_own_queue(chunk.records.field("sys_flag"))
-    if rows.any():
+    (topic, queue_id), older = name, list[int]()
+    if topic in chunk.topic_names:
+        offsets = chunk.records.field("queue_offset")
+        rows = (chunk.topic_ids == chunk.topic_names.index(topic)) & (chunk.records.field("queue_id") == queue_id)
+        rows &= (offsets < begin.offset) & (chunk.offsets >= born) & in_own_queue(chunk.records.field("sys_flag"))
+        older += offsets[rows].tolist()
+    if topic.startswith(LIGHT_PREFIX):
+        entering = (piece for piece in light_entries(chunk) if piece[:2] == name)
+        older += [int(at[0]) for _, _, at, entry in entering if at < begin.offset and entry["physical_offset"] >= born]
+    if older:
         folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
-        older = int(offsets[np.argmax(rows)])
         raise CorruptSegment(
-            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older}; "
+            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older[0]}; "
             f"{MAKE_ANEW}"
         )

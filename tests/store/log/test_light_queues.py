@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import CorruptSegment, Message, MessageStore, StoreConfig
 from store.any_log import Queue, QueueRange
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
@@ -134,3 +134,21 @@ def test_keys_hide_nothing_of_a_light_queue(tmp_path: Path) -> None:
     with MessageStore.open(path) as store:
         of_topic, light = (QueueRange(topic, 0, *store.offsets(topic, 0)) for topic in ("t", "%LMQ%x"))
         assert store.with_keys([of_topic, light], ["k1"]) == [of_topic._replace(start=1, end=2), light]
+
+
+def test_a_light_queue_that_lost_its_first_file_is_told_and_made_anew(tmp_path: Path) -> None:
+    path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
+    with MessageStore.open(path, config=MULTI) as store:
+        before = store.offsets(*light)
+        expected = list(store.scan(*light, *before))
+    min((path / "consumequeue" / light.topic / "0").iterdir()).unlink()
+    with (
+        MessageStore.open(path, read_only=True, config=MULTI) as reader,
+        pytest.raises(CorruptSegment, match="the log has the message of offset 0"),
+    ):
+        reader.offsets(*light)
+    with MessageStore.open(path) as store:
+        assert store.offsets(*light) == before == (0, 11)
+        assert list(store.scan(*light, *before)) == expected
+    assert verify(path).findings == []
