@@ -59,8 +59,7 @@ class Segments:
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
             listed.pop()
-        if not self.size and listed:
-            self.size = listed[0][1]
+        self.size = self.size or next((length for _, length in listed if length), 0)
         starts = [self._checked_start(name, length) for name, length in listed]
         first = (starts[0], self.path(starts[0])) if starts else None
         if first != self._first:

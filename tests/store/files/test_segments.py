@@ -351,3 +351,11 @@ def test_an_end_that_cannot_be_costs_a_look_at_the_files_that_there_are(tmp_path
     log.zero(100, far)
     assert log.first_not_zero(0, far) == 0
     assert log.first_not_zero(1, far) is None
+
+
+def test_an_empty_file_before_others_is_an_error_also_for_who_learns_the_size_from_them(tmp_path: Path) -> None:
+    segments(tmp_path).write(100, b"x")
+    (tmp_path / "log" / segment_name(0)).touch()
+    for size in (100, None):
+        with pytest.raises(CorruptSegment, match="0 bytes, but segments of this store have 100"):
+            Segments(tmp_path, "log", size, writable=False).starts()
