@@ -72,7 +72,7 @@ class StoreArchive:
         """By the store's own settings as they are now; other processes may have archived since it was opened."""
         own = _own_settings(root)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
-        return StoreArchive(root, url, broker, [name for name in names.split(",") if name], options)
+        return StoreArchive(root, url, broker, _listed(names), options)
 
     def must_be_there(self, topics: Topics) -> None:
         """Raises `UnknownTopic` for one that is named, and is not there."""
@@ -258,8 +258,11 @@ def remembered(root: Path) -> Remembered:
     Raises `ConfigError`.
     """
     own = _own_settings(root)
-    names = str(own.get("archiveTopics", "")).split(",")
-    return Remembered(str(own.get("archive", "")), tuple(name for name in names if name))
+    return Remembered(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
+
+
+def _listed(names: str) -> tuple[str, ...]:
+    return tuple(name for each in names.split(",") if (name := each.strip()))
 
 
 def is_same_place(url: str, other: str) -> bool:

@@ -62,6 +62,20 @@ def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -
     assert filled.store.clean(forced=True).log == []
 
 
+def test_topics_may_be_listed_with_blanks(filled: Filled, tmp_path: Path) -> None:
+    """One behind a blank was neither archived any more, nor kept."""
+    filled.store.create_topic("more", 1)
+    filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
+    for name in (CONF_FILE, ARCHIVED_FILE):
+        path = Path(filled.path) / name
+        path.write_text(path.read_text().replace("orders,more", "orders, more ,"))
+    filled.put("more", 0, 300, 1000)
+    filled.put("orders", 0, 1)
+    assert filled.store.clean(forced=True).log == []
+    assert filled.store.archive().messages == 301
+    assert remembered(Path(filled.path)).topics == ("orders", "more")
+
+
 def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
