@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,15 @@ import numpy.typing as npt
 from store import AppendResult, Message, MessageStore, RequestRefused
 from store.broker.half_messages import Half
 from store.broker.response_codes import ResponseCode
+from store.broker.retries import DEAD_LETTER_QUEUES
+from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
+    DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,
     PROPERTY_TRANSACTION,
+    RETRY_TOPIC_PREFIX,
     SYS_COMPRESSED,
     SYS_COMPRESSION_MASK,
 )
@@ -65,6 +70,9 @@ class Sending:
         parts = _parts(request, header)
         messages = [_message(header, part) for part in parts]
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
+        if self._is_dead(header):
+            topic, new_queues = header.topic.replace(RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, 1), DEAD_LETTER_QUEUES
+            messages = [replace(each, topic=topic, queue_id=0, delay_level=0, deliver_at=None) for each in messages]
         fields, answered = _fields(request, header), Future[Response]()
         if len(messages) == 1 and is_half(messages[0]):
             prepared = self._transactions.prepare(header.producer_group, messages[0], fields, new_queues)
@@ -73,6 +81,16 @@ class Sending:
             appended = self._appending.append(messages, fields, new_queues)
             appended.add_done_callback(lambda done: settle(answered, lambda: self._sent(done.result())))
         return answered
+
+    def _is_dead(self, header: SendMessage) -> bool:
+        """Whether a consumer gives a message up: one that reads in order does not send it back, but sends it to its
+        group's retries once it failed as often as it may."""
+        if not header.topic.startswith(RETRY_TOPIC_PREFIX):
+            return False
+        most = header.max_reconsume_times
+        if most is None:
+            most, _ = ConsumerOffsets(self._store.path).retries(header.topic.removeprefix(RETRY_TOPIC_PREFIX))
+        return (header.reconsume_times or 0) >= most
 
     def _sent(self, placed: AppendResult) -> Response:
         ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())

@@ -167,6 +167,17 @@ def test_in_order(served: Served, topic: str) -> None:
     left(clients, "orderly")
 
 
+def test_a_message_that_always_fails_in_order_is_dead(served: Served, topic: str) -> None:
+    """Its consumer does not send it back, but as a new message for its group."""
+    store, clients = served
+    clients.answers("send", topic=topic, messages=1)
+    clients.ask("subscribe", id="gives-up", group="gives-up", topic=topic, orderly=True, failures=99, most=2)
+    assert next(clients)["kind"] == "subscribed"
+    assert [line["reconsumeTimes"] for line in consumed(clients, 3)] == [0, 1, 2]
+    until(lambda: store.topics().get("%DLQ%gives-up") == 1 and store.max_offset("%DLQ%gives-up", 0) == 1)
+    left(clients, "gives-up")
+
+
 def test_messages_that_are_delivered_later(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=2, level=1)

@@ -55,6 +55,24 @@ def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: Messa
     assert [store.message_by_id(id) for id in sent.msg_id.split(",")] == messages
 
 
+@pytest.mark.parametrize(("times", "most", "is_dead"), [(2, 3, False), (3, 3, True), (16, None, True), (0, 0, True)])
+def test_a_message_that_failed_for_the_last_time_is_dead(
+    broker: Broker, store: MessageStore, times: int, most: int | None, is_dead: bool
+) -> None:
+    """As consumers send them that read in order."""
+    properties = encode_properties({"DELAY": "5", "RETRY_TOPIC": "orders", "UNIQ_KEY": "ID"}).decode()
+    store.create_topic("%RETRY%g", 1)
+    answer = broker.send(
+        b"body", topic="%RETRY%g", reconsume_times=times, max_reconsume_times=most, properties=properties
+    )
+    assert answer.code == ResponseCode.SUCCESS
+    assert ("%DLQ%g" in store.topics()) == is_dead
+    if is_dead:
+        message = only(store, "%DLQ%g")
+        assert (message.body, message.reconsume_times) == (b"body", times)
+        assert message.properties == {"RETRY_TOPIC": "orders", "UNIQ_KEY": "ID"}
+
+
 def test_any_queue(broker: Broker, store: MessageStore) -> None:
     queues = [Sent.of(broker.send(b"", queue_id=-1).fields).queue_id for _ in range(4)]
     assert sorted(queues) == [0, 0, 1, 1]

@@ -315,7 +315,8 @@ public final class RemoteClient {
         say("burst", "nanos", System.nanoTime() - begin, "failed", failed.get());
     }
 
-    /** id, group, topic, expression or sql, orderly, latest; failures: how often each message fails at first. */
+    /** id, group, topic, expression or sql, orderly, latest; failures: how often each message fails at first; most: how
+     *  often it comes again. */
     private void subscribe(JsonObject asked) throws Exception {
         String id = text(asked, "id", "one");
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(asked.get("group").getAsString(), hook,
@@ -325,6 +326,7 @@ public final class RemoteClient {
         consumer.setConsumeFromWhere(asked.has("latest") ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
             : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setSuspendCurrentQueueTimeMillis(100);
+        consumer.setMaxReconsumeTimes(number(asked, "most", -1));
         if (asked.has("broadcasting")) {  // its type is in another package in each line
             consumer.setMessageModel(Enum.valueOf(consumer.getMessageModel().getDeclaringClass(), "BROADCASTING"));
         }
