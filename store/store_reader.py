@@ -270,7 +270,8 @@ class StoreReader(Opened):
         stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
         begins.
         """
-        return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
+        with self._published.of_one_life(topic, self._published.born(topic)):
+            return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
         """Which message stands at `offset`, below the queue's end; None where it is deleted.

@@ -222,6 +222,24 @@ def test_an_offset_that_waited_for_its_turn_is_of_the_old_topic(path: Path, monk
         assert store.consumer_offset("g", "t", 0) is None
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_table_is_of_one_topic(path: Path, read_only: bool) -> None:
+    """Also where the topic is deleted, and is longer again, between the look at its ends and the first batch."""
+    with MessageStore.open(path) as store, MessageStore.open(path, read_only=read_only) as reader:
+        store.create_topic("t", 1)
+        put(store, "old", 7)
+
+        def queues() -> Iterator[int]:
+            yield 0
+            delete_topic(path, "t")
+            store.create_topic("t", 1)
+            put(store, "new", 9)
+
+        with pytest.raises(UnknownTopic, match="'t' was deleted meanwhile"):
+            reader.to_arrow("t", ["body"], queues=queues())
+        assert bodies(reader) == new(9)
+
+
 def test_where_the_groups_are_busy_nothing_is_deleted_and_nobody_waits(path: Path) -> None:
     """As long as a stopped process has the turn among groups."""
     taken, over = threading.Event(), threading.Event()
