@@ -22,6 +22,7 @@ from store import FlushFailed, Message, MessageRefused, MessageStore, StoreConfi
 from store.files.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
+from tests.takeover import broker
 from tests.waiting import PATIENCE
 
 NEVER = 3_600_000
@@ -140,6 +141,46 @@ def test_a_put_that_is_not_flushed_is_not_acknowledged(path: Path, device: Devic
         assert store.confirm_offset == confirm
     with pytest.raises(FlushFailed):
         store.close()
+
+
+def refused(path: Path, device: Device, config: StoreConfig, count: int, number: int) -> dict[tuple[int, int], bytes]:
+    """What readers see where flush `number` of a put of `count` messages fails; the store is closed then."""
+    store = MessageStore.open(path, config=config)
+    device.fail(number)
+    with pytest.raises(FlushFailed):
+        store.put_many([Message("t", bytes(500), queue_id=0, keys="refused")] * count)
+    device.fail(-1)
+    expected = bodies(store)
+    with pytest.raises(FlushFailed):
+        store.close()
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("config", "count", "number"),
+    [(SYNC, 1, 1), (SYNC, 2, 1), (SYNC, 2, 2), *((CONFIG, 20, number) for number in range(1, 13))],
+)
+def test_what_was_refused_does_not_come_back(
+    path: Path, device: Device, config: StoreConfig, count: int, number: int
+) -> None:
+    """In whole or in part, where the directory is opened anew: it may have been put again."""
+    expected = refused(path, device, config, count, number)
+    with MessageStore.open(path) as again:
+        assert bodies(again) == expected
+        assert again.query("t", "refused") == []
+        put(again, 10, 11)
+    check_log(path, 11)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_broker_took_for_messages_stays(path: Path, device: Device, killed: bool) -> None:
+    """It knows nothing of our published end."""
+    refused(path, device, SYNC, 1, 1)
+    with broker(path, killed=killed) as theirs:
+        put(theirs, 10, 11)
+        expected = bodies(theirs)
+    with MessageStore.open(path) as again:
+        assert bodies(again) == expected
 
 
 class Interrupted(BaseException):
