@@ -21,6 +21,7 @@ from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
+_LEFT_AT_ONCE = 4096  # entries behind the end that are looked at
 MAKE_ANEW = (
     "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
     "from the log"
@@ -143,12 +144,11 @@ class ConsumeQueue:
         Unless it counts by now, too: then a broker wrote them meanwhile. No message but the first has log offset 0.
         is_first: nothing is known of the queue, or not any more, so look at all that is behind.
         """
-        found, nearby = False, self.entries_left(end, end + _NEARBY)
-        if is_first and not nearby.tobytes().strip(b"\0"):  # or else an append that is under way begins here, or died
-            left = self._left_behind(end + _NEARBY)
-            if left is not None:
-                found = self._any_counts(left, self.entries_left(left, left + _NEARBY).tolist(), confirm_offset)
-        found = found or self._any_counts(end + 1, nearby[1:].tolist(), confirm_offset)
+        found = self._any_counts(end + 1, self.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
+        at = end + _NEARBY
+        while is_first and not found and (left := self._left_behind(at)) is not None:
+            at = left + _LEFT_AT_ONCE
+            found = self._any_counts(left, self.entries_left(left, at).tolist(), confirm_offset)
         if found and not self._counts(end, confirm_offset):
             raise CorruptSegment(
                 f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}"

@@ -266,6 +266,21 @@ def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
     )
 
 
+def test_a_brokers_log_that_is_damaged_before_its_last_segment(path: Path) -> None:
+    """Many messages of a queue that stand together are no end of it, where it has one behind them."""
+    (path / "watermark").unlink()
+    with MessageStore.open(path, read_only=True) as reader:
+        assert reader.max_offset("t", 0) == 25
+    first = path / "commitlog" / segment_name(0)
+    first.write_bytes(bytes(first.stat().st_size))
+    with (
+        MessageStore.open(path, read_only=True) as reader,
+        pytest.raises(CorruptSegment, match="entry 0 is damaged, for more come behind"),
+    ):
+        reader.max_offset("t", 0)
+    assert verify(path).findings
+
+
 @pytest.mark.parametrize("name", [None, segment_name(0)])
 def test_a_brokers_queue_that_has_no_file_yet(path: Path, name: str | None) -> None:
     """A broker makes its folder first, and then a file without a length; nothing says yet what length that will be."""
