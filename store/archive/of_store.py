@@ -307,13 +307,21 @@ def _is_system(topic: str) -> bool:
 def _own_settings(root: Path) -> dict[str, Any]:
     """A file of settings that was lost, or is older than the archive, would let `clean` delete what is not archived: so
     what was noted beside it stands in, with a warning."""
-    own = settings_there(root / CONF_FILE)
-    if own.get("archive") or not (noted := settings_there(root / ARCHIVED_FILE)).get("archive"):
+    own, noted = settings_there(root / CONF_FILE), settings_there(root / ARCHIVED_FILE)
+    there, last = own.get("archive"), noted.get("archive")
+    if not last or (there and is_same_place(there, last)):
+        return own
+    told = f"though this store archives to {last}, as {ARCHIVED_FILE} says"
+    if there:
+        warnings.warn(
+            f"{root / CONF_FILE}: names {there} as the archive, {told}. Readers go on in the first, whatever the "
+            "second has. Correct the file; or archive once, where all of the second was copied to the first",
+            stacklevel=3,
+        )
         return own
     warnings.warn(
-        f"{root / CONF_FILE}: names no archive, though this store archives to {noted['archive']}, as {ARCHIVED_FILE} "
-        f"says, which stands in. Restore it from a copy, or add the lines of {root / ARCHIVED_FILE}; delete that one "
-        "if the store is to archive nowhere any more",
+        f"{root / CONF_FILE}: names no archive, {told}, which stands in. Restore it from a copy, or add the lines of "
+        f"{root / ARCHIVED_FILE}; delete that one if the store is to archive nowhere any more",
         stacklevel=3,
     )
     return own | noted

@@ -239,6 +239,24 @@ def test_settings_that_do_not_say_any_more_where_it_archives(filled: Filled, tmp
         assert store.config.archive == str(tmp_path / "archive")
 
 
+def test_settings_of_before_the_archive_was_moved(filled: Filled, tmp_path: Path) -> None:
+    """What was archived since was before no reader, without a word."""
+    conf, there, moved = Path(filled.path) / CONF_FILE, tmp_path / "archive", tmp_path / "moved"
+    filled.store.archive(str(there))
+    before = conf.read_text()
+    shutil.copytree(there, moved)
+    conf.write_text(before.replace(str(there), str(moved)))
+    filled.put("orders", 0, 300, 1000)
+    with pytest.warns(UserWarning, match=f"names {moved} as the archive, though this store archives to {there}"):
+        filled.store.archive()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert filled.store.clean(forced=True).log
+    conf.write_text(before)
+    with pytest.warns(UserWarning, match=f"names {there} as the archive, though this store archives to {moved}"):
+        address_at(filled.path)
+
+
 def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "store") as store:
         store.create_topic("t", 1)
