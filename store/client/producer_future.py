@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import fields
@@ -86,7 +86,7 @@ class Lot:
         self._unique_keys: dict[int, str] = {}
         self._settled = Latch()
         self._turn = threading.RLock()  # of who watches: whoever settles waits for nobody
-        self._watched: deque[Sent] = deque()  # that are not told yet
+        self._watched: dict[int, Sent] = {}  # by row, that are not told yet
 
     def __len__(self) -> int:
         return len(self.fields) // WIDTH
@@ -111,7 +111,12 @@ class Lot:
             self._unique_keys = {row: key for row, key in enumerate(keys) if key}
         self._settled.set()
         self.fields = []
-        self._tell_all()
+        watched = list(self._watched.values())
+        if any(map(_is_held, watched)):
+            with suppress(RuntimeError):  # the system has no thread left, or the process ends
+                threading.Thread(target=self._tell_all, args=(watched,), name="mq-told", daemon=True).start()
+                return
+        self._tell_all(watched)
 
     def watch(self, future: Sent) -> None:
         """Let a future be told, now or later."""
@@ -119,9 +124,9 @@ class Lot:
             if future.is_watched:  # by another thread, meanwhile
                 return
             future.become()
-        self._watched.append(future)
-        if self.is_settled:  # before that, maybe
-            self._tell_all()
+        self._watched[future.row] = future
+        if self.is_settled:  # before that, maybe; no other is told here: this thread may hold what waits for that one
+            self._tell(future)
 
     @property
     def is_settled(self) -> bool:
@@ -144,22 +149,30 @@ class Lot:
         msg_id = self._unique_keys.get(row) or offset_msg_ids(*outcome.store_host, [physical_offset])[0]
         return PutResult(PutStatus.PUT_OK, queue_id, queue_offset, physical_offset, msg_id)
 
-    def _tell_all(self) -> None:
-        """Each once, whichever thread comes first."""
-        with suppress(IndexError):
-            while True:
-                future = self._watched.popleft()
-                try:
-                    self._tell(future)
-                except BaseException:  # SystemExit, say: of what a future calls, and others wait to be told
-                    _logger.exception("what is called when a message of topic %s is settled failed", self.topic)
+    def _tell_all(self, futures: Sequence[Sent]) -> None:
+        for future in futures:
+            try:
+                self._tell(future)
+            except BaseException:  # SystemExit, say: of what a future calls, and others wait to be told
+                _logger.exception("what is called when a message of topic %s is settled failed", self.topic)
 
     def _tell(self, future: Sent) -> None:
+        """Once, whichever thread comes first."""
+        if self._watched.pop(future.row, None) is None:
+            return
         outcome = self.outcome(future.row)
         if isinstance(outcome, Failure):
             future.set_exception(outcome.told(self.topic, future.row))
         else:
             future.set_result(outcome)
+
+
+def _is_held(future: Sent) -> bool:
+    """Whether a thread is amid what Python waits with, maybe where a signal's handler closes the producer, and waits."""
+    is_free = future._condition.acquire(blocking=False)
+    if is_free:
+        future._condition.release()
+    return not is_free or bool(future._waiters)
 
 
 def already_stored(topic: str) -> Sent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+from collections.abc import Callable
 from concurrent.futures import _base
 from functools import partial
 
@@ -14,6 +15,7 @@ from store import (
     MessageStore,
     Producer,
 )
+from store.client.producer_future import Sent
 from tests.interrupts import at_every_place, interrupted_at
 from tests.waiting import PATIENCE, until
 
@@ -64,15 +66,40 @@ def test_one_future_in_several_threads(store: MessageStore) -> None:
             assert all(each.result(PATIENCE).done == {future} for each in told)
 
 
-@pytest.mark.parametrize("verb", ["result", "exception", "done"])
-def test_a_signals_handler_closes_its_producer_amid(store: MessageStore, verb: str) -> None:
+def test_two_threads_wait_for_some_of_the_same_futures(store: MessageStore) -> None:
+    """Who waits holds all of its futures as it begins to, and must not need one that another holds."""
+    with Producer(store, linger=60) as producer:
+        first, second, third = (producer.send("u", str(number)) for number in range(3))
+        with _base._AcquireFutures([first, second]):  # type: ignore[attr-defined]
+            flushing = threading.Thread(target=producer.flush)
+            flushing.start()
+            until(first.done)
+            other = threading.Thread(target=concurrent.futures.wait, args=([third],), daemon=True)
+            other.start()
+            other.join(PATIENCE)
+            assert not other.is_alive()
+        flushing.join()
+        assert concurrent.futures.wait([first, second], PATIENCE).done == {first, second}
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda future: future.result(PATIENCE),
+        lambda future: future.exception(PATIENCE),
+        lambda future: future.done(),
+        lambda future: future.add_done_callback(lambda found: None),
+        lambda future: list(concurrent.futures.as_completed([future])),
+    ],
+    ids=["result", "exception", "done", "add_done_callback", "as_completed"],
+)
+def test_a_signals_handler_closes_its_producer_amid(store: MessageStore, verb: Callable[[Sent], object]) -> None:
     """Also in the middle of what Python itself waits with."""
-    arguments = () if verb == "done" else (PATIENCE,)
 
     def close_at(place: int) -> int:
         with Producer(store.path) as producer:
             future = producer.send("u", b"x")
-            ask = partial(getattr(future, verb), *arguments)
+            ask = partial(verb, future)
             return interrupted_at(place, ask, producer.close, also=[threading.__file__, _base.__file__])
 
     at_every_place(close_at)
