@@ -30,6 +30,7 @@ from store.format.layout import (
     segment_name,
     struct_of,
 )
+from store.format.topic_names import needs_no_entry
 from store.index.index import Index
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
@@ -185,10 +186,11 @@ class QueueEnds:
     ) -> bool:
         """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
 
-        A topic that is none any more was deleted by a broker. deleted: as `ranges_of` takes it. announced: up to which
-        log offset an append was under way that died, `end` without one: then there is nothing behind either, but in
-        the queues that it names, in which `Appender.repair` undoes it, or in all where they cannot be told. In files
-        that are newer than the log there is. None: there may be in all queues, for a recovery cuts them off.
+        A topic that is none any more was deleted by a broker, if that lists it. deleted: as `ranges_of` takes it.
+        announced: up to which log offset an append was under way that died, `end` without one: then there is nothing
+        behind either, but in the queues that it names, in which `Appender.repair` undoes it, or in all where they
+        cannot be told. In files that are newer than the log there is. None: there may be in all queues, for a recovery
+        cuts them off.
         filed_anew: what the index has behind its `trusted` files need not be there.
         """
         appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
@@ -196,7 +198,8 @@ class QueueEnds:
             return False
         dead = None if announced is None else ranges_of(log, end, announced)
         self._merge({name: stop for name, (_, stop) in appended.items()})
-        folders = {name: _folder(root, name) for name in self.of if name[0] in topics}
+        there = (name for name in self.of if name[0] in topics or needs_no_entry(name[0]))
+        folders = {name: _folder(root, name) for name in there}
 
         def is_last(name: QueueName) -> bool:
             return dead is not None and name not in dead

@@ -152,3 +152,15 @@ def test_a_light_queue_that_lost_its_first_file_is_told_and_made_anew(tmp_path: 
         assert store.offsets(*light) == before == (0, 11)
         assert list(store.scan(*light, *before)) == expected
     assert verify(path).findings == []
+
+
+def test_a_light_queue_of_which_all_is_lost_is_made_anew(tmp_path: Path) -> None:
+    """No table lists it."""
+    path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
+    shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
+    with MessageStore.open(path, config=MULTI) as store:
+        expected = list(store.scan(*light, 0, 11))
+    shutil.rmtree(path / "consumequeue" / light.topic)
+    with MessageStore.open(path) as store:
+        assert list(store.scan(*light, 0, 11)) == expected
+    assert verify(path).findings == []
