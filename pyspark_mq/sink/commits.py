@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.errors import CommitError
@@ -40,7 +41,7 @@ from store.any_log import Bounds, Fingerprint, LogWriter, Queue, QueueRange, Rea
 from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
 from store.format import compute as pc
-from store.format.arrays import constant, texts
+from store.format.arrays import arrow, constant, texts
 from store.format.topic_names import COMMITS_TOPIC
 from store.read.filters import EVERYTHING
 
@@ -234,9 +235,12 @@ class Commits:
         self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
-        """What is to be appended to COMMITS_TOPIC, together with the rows of a batch."""
+        """What is to be appended to COMMITS_TOPIC, together with the rows of a batch: where `_RECORDS` are, however many
+        queues somebody made.
+        """
         body = json.dumps({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())})
-        return pa.RecordBatch.from_arrays([texts([body]), texts([self._query])], ["body", "keys"])
+        columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
+        return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
     def end(self, batch: Batch) -> None:
         """Note that a batch was written, and flushed; or has no rows. Raises `CommitError`."""

@@ -88,6 +88,13 @@ def test_killed_after_each_step(store: MessageStore, until: str, written: bool) 
     assert not has(store, 3)
 
 
+def test_records_are_found_where_the_topic_was_made_with_more_queues(store: MessageStore) -> None:
+    store.create_topic(COMMITS_TOPIC, 3)
+    for number in range(3):
+        write(store, number, until="append")
+        assert has(store, number)
+
+
 @pytest.mark.parametrize("until", ["begin", "append", "end"])
 def test_an_old_checkpoint_is_refused(store: MessageStore, until: str) -> None:
     write(store, 0)
