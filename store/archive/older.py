@@ -11,6 +11,7 @@ from store.any_log import Bounds, MessageFilter, Queue, QueueRange, ReadSpec
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.archive.of_store import StoreArchive
+from store.errors import MessageTooLarge
 from store.files.config import StoreConfig
 from store.format.layout import CQ_ENTRY
 from store.format.stored_message import StoredMessage
@@ -52,13 +53,18 @@ class Older:
         examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
         found: list[StoredMessage] = []
         taken, next_begin = 0, offset
-        for message in self._archive.messages(QueueRange(*queue, offset, min(ours.min_offset, offset + examined))):
-            taken += len(message.body)
-            if found and (len(found) >= most or taken > config.maxTransferBytesOnMessageInMemory):
-                break
-            next_begin += 1
-            if message_filter.match(message.tags, message.properties):
-                found.append(message)
+        wanted = QueueRange(*queue, offset, min(ours.min_offset, offset + examined))
+        try:
+            for message in self._archive.messages(wanted):
+                taken += len(message.body)
+                if found and (len(found) >= most or taken > config.maxTransferBytesOnMessageInMemory):
+                    break
+                next_begin += 1
+                if message_filter.match(message.tags, message.properties):
+                    found.append(message)
+        except MessageTooLarge:
+            if next_begin == offset:  # or else the next call says it
+                raise
         status = GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE
         return GetResult(status, next_begin, first, ours.max_offset, found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,13 +19,23 @@ from store import (
     ConsumerConfig,
     GetStatus,
     Message,
+    MessageStore,
+    MessageTooLarge,
     NoArchive,
+    StoreConfig,
     UnknownTopic,
     message_filter,
 )
 from store.any_log import Boundary, Queue, QueueRange, ReadSpec
 from store.broker.deletion import delete_topic
-from store.format.layout import ARCHIVED_FILE, CONF_FILE
+from store.format.layout import (
+    ARCHIVED_FILE,
+    CONF_FILE,
+    RECORD_HEADER,
+    SYS_COMPRESSED,
+    field_offset,
+    segment_name,
+)
 from store.read.filters import EVERYTHING
 from store.through import ThroughAddress, ThroughLog, address_at
 from tests.filled import Filled
@@ -196,6 +207,26 @@ def test_get_message(shortened: Filled) -> None:
     assert none.next_begin_offset > 0
     records = store.get_message("readers", *ORDERS, 0, as_records=True)
     assert (records.status, records.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
+
+
+def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path: Path) -> None:
+    """Whoever gets on behind the first one, as `get_message` says, passed over them."""
+    with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=1 << 20)) as store:
+        store.create_topic("t", 1)
+        bomb = zlib.compress(bytes((64 << 20) + 1))
+        put = store.put_many([Message("t", body) for body in (b"a", b"b", bomb, b"c")])
+        with (tmp_path / "mq/commitlog" / segment_name(0)).open("r+b") as file:
+            file.seek(put[2].physical_offset + field_offset(RECORD_HEADER, "sys_flag"))
+            file.write(SYS_COMPRESSED.to_bytes(4, "big"))
+        store.put_many([Message("t", bytes(600_000))] * 3)
+        store.archive(str(tmp_path / "archive"))
+        assert store.clean(forced=True).log
+        assert store.min_offset("t", 0) >= 4
+        for offset, bodies, next_begin in ((0, [b"a", b"b"], 2), (1, [b"b"], 2), (3, [b"c"], 4)):
+            got = store.get_message("g", "t", 0, offset, 4 - offset)
+            assert ([each.body for each in got.messages], got.next_begin_offset) == (bodies, next_begin)
+        with pytest.raises(MessageTooLarge):
+            store.get_message("g", "t", 0, 2)
 
 
 def test_a_consumer_begins_with_what_only_the_archive_has(shortened: Filled) -> None:
