@@ -17,13 +17,14 @@ from store.archive.key_index import Items, KeyIndex
 from store.errors import InvalidMessageId
 from store.format import compute as pc
 from store.format.arrays import constant, numbers
+from store.format.entering import keys_of
 from store.format.key_hashes import key_hash
 from store.format.layout import ARCHIVE_INDEX_ITEM
 from store.format.stored_message import StoredMessage, decode_record
 from store.index.index import END_OF_TIME
 from store.read.filters import EVERYTHING
 from store.read.narrowing import joined
-from store.read.query import has_key, offset_of_id
+from store.read.query import offset_of_id
 from store.read.scan import scan_queue
 
 _MOST_FOUND = 1000  # a key that is so common is read sooner than looked up
@@ -100,7 +101,7 @@ class Finding:
         found: dict[tuple[str, int, int], StoredMessage] = {}  # in a light queue they are of several topics
         for message in self._messages(there, key, begin, end):
             is_wanted = message.queue_offset < before.get(Queue(message.topic, message.queue_id), END_OF_TIME)
-            if is_wanted and has_key(message, key) and begin <= message.store_timestamp <= end:
+            if is_wanted and key in keys_of(message.properties) and begin <= message.store_timestamp <= end:
                 found[message[:3]] = message
                 if len(found) == most:
                     break
@@ -161,7 +162,7 @@ def _with_key(it: FlatQueue, start: int, stop: int, key: str) -> Iterator[Stored
             for offset in (start + np.flatnonzero(numbers(_may_have(batch, key)))).tolist():
                 at, size, _ = it.entries.entries(offset, offset + 1)[0].item()
                 message = decode_record(it.log.read(at, size), f"{it.queue}, offset {offset}")
-                if has_key(message, key):
+                if key in keys_of(message.properties):
                     yield message
             start += len(batch)
 

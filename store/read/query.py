@@ -9,15 +9,12 @@ import numpy as np
 
 from store.any_log import Boundary
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
-from store.format.entering import Entry
+from store.format.entering import Entry, keys_of
 from store.format.layout import (
     CQ_ENTRY,
     IPV4_BYTES,
     IPV6_BYTES,
-    KEY_SEPARATOR,
     MIN_RECORD_BYTES,
-    PROPERTY_KEYS,
-    PROPERTY_UNIQ_KEY,
     RECORD_HEADER,
     SYS_INNER_BATCH,
     SYS_TRANSACTION_MASK,
@@ -153,7 +150,7 @@ def messages_with_key(
     offsets = index.candidates(topic, key, begin, end, LONG_MAX if times_from is None else times_from)
     for message in _messages(log, offsets, confirm_offset):
         is_in_time = begin <= message.store_timestamp <= end
-        if message.topic == topic and has_key(message, key) and is_in_time and has(message):
+        if message.topic == topic and key in keys_of(message.properties) and is_in_time and has(message):
             found[message.physical_offset] = message
             if len(found) == max_messages:
                 break
@@ -169,11 +166,6 @@ def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> It
         except OffsetLost:
             if offset >= log.min_offset():  # not by retention
                 raise
-
-
-def has_key(message: StoredMessage, key: str) -> bool:
-    keys = message.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR)
-    return key == message.properties.get(PROPERTY_UNIQ_KEY) or key in keys
 
 
 def offset_by_time(

@@ -11,6 +11,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.any_log import Boundary, QueueRange
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -66,6 +67,16 @@ def test_by_key(golden: Golden) -> None:
             assert golden.with_key(row, key) == holders
             assert golden.with_key(row, key, max_messages=1) == holders[-1:]
             assert golden.with_key({**row, "topic": "other"}, key) == []
+
+
+def test_no_message_has_an_empty_key(tmp_path: Path) -> None:
+    """Also where the hash of a key that it has is that of an empty one."""
+    assert key_hash("t", "elkfp2B") == key_hash("t", "")
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"x", properties={"UNIQ_KEY": "elkfp2B"}))
+        assert [message.body for message in store.query("t", "elkfp2B")] == [b"x"]
+        assert store.query("t", "") == []
 
 
 def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
