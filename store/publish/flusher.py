@@ -111,13 +111,10 @@ class Flusher:
         """Take turns in the background, from now on. attend: called now, and at each turn."""
         attend()
         self._attend = attend
-        self._go_on()
+        self.appending()
 
     def appending(self) -> None:
         """Flush from now on, if it does no more because of an error."""
-        self._go_on()
-
-    def _go_on(self) -> None:
         if self._is_running:  # as a rule
             return
         with self._starting:

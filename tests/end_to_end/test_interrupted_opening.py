@@ -95,9 +95,9 @@ def test_opening_is_interrupted_as_its_threads_begin(tmp_path: Path) -> None:
     def open_and_close() -> None:
         MessageStore.open(tmp_path).close()
 
-    for place in range(1, interrupted_at(-1, open_and_close, function="_go_on") + 1):
+    for place in range(1, interrupted_at(-1, open_and_close, function="appending") + 1):
         with pytest.raises(Interrupt):
-            interrupted_at(place, open_and_close, function="_go_on")
+            interrupted_at(place, open_and_close, function="appending")
         until(lambda: set(threading.enumerate()) <= before)
         assert is_free(tmp_path, 0)
 
