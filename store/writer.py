@@ -218,10 +218,8 @@ class Writer:
         self._topics.known(topic)
         self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
         # Whom a memory misleads must find what was deleted in the table: a writer's, or that of the file of ends.
-        noted, forgotten_to = (
-            QueueEnds.read(self._directory.root),
-            self._log.min_offset() if self._lock.is_last() else 0,
-        )
+        noted = QueueEnds.read(self._directory.root)
+        forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
         self._deletion.delete(topic, min(forgotten_to, noted.at - 1) if noted else forgotten_to, forget)
 
     def begin_log_at(self, offset: int) -> None:

@@ -57,7 +57,6 @@ class ConsumeQueue:
         self._least_end = least_end
         self._found_end = 0  # the end found last: where the next search begins
         self._found_first = 0  # the first found last, likewise
-        self._files_end = 0  # byte after the last file that `check` found
 
     def __str__(self) -> str:
         return str(self._segments.directory)
@@ -83,7 +82,6 @@ class ConsumeQueue:
     def check(self) -> int:
         """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
         starts = self._segments.check(MAKE_ANEW)
-        self._files_end = starts[-1] + self._segments.size if starts else 0
         return starts[0] // CQ_ENTRY.itemsize if starts else 0
 
     def max_offset(self, confirm_offset: int) -> int:
@@ -146,7 +144,7 @@ class ConsumeQueue:
         """
         found = self._any_counts(end + 1, self.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
-        while is_first and not found and (left := self._left_behind(at)) is not None:
+        while is_first and not found and (left := self.stale(at)) is not None:
             at = left + _LEFT_AT_ONCE
             found = self._any_counts(left, self.entries_left(left, at).tolist(), confirm_offset)
         if found and not self._counts(end, confirm_offset):
@@ -317,11 +315,6 @@ class ConsumeQueue:
             found = self._segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self._segments.size)
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
-
-    def _left_behind(self, index: int) -> int | None:
-        """`stale`, by the files that `check` found."""
-        found = self._segments.first_not_zero(index * CQ_ENTRY.itemsize, self._files_end)
-        return None if found is None else found // CQ_ENTRY.itemsize
 
     def flush(self, start: int, end: int) -> None:
         """Bring entries [start, end) to the device."""
