@@ -144,8 +144,8 @@ def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
     return CorruptRecord(
-        f"{HALF_TOPIC}, queue offset {message.queue_offset}: properties of a half message are damaged, for they name no "
-        f"producer group, or two transactions: {said}"
+        f"{HALF_TOPIC}, queue offset {message.queue_offset}: properties of a half message are damaged, for they name "
+        f"no producer group, or two transactions: {said}"
     )
 
 

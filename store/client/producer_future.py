@@ -168,7 +168,7 @@ class Lot:
 
 
 def _is_held(future: Sent) -> bool:
-    """Whether a thread is amid what Python waits with, maybe where a signal's handler closes the producer, and waits."""
+    """Whether a thread is amid what Python waits with, maybe where a signal's handler closes the producer."""
     is_free = future._condition.acquire(blocking=False)
     if is_free:
         future._condition.release()
