@@ -143,17 +143,8 @@ class Consumer(Opened):
             filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
         max_bytes = min(BATCH_BYTES, config.pull_threshold_size_for_queue * _MIB)
         figures = self._figures
-        pullers = {
-            topic: Puller(
-                self._log,
-                each,
-                queues,
-                max_bytes,
-                figures.of(DELIVERED, topic, group.name),
-                figures.of(HELD, topic, group.name),
-            )
-            for topic, each in filters.items()
-        }
+        told = {topic: [figures.of(name, topic, group.name) for name in (DELIVERED, HELD)] for topic in filters}
+        pullers = {topic: Puller(self._log, each, queues, max_bytes, *told[topic]) for topic, each in filters.items()}
         self._pullers = list(pullers.values())
         self._rebalancer = Rebalancer(
             self._log,
@@ -175,6 +166,7 @@ class Consumer(Opened):
             calling = partial(consume, queues, self._service, listener, group.name, most, figures)
             self._workers = [self._thread(calling) for _ in range(config.consume_thread_max)]
         try:
+            self._rebalance_by(self._rebalancer.step)  # here: a new group gets what is put once this is made
             for thread in (*self._threads, *self._workers):
                 thread.start()
         except BaseException:  # no more threads, an interrupt: nobody has this, to close it
@@ -331,8 +323,10 @@ class Consumer(Opened):
     def _rebalance(self) -> None:
         while not self._over.is_set:
             self._rebalance_by(self._rebalancer.step)
+            self._rebalancer.wait()
         while any(worker.is_alive() for worker in self._workers):  # nobody else may have what is in hand, however long
             self._rebalance_by(self._rebalancer.renew)
+            self._rebalancer.wait()
 
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:
@@ -341,7 +335,6 @@ class Consumer(Opened):
             # What is consumed here is its own for a while yet.
             _logger.warning("%s: tried again: %s", self._what, error)
         self._figures.write()
-        self._rebalancer.wait()
 
     def _end(self) -> None:
         self._queues.close()

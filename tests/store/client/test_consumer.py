@@ -136,6 +136,13 @@ def test_where_a_group_begins(store: MessageStore, where: ConsumeFromWhere, expe
     assert sorted(seen.numbers) == [*range(8 - expected, 8)]
 
 
+def test_a_new_group_gets_what_is_put_once_its_consumer_is_made(store: MessageStore) -> None:
+    settings = config(consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
+    for number in range(20):
+        with Consumer(store.path, f"g{number}", "t", config=settings):
+            assert committed(store, f"g{number}") == dict.fromkeys(TOPIC, 0)
+
+
 def test_a_group_begins_at_once_in_all_queues_of_a_topic(store: MessageStore) -> None:
     """Also where its members divide them before anybody has read."""
     put(store, range(8))
