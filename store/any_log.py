@@ -206,6 +206,10 @@ class Held(Protocol):
 class Log(Protocol):
     """A log, open to be read, in one process. A context manager: leaving it closes it. Threads may share it."""
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether `physicalOffset` tells in which order messages of different queues were appended."""
+
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
         """Topic to its queues, in order, as it stands now."""
 

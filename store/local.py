@@ -61,6 +61,8 @@ class LocalAddress:
 class LocalLog:
     """A `Log`. The store is this one's from now on."""
 
+    is_ordered = True
+
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 

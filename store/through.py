@@ -87,6 +87,8 @@ class ThroughLog(LocalLog):
     """A `Log`. The store is this one's from now on. Its archive is asked for what the store has no longer, and for
     nothing while that has all."""
 
+    is_ordered = False  # each archived queue has a log of its own
+
     def __init__(self, store: MessageStore, archive: StoreArchive) -> None:
         super().__init__(store)
         self._of_store = archive

@@ -11,7 +11,6 @@ from typing import Any
 from pyspark_mq.cli.places import bounds_of
 from store import OffsetNotYet
 from store.any_log import Fingerprints, Log, MessageFilter, Positions, QueueRange, ReadSpec
-from store.local import LocalLog
 
 # An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
 # broker has in its log, but not yet in its queues; and whether somebody still reads what is printed.
@@ -76,8 +75,8 @@ def follow(log: Log, topic: str, begin: Positions, queue: int | None, spec: Read
 
 
 def _order(log: Log) -> Callable[[Row], Any]:
-    """What tells the order of messages of several queues: archived ones, and brokers, have logs of their own."""
-    return _BY_LOG if type(log) is LocalLog else _by_time
+    """What tells the order of messages of several queues."""
+    return _BY_LOG if log.is_ordered else _by_time
 
 
 def _by_time(row: Row) -> tuple[datetime, int]:

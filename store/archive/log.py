@@ -89,6 +89,8 @@ class ArchiveAddress:
 class ArchiveLog:
     """A `Log`. What it says of now is what the metadata says, read anew each time."""
 
+    is_ordered = False  # each queue has a log of its own
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._queues: tuple[Catalog | None, dict[Queue, FlatQueue]] = (None, {})

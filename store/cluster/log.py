@@ -40,6 +40,8 @@ _logger = logging.getLogger("store")
 class ClusterLog:
     """A `Log`. It cannot tell how large messages are before they are read, nor which one stands where."""
 
+    is_ordered = False  # each broker has a log of its own
+
     def __init__(self, address: NameServers) -> None:
         self._address = address
         self._brokers = Brokers(address)

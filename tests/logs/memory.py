@@ -134,6 +134,8 @@ class MemoryAddress:
 class MemoryLog:
     """It cannot tell sizes, nor which message stands where, and knows no groups."""
 
+    is_ordered = True
+
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
