@@ -54,7 +54,7 @@ _ByQueue = dict[tuple[str, Queue], _Told]  # by group and queue
 
 
 class Pulling:
-    """Translates pulls, and holds those that find nothing. All but its making happens in the loop's thread."""
+    """Translates pulls, and holds those that find nothing. In the loop's thread, unless a verb says otherwise."""
 
     def __init__(
         self,
@@ -96,6 +96,15 @@ class Pulling:
             held, waits = held_by.popitem()
             self._forget(waits)
             self._hold.cancel(held)
+
+    def is_outdated(self, connection: Connection, group: str, queue: Queue, offset: int) -> bool:
+        """Whether a client that says this offset read a topic that was deleted, or was told to go back and has not read
+        there yet. From any thread."""
+        told = self._told.get(connection, {}).get((group, queue))
+        if told is None:
+            return False
+        asked, begin = told.offsets
+        return told.born != self._topics.born(queue.topic) or begin < min(asked, offset)
 
     def look(self) -> None:
         """Answer who waits in a topic that was deleted: to be called now and then, in the loop's thread."""

@@ -85,7 +85,7 @@ class Serving:
             clients,
             locks,
             retries,
-            Offsets(store, offsets, older),
+            Offsets(store, offsets, older, pulling),
             ServedTopics(store, broker, offsets, older),
             Progress(store, broker, clients, offsets, older),
             ServedGroups(store, broker, clients, offsets, older),

@@ -145,6 +145,31 @@ def test_a_topic_that_is_made_anew(broker: Broker, store: MessageStore, how: str
     assert broker.pull(count).result().code == ResponseCode.PULL_NOT_FOUND
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_how_far_a_topic_was_read_says_nothing_of_another_one(
+    broker: Broker, store: MessageStore, is_told: bool
+) -> None:
+    """As where a client leaves before it learns of it, or says it once more while it begins anew."""
+
+    def commit(offset: int) -> tuple[str | None, int]:
+        answer = broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, offset))
+        assert answer.code == ResponseCode.SUCCESS
+        committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
+        return answer.remark, Offset.of(committed.fields).offset
+
+    put(store, 3)
+    assert broker.pull(0).result().code == ResponseCode.SUCCESS
+    assert commit(3) == (None, 3)
+    delete_topic(store.path, "orders")
+    store.create_topic("orders", 2)
+    put(store, 8)
+    if is_told:
+        assert broker.pull(3).result().code == ResponseCode.PULL_OFFSET_MOVED
+    assert commit(3) == ("not set: 3 is of another orders/0 than there is now", 0)
+    assert broker.pull(0).result().code == ResponseCode.SUCCESS
+    assert commit(3) == (None, 3)
+
+
 def test_who_did_not_read_the_old_topic_there_reads_the_new_one_where_it_asks(
     broker: Broker, store: MessageStore
 ) -> None:
