@@ -235,8 +235,9 @@ class Commits:
         self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
-        """What is to be appended to COMMITS_TOPIC, together with the rows of a batch: where `_RECORDS` are, however many
-        queues somebody made.
+        """What is to be appended to COMMITS_TOPIC, together with the rows of a batch.
+
+        Where `_RECORDS` are, however many queues somebody made.
         """
         body = json.dumps({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())})
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
