@@ -19,10 +19,7 @@ _URL = re.compile(r"(?P<scheme>([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-
 _SECRET = re.compile(r"(?<=://)[^/@]*@")  # a user, or a key, and its password
 _EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme to our extra; others have packages of their own
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", "memory"}  # whose puts are, whatever they do to rename
-_NO_CACHE: dict[str, dict[str, Any]] = {
-    "sftp": {},
-    "ssh": {},
-}  # which keep no listings, and take the word for an option of ssh
+_WITHOUT_LISTINGS = {"sftp", "ssh"}  # which keep none, and take the word for an option of ssh
 _PART, _NEW = ".part", ".new"  # behind the name of what is being written, and of what is about to have it
 _TRIES = 3
 
@@ -320,7 +317,8 @@ def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     scheme = url.partition("://")[0].lower()
     shown = without_secrets(url)
     try:
-        files, root = fsspec.url_to_fs(url, **{**_NO_CACHE.get(scheme, {"use_listings_cache": False}), **options})
+        listings = {} if scheme in _WITHOUT_LISTINGS else {"use_listings_cache": False}
+        files, root = fsspec.url_to_fs(url, **{**listings, **options})
     except ImportError as error:
         extra = f"pip install 'pyspark-mq[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else f"install it: {error}"
         raise ArchiveUnavailable(f"{shown}: what reads {scheme}:// is not installed; {extra}") from error
