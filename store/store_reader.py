@@ -123,7 +123,7 @@ class StoreReader(Opened):
     ) -> GetResult:
         """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
 
-        `group` names the consumer group, for the day's statistics only. An unknown topic or queue answers
+        `group` is RocketMQ's first argument, and changes nothing here. An unknown topic or queue answers
         NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, `CorruptSegment`, `OffsetLost` where a file is gone
         that retention did not take, and `MessageTooLarge` for a first message whose body becomes larger than
         `maxDecompressedMessageSize`; the next one is at `offset + 1`.

@@ -207,8 +207,9 @@ class Block:
         return self._properties.value(name)
 
     def moved(self, to: int, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, as they stand in another log from offset `to` on, see `RecordView`."""
-        return self._records.moved(to, with_proofs=with_proofs)
+        """The records back to back, uint8, as they stand in another log from `to` on, see `RecordView.naming`."""
+        sizes = self._records.sizes
+        return self._records.naming(to + np.cumsum(sizes) - sizes, with_proofs=with_proofs)
 
     def naming(self, physical_offsets: Ints) -> Bytes:
         """The records back to back, uint8, each with another log offset, shape (n,)."""

@@ -162,16 +162,12 @@ class RecordView:
         """Encoded properties, length n; all records must be sound, their topics expected or measured."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
-    def moved(self, to: int, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, as they stand in another log from offset `to` on.
+    def naming(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
+        """The records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits. All must be
+        sound, their topics expected or measured.
 
         with_proofs: without it they do not say from which offset of the other log they were delivered.
         """
-        return self.naming(to + np.cumsum(self.sizes) - self.sizes, with_proofs=with_proofs)
-
-    def naming(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits. All must be
-        sound, their topics expected or measured."""
         data, bounds = flat(self.slices(self.positions, self.sizes))
         data = data.copy()
         starts, ends = bounds[:-1], bounds[1:]
