@@ -171,7 +171,7 @@ class _Checker(threading.Thread):
             try:
                 if self._turn.take():
                     self._transactions.check(self._decide, *self._limits)
-                    rest = self._interval
+                    rest, told = self._interval, ""
                 else:
                     rest = min(self._interval, _TAKE_OVER_SECONDS)
                     if time.monotonic() >= next_check:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,18 @@ from store import (
     MessageStore,
     Outcome,
     StoreClosed,
+    StoreConfig,
     StoredMessage,
     StoreForked,
     TransactionEnded,
     TransactionProducer,
     UnknownTopic,
 )
+from store.broker.transactions import Transactions
+from store.publish.locks import among_groups
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 GROUP = "sellers"
 
@@ -145,6 +149,26 @@ def test_one_that_others_decided_about(store: MessageStore) -> None:
         with pytest.raises(TransactionEnded):
             producer.send(Message("orders", b"slow"), execute)
         assert bodies(store) == [b"slow"]
+
+
+def test_each_time_that_nobody_can_be_asked_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[object] = []
+
+    def check(message: StoredMessage) -> Outcome:
+        asked.append(message)
+        return Outcome.UNKNOWN
+
+    def is_told(times: int) -> bool:
+        return caplog.text.count("asked again in") == times
+
+    with MessageStore.open(tmp_path, config=StoreConfig(lockTimeoutMillis=10)) as store:
+        store.create_topic("orders", 1)
+        Transactions(store, GROUP).prepare([Message("orders", b"order")])
+        with TransactionProducer(store, GROUP, check, check_interval=0.01, immunity=0.0, max_checks=1 << 30):
+            for times in (1, 2):
+                among_groups(tmp_path, PATIENCE, partial(until, partial(is_told, times)))
+                asked.clear()
+                until(lambda: len(asked) > 2)
 
 
 SELLER = """
