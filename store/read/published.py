@@ -174,10 +174,7 @@ class PublishedQueues:
 
     def ever_put(self, topic: str) -> int:
         """How many messages a topic ever had, those that are gone included. Raises `UnknownTopic`."""
-        confirm_offset = self._end.confirm_offset
-        return sum(
-            self._queues.of(topic, number).max_offset(confirm_offset) for number in range(self._topics.known(topic))
-        )
+        return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
 
 def _must_be_newer(queue: ConsumeQueue, offset: int, born: int) -> None:

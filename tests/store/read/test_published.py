@@ -184,3 +184,24 @@ def test_a_topic_that_is_deleted_amid_a_get(
         found = reader.get_message("g", "t", 0, 25)
         status = GetStatus.OFFSET_OVERFLOW_BADLY if made_anew else GetStatus.NO_MESSAGE_IN_QUEUE
         assert (found.status, found.next_begin_offset) == (status, made_anew or 0)
+
+
+def test_who_chooses_a_queue_while_the_topic_goes_hears_of_that_and_of_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows how many entries the queue had when it came."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"old"))
+    with MessageStore.open(tmp_path) as store:
+        check = ConsumeQueue.check
+
+        def deleted_meanwhile(queue: ConsumeQueue) -> int:
+            monkeypatch.undo()
+            first = check(queue)
+            delete_topic(tmp_path, "t")
+            return first
+
+        monkeypatch.setattr(ConsumeQueue, "check", deleted_meanwhile)
+        with pytest.raises(UnknownTopic):
+            store.put(Message("t", b"goes nowhere"))
