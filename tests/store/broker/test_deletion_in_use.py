@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreBusy, StoreConfig, UnknownTopic
@@ -17,7 +16,7 @@ from store.any_group import Subscription
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
-from store.format.layout import CQ_ENTRY, DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
+from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
 from store.local_group import LocalGroup
 from store.log.queue_ends import QueueEnds
 from store.publish.locks import among_groups
@@ -385,27 +384,3 @@ def test_ends_that_were_noted_before_a_deletion_that_retention_overtook(path: Pa
         crashed = shutil.copytree(path, tmp_path / "crashed")
     with MessageStore.open(crashed) as store:
         assert store.offsets("t", 0) == (0, 0)
-
-
-def test_who_reads_is_told_also_where_the_deletion_is_forgotten(path: Path) -> None:
-    """One that is deleted later, by who is alone, drops it from the table: the new one is no older for that."""
-    at_once, rows = 1 << 15, 33_000
-    config = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=at_once * CQ_ENTRY.itemsize)
-    with MessageStore.open(path, config=config) as store:
-        for topic in ("t", "u", "v"):
-            store.create_topic(topic, 1)
-        store.append_table("t", pa.table({"body": ["old"] * rows}))
-        with MessageStore.open(path, read_only=True) as reader:
-            batches = reader.scan("t", 0, 0, rows, ("queueOffset",))
-            while next(batches)["queueOffset"][-1].as_py() != at_once - 1:
-                pass
-            store.delete_topic("t", lambda: None)
-            store.append_table("u", pa.table({"body": ["x" * 500] * 5_000}))
-            while store.clean(forced=True).log:
-                pass
-            store.delete_topic("v", lambda: None)
-            store.create_topic("t", 1)
-            store.append_table("t", pa.table({"body": ["new"] * rows}))
-            assert reader.offsets("t", 0) == (0, rows)
-            with pytest.raises(UnknownTopic, match="deleted meanwhile"):
-                next(batches)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from store import (
@@ -22,7 +23,7 @@ from store import (
 from store.any_log import QueueRange
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
-from store.format.layout import CONSUME_QUEUE_DIR, segment_name
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, segment_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
@@ -205,3 +206,27 @@ def test_who_chooses_a_queue_while_the_topic_goes_hears_of_that_and_of_no_damage
         monkeypatch.setattr(ConsumeQueue, "check", deleted_meanwhile)
         with pytest.raises(UnknownTopic):
             store.put(Message("t", b"goes nowhere"))
+
+
+def test_who_reads_is_told_also_where_the_deletion_is_forgotten(tmp_path: Path) -> None:
+    """One that is deleted later, by who is alone, drops it from the table: the new one is no older for that."""
+    at_once, rows = 1 << 15, 33_000
+    config = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=at_once * CQ_ENTRY.itemsize)
+    with MessageStore.open(tmp_path, config=config) as store:
+        for topic in ("t", "u", "v"):
+            store.create_topic(topic, 1)
+        store.append_table("t", pa.table({"body": ["old"] * rows}))
+        with MessageStore.open(tmp_path, read_only=True) as reader:
+            batches = reader.scan("t", 0, 0, rows, ("queueOffset",))
+            while next(batches)["queueOffset"][-1].as_py() != at_once - 1:
+                pass
+            store.delete_topic("t", lambda: None)
+            store.append_table("u", pa.table({"body": ["x" * 500] * 5_000}))
+            while store.clean(forced=True).log:
+                pass
+            store.delete_topic("v", lambda: None)
+            store.create_topic("t", 1)
+            store.append_table("t", pa.table({"body": ["new"] * rows}))
+            assert reader.offsets("t", 0) == (0, rows)
+            with pytest.raises(UnknownTopic, match="deleted meanwhile"):
+                next(batches)
