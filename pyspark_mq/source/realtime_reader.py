@@ -138,8 +138,8 @@ class RealTimeStreamReader(MqStreamReader):
         return LedgerError(
             f"{self._ledger}: {why}no record of task {task} of real-time batch {epoch.epoch}, which is committed; "
             "without it nobody knows what that batch read. A foreachBatch that did not take all rows leaves none; else "
-            "restore the directory or the bucket, or point ledgerPath to it. To go on without it use a new checkpoint and "
-            "startingOffsets "
+            "restore the directory or the bucket, or point ledgerPath to it. To go on without it use a new checkpoint "
+            "and startingOffsets "
             f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages come once more"
         )
 
