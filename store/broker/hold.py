@@ -19,8 +19,7 @@ from store.files.opened import Opened
 from store.publish.watch import POLL_SECONDS, Watch
 from store.read.arrivals import Arrival
 
-CHECK_SECONDS = 5.0  # with longPollingEnable
-SHORT_POLLING_SECONDS = 1.0  # shortPollingTimeMills
+CHECK_SECONDS = 5.0
 _NEVER = float("inf")
 # Between two looks that find nothing for anybody, twice as long each time: a busy stream of other messages must not
 # keep a core busy, and a message behind one other must not be kept waiting.
@@ -74,19 +73,16 @@ class PullRequestHoldService(Opened):
     One thread waits for all of them, on the kernel's notification of the store's published end; it is started by
     the first request. Arrivals are noticed whichever process appends. An arrival with another tag wakes nobody.
     As in RocketMQ, every `CHECK_SECONDS` each request that lies behind its queue's end is woken whether its
-    filter matches or not, so that its reader gets on; without long polling that check, every
-    `SHORT_POLLING_SECONDS`, is all there is.
+    filter matches or not, so that its reader gets on.
 
     The store stays the caller's; closing it stops this. Time is monotonic: a clock that is set does not matter. As its
     store, it belongs to the process that made it: in one that is forked from it every verb raises `StoreForked`, and
     `stop` does nothing.
     """
 
-    def __init__(self, store: MessageStore, *, long_polling: bool = True) -> None:
+    def __init__(self, store: MessageStore) -> None:
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
         self._store = store
-        self._long_polling = long_polling
-        self._check_seconds = CHECK_SECONDS if long_polling else SHORT_POLLING_SECONDS
         self._stopping = False
         self._lock = threading.RLock()  # a signal's handler may stop this amid any verb
         self._held: dict[QueueName, set[HeldRequest]] = {}
@@ -122,7 +118,7 @@ class PullRequestHoldService(Opened):
         # Now the thread notices what arrives; this call, what did before, whatever the timeout.
         if self._stopping:
             self._wake(request, Wake.STOPPED)
-        elif self._long_polling and self._due([request]):
+        elif self._due([request]):
             self._wake(request, Wake.ARRIVED)
         else:
             with self._lock:
@@ -192,19 +188,18 @@ class PullRequestHoldService(Opened):
             self._watch.interrupt()
 
     def _run(self, watch: Watch) -> None:
-        next_check = time.monotonic() + self._check_seconds
+        next_check = time.monotonic() + CHECK_SECONDS
         try:
             while not self._stopping:
                 rest = _NEVER
                 try:
-                    if self._long_polling:
-                        self._notice_arrivals(watch)
+                    self._notice_arrivals(watch)
                 except StoreUnavailable:  # if for longer, whoever waits reads at its deadline, and is told
                     rest = POLL_SECONDS
                 now = time.monotonic()
                 if now >= next_check:
                     self._check()
-                    next_check = now + self._check_seconds
+                    next_check = now + CHECK_SECONDS
                 if now >= self._next_expiry:
                     self._expire(now)
                 watch.wait(min(next_check - now, self._next_expiry - now, rest))
@@ -290,9 +285,9 @@ class PullRequestHoldService(Opened):
 
     def _check(self) -> None:
         """RocketMQ's `checkHoldRequest`: wake whoever lies behind the end of the queue."""
-        due = [] if self._long_polling else self._behind()
-        for request in [*due, *(passed for passed in self._all() if passed.noticed > passed.offset)]:
-            self._wake(request, Wake.CHECKED)
+        for request in self._all():
+            if request.noticed > request.offset:
+                self._wake(request, Wake.CHECKED)
 
     def _expire(self, now: float) -> None:
         for request in self._all():

@@ -39,8 +39,8 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 class Holding:
     """A service, and what it woke, in order."""
 
-    def __init__(self, store: MessageStore, *, long_polling: bool = True) -> None:
-        self.service = PullRequestHoldService(store, long_polling=long_polling)
+    def __init__(self, store: MessageStore) -> None:
+        self.service = PullRequestHoldService(store)
         self.events: Events = SimpleQueue()
 
     def hold(self, queue_id: int, offset: int, tags: str | None = None, timeout: float = LONG) -> HeldRequest:
@@ -159,15 +159,6 @@ def test_the_check_wakes_who_lies_behind(store: MessageStore, monkeypatch: pytes
         put(store, 0, "cancelled")
         assert holding.woken() == (unmatched, Wake.CHECKED)
         assert holding.service.cancel(idle)
-
-
-def test_short_polling_looks_only_now_and_then(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "SHORT_POLLING_SECONDS", 0.2)
-    holding = Holding(store, long_polling=False)
-    with holding.service:
-        request = holding.hold(0, 0)
-        put(store, 0)
-        assert holding.woken() == (request, Wake.CHECKED)
 
 
 def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding: Holding) -> None:

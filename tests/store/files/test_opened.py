@@ -49,10 +49,9 @@ def refuses(verb: Verb, closed: object, told: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("long_polling", [True, False])
-def test_a_hold_service_whose_store_is_closed(store: MessageStore, long_polling: bool) -> None:
+def test_a_hold_service_whose_store_is_closed(store: MessageStore) -> None:
     woken: list[Wake] = []
-    with PullRequestHoldService(store, long_polling=long_polling) as service:
+    with PullRequestHoldService(store) as service:
         service.hold("t", 0, 1, 600.0, lambda request, why: woken.append(why))
         store.close()
         until(lambda: woken == [Wake.STOPPED])
