@@ -102,8 +102,9 @@ class ClusterHeld:
 
     def _begin_failed(self) -> None:
         """Those whose time has come."""
-        due = [pull for when, pull in self._failed if when <= time.monotonic()]
-        self._failed = [(when, pull) for when, pull in self._failed if when > time.monotonic()]
+        now = time.monotonic()
+        due = [pull for when, pull in self._failed if when <= now]
+        self._failed = [(when, pull) for when, pull in self._failed if when > now]
         self._brokers.refresh({pull.queue.topic for pull in due})
         for pull in due:
             self._begin(pull)
