@@ -101,4 +101,3 @@ class Serialization(IntEnum):
 
 
 VERSION: Final = 479  # the ordinal of RocketMQ 5.3.3 among its versions: as which both ends speak here
-STANDARD_JSON_SINCE: Final = 401  # 4.9.4: to older clients a name server writes integer keys without quotes

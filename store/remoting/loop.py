@@ -44,10 +44,6 @@ class LoopThread:
                 if not self.loop.is_closed():
                     raise
 
-    @property
-    def is_this_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
     def stop(self) -> None:
         """End the loop and its thread; what is under way in it is cancelled."""
         self.call(self.loop.stop)
