@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from store.any_log import MessageFilter
-from store.errors import InvalidArgument
+from store.errors import InvalidArgument, OffsetLost
 from store.format.columns import COLUMNS, check_columns
 
 Ranges = dict[int, tuple[int, int]]  # queue id to queue offsets [start, end)
@@ -38,9 +38,21 @@ def ranges(store: Readable, topic: str, part: Part, begin: int | None, end: int 
     for queue, (start, stop) in found.items():
         if start > stop:
             raise InvalidArgument(f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins")
-        first = start if begin is None else min(max(start, store.offset_by_time(topic, queue, begin)), stop)
-        last = stop if end is None else max(min(stop, store.offset_by_time(topic, queue, end)), first)
+        first = start if begin is None else min(max(start, _stored_from(store, topic, queue, start, begin)), stop)
+        last = stop if end is None else max(min(stop, _stored_from(store, topic, queue, start, end)), first)
         found[queue] = first, last
+    return found
+
+
+def _stored_from(store: Readable, topic: str, queue: int, start: int, timestamp: int) -> int:
+    """Queue offset of the first message stored at `timestamp` (ms) or after. Raises `OffsetLost` where it may be one of
+    those from `start` on that the store has no longer."""
+    found = store.offset_by_time(topic, queue, timestamp)
+    if start < found <= store.offsets(topic, queue)[0]:
+        raise OffsetLost(
+            f"topic {topic!r}, queue {queue}: which messages before offset {found} were stored at {timestamp} or after "
+            "is not known here any more; begin there, or leave out the time"
+        )
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -33,6 +35,26 @@ def test_a_range_of_time(filled: Filled) -> None:
     assert offsets(store.to_arrow("orders", begin=last + 1)) == []
     assert offsets(store.to_arrow("orders", end=first)) == []
     assert len(offsets(store.to_arrow("orders", queues={0: (1, 3)}, begin=first))) == 2
+
+
+def test_a_range_of_time_begins_where_times_are_known(filled: Filled, tmp_path: Path) -> None:
+    """What only the archive has was left out, as if it were older than `begin`, or came along, whatever `end` was."""
+    store = filled.store
+    filled.put("orders", 0, 300, size=1000)
+    filled.put("orders", 0, 1)
+    (newest,) = store.scan("orders", 0, 303, 304, ["storeTimestamp"])
+    last = newest["storeTimestamp"].cast(pa.int64())[0].as_py() // 1000
+    store.archive(str(tmp_path / "archive"))
+    store.clean(forced=True)
+    first = store.min_offset("orders", 0)
+    everything = {0: (0, 304)}
+    assert len(offsets(store.to_arrow("orders", queues=everything))) == 304
+    assert offsets(store.to_arrow("orders", queues=everything, begin=last)) == [(0, 303)]
+    assert len(offsets(store.to_arrow("orders", queues=everything, end=last))) == 303
+    assert len(offsets(store.to_arrow("orders", queues={0: (first, 304)}, begin=1))) == 304 - first
+    for time in ({"begin": 1}, {"end": 1}, {"begin": 1, "end": last + 1}):
+        with pytest.raises(OffsetLost, match=f"before offset {first} were stored at 1 or after is not known here"):
+            store.to_arrow("orders", queues=everything, **time)
 
 
 def test_columns_and_their_types_without_a_message(filled: Filled) -> None:
