@@ -40,7 +40,7 @@ def address_at(path: str, archive: str | None = None, options: str = "") -> LogA
     if local is None:
         return ArchiveAddress(path, options)
     if is_archive(local):
-        if not (Path(local) / COMMIT_LOG_DIR).is_dir():
+        if not any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*")):  # or a topic has that name
             return ArchiveAddress(local, options)
         warnings.warn(
             f"{local}: a store, and an archive, as of a broker with tieredStoreFilePath in it; what is archived is "

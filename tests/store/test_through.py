@@ -30,6 +30,7 @@ from store.any_log import Boundary, Queue, QueueRange, ReadSpec
 from store.broker.deletion import delete_topic
 from store.format.layout import (
     ARCHIVED_FILE,
+    COMMIT_LOG_DIR,
     CONF_FILE,
     RECORD_HEADER,
     SYS_COMPRESSED,
@@ -88,6 +89,16 @@ def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: F
         address = address_at(filled.path)
     with address.open() as log:
         assert log.bounds([ORDERS]) == {ORDERS: (0, 5)}
+
+
+def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Filled, tmp_path: Path) -> None:
+    """It was read as a store without topics."""
+    filled.store.create_topic(COMMIT_LOG_DIR, 1)
+    filled.put(COMMIT_LOG_DIR, 0, 2)
+    filled.store.archive(str(tmp_path / "archive"))
+    (folder,) = (tmp_path / "archive").glob(f"*/{Path(filled.path).name}")
+    with address_at(str(folder)).open() as log:
+        assert log.topics().keys() == {COMMIT_LOG_DIR, "orders"}
 
 
 def test_sizes_and_times(shortened: Filled, log: ThroughLog) -> None:
