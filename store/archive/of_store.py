@@ -309,7 +309,16 @@ def _own_settings(root: Path) -> dict[str, Any]:
     what was noted beside it stands in, with a warning."""
     own, noted = settings_there(root / CONF_FILE), settings_there(root / ARCHIVED_FILE)
     there, last = own.get("archive"), noted.get("archive")
-    if not last or (there and is_same_place(there, last)):
+    if not last:
+        return own
+    if there and is_same_place(there, last):
+        topics, noted_topics = ((each.get("archiveTopics") or "all") for each in (own, noted))
+        if _listed(topics) != _listed(noted_topics):
+            warnings.warn(
+                f"{root / CONF_FILE}: archiveTopics are {topics}, though {ARCHIVED_FILE} says {noted_topics}: 'clean' "
+                "waits for the first only. Correct the file; or archive once",
+                stacklevel=3,
+            )
         return own
     told = f"though this store archives to {last}, as {ARCHIVED_FILE} says"
     if there:

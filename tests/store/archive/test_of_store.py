@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,23 @@ def test_settings_of_before_the_archive_was_moved(filled: Filled, tmp_path: Path
     conf.write_text(before)
     with pytest.warns(UserWarning, match=f"names {there} as the archive, though this store archives to {moved}"):
         address_at(filled.path)
+
+
+def test_settings_of_before_more_topics_were_archived(filled: Filled, tmp_path: Path) -> None:
+    """What was put into those since was cleaned away without a word."""
+    conf = Path(filled.path) / CONF_FILE
+    filled.store.create_topic("more", 1)
+    filled.store.archive(str(tmp_path / "archive"), topics=["orders"])
+    before = conf.read_text()
+    filled.store.archive(topics=["orders", "more"])
+    filled.put("more", 0, 300, 1000)
+    conf.write_text(before)
+    for verb in (partial(filled.store.clean, asked=True, dry_run=True), filled.store.archive):
+        with pytest.warns(UserWarning, match="archiveTopics are orders, though archivedto says orders,more: 'clean'"):
+            verb()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert filled.store.clean(forced=True).log
 
 
 def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
