@@ -87,5 +87,5 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
     if wanted.start > wanted.end:
         where = f"{wanted.topic}, queue {wanted.queue_id}"
         raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
-    for batch in log.scan(wanted, spec):
-        yield from batch.to_pylist()
+    batches = log.scan(wanted, spec)  # begun at once: none is of what comes in the topic's place
+    return (row for batch in batches for row in batch.to_pylist())

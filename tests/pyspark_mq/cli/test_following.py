@@ -37,6 +37,22 @@ def test_between_places_that_are_not_there(tmp_path: Path) -> None:
             list(between(log, {QUEUE: 251}, {QUEUE: 250}, spec))
 
 
+def test_what_lies_between_is_of_one_life_of_an_archived_topic(tmp_path: Path) -> None:
+    """What came in its place was taken for a part of it."""
+    filled, spec, url = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING), str(tmp_path / "archive")
+    with filled.store as store:
+        filled.put("t", 0, 5)
+        store.archive(url)
+        with ArchiveAddress(url).open() as log:
+            found = between(log, {QUEUE: 0}, {QUEUE: 5}, spec)
+            delete_topic(filled.path, "t")
+            store.create_topic("t", 1)
+            filled.put("t", 0, 7)
+            store.archive(forget=["t"])
+            with pytest.raises(OffsetLost):
+                list(found)
+
+
 def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, LocalAddress(filled.path).open() as log:
