@@ -20,10 +20,11 @@ from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
-from store.errors import StoreError
+from store.errors import InvalidArgument, StoreError
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
+from store.integers import integer
 from store.publish.figures import served_members
 from store.publish.locks import Result
 from store.publish.watch import Watch
@@ -249,6 +250,11 @@ class LocalMember:
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:
         self._seat.must_be_open()
+        if self._seat.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
+            raise InvalidArgument(
+                f"{self.id}: what a broadcasting member sends back comes to nobody: keep it, or make it a dead letter "
+                "(delay_level below 0)"
+            )
         store = self._open()
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 

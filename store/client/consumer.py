@@ -193,7 +193,10 @@ class Consumer(Opened):
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """While iterating: let the group have this message again, later, and go on. See `ReconsumeLater`."""
+        """While iterating: let the group have this message again, later, and go on. See `ReconsumeLater`.
+
+        Raises `InvalidArgument` where it is broadcasting, unless `delay_level` is below 0: it would come to nobody.
+        """
         self._must_be_well()
         self._member.send_back([message.stored()], delay_level, self._max_reconsume_times)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from store import Consumer, MessageStore, StoreClosed, StoreError, StoreForked
+from store.any_group import MessageModel
+from store.errors import InvalidArgument
 from tests.interrupts import at_every_place, ends_in_time
 from tests.interrupts import interrupted_at as handled_at
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
@@ -94,6 +96,18 @@ def test_iterating_a_message_may_be_sent_back(store: MessageStore) -> None:
                 break
             consumer.send_back(message, delay_level=1)
     assert tries == [0, 1]
+
+
+def test_a_broadcasting_one_sends_nothing_back_but_dead_letters(store: MessageStore) -> None:
+    """It would come to nobody."""
+    put(store, [5])
+    with Consumer(store.path, "g", "t", config=config(message_model=MessageModel.BROADCASTING)) as consumer:
+        message = next(iter(consumer))
+        with pytest.raises(InvalidArgument, match="broadcasting"):
+            consumer.send_back(message)
+        consumer.send_back(message, delay_level=-1)
+    assert store.max_offset("%DLQ%g", 0) == 1
+    assert "%RETRY%g" not in store.topics()
 
 
 def test_asyncio(store: MessageStore) -> None:
