@@ -114,7 +114,7 @@ class Lot:
         watched = list(self._watched.values())
         if any(map(_is_held, watched)):
             with suppress(RuntimeError):  # the system has no thread left, or the process ends
-                threading.Thread(target=self._tell_all, args=(watched,), name="mq-told", daemon=True).start()
+                threading.Thread(target=self._tell_all, args=(watched,), name="mq-told", daemon=False).start()
                 return
         self._tell_all(watched)
 

@@ -101,6 +101,21 @@ producer.send("u", bytes(1 << 24))
     assert bodies(store, "u") == [str(number).encode() for number in range(100)]
 
 
+def test_the_end_of_the_program_waits_for_what_futures_call(store: MessageStore) -> None:
+    """Also where another thread waited for the same future, which is told before what it calls is called."""
+    program = f"""
+import time
+from concurrent.futures import wait
+from store import Producer
+with Producer({str(store.path)!r}, linger=0.1) as producer:
+    future = producer.send("u", "one")
+    future.add_done_callback(lambda done: (time.sleep(0.3), print("called")))
+    wait([future])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "called\n"
+
+
 def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
     with Producer(store.path, linger=60) as producer:
         producer.send("u", b"parent's")
