@@ -106,7 +106,9 @@ class StoreLock(Opened):
         Raises `StoreLocked` when this thread is in here already, `StoreBusy` when there is no turn in time,
         `StoreClosed`, `StoreForked`; and `StoreReplaced`, for nobody else looks at a file that is not the directory's.
         """
-        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
+        self.must_be_of_this_process()  # before the lock of the threads: in a child its holder may be missing
+        if done is None:  # or else another thread, which goes on while this is closed, may answer yet
+            self.must_be_open()
         self.must_be_outside()
         try:
             try:

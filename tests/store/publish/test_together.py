@@ -145,7 +145,9 @@ def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
     other.close()
 
 
-def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path, closed: bool) -> None:
+    """closed: the store is meanwhile, by who waited for its turn in vain."""
     log, is_at_work, go_on = Log(tmp_path, timeout=0.05), threading.Event(), threading.Event()
 
     def slow(numbers: list[int]) -> None:
@@ -166,6 +168,10 @@ def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path)
         assert log.together._waiting == {}
         with pytest.raises(StoreBusy):  # so the time of the other has passed, too
             log.lock.exclusively(lambda: None)
+        if closed:
+            log.lock.close()
+            with pytest.raises(StoreBusy):  # and once more
+                other.exclusively(lambda: None, 0.2)
         go_on.set()
         assert [outcome.result() for outcome in begun] == [[Where(number, number, number)] for number in range(2)]
     assert [sorted(turn) for turn in log.turns] == [[0, 1]]
