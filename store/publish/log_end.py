@@ -132,16 +132,17 @@ class LogEnd:
             self.by_log, self._flushed = True, flushed or 0
             start = last_segment(self._log)
             self._end = max(self._seen, start if flushed is None else min(start, max(flushed, self._log.min_offset())))
-        self._follow(flushed)
+        until = None if published is None else refused_from(self._root, self._log, published)
+        self._follow(flushed, until)
         if is_new:
             self._warn_of_what_is_left()
         if flushed is not None and self._end < flushed:  # damage, and no end: whoever reads it is told
             self._end = flushed
-            self._follow(flushed)
+            self._follow(flushed, until)
         return self._end
 
-    def _follow(self, flushed: int | None) -> None:
-        for chunk in walk(self._log, self._end, torn_from=flushed):
+    def _follow(self, flushed: int | None, until: int | None) -> None:
+        for chunk in walk(self._log, self._end, until=until, torn_from=flushed):
             self._end = chunk.end
 
     def _warn_of_what_is_left(self) -> None:
@@ -231,6 +232,15 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
     if not log.segments.exists(published.confirm_offset) and published.confirm_offset < log.min_offset():
         return True
     return not abort and is_left(log, max(published.confirm_offset, published.announced_end))
+
+
+def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
+    """Log offset behind which is what an append left that `FlushFailed` was raised for, also after a restart of the
+    machine; None where there is none, or it may be what a broker appended. Call as `was_overtaken`.
+    """
+    if published.has_failed and not was_overtaken(log, published, abort=(root / ABORT_FILE).exists()):
+        return published.confirm_offset
+    return None
 
 
 def is_left(log: CommitLog, end: int) -> bool:

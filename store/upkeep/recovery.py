@@ -22,7 +22,7 @@ from store.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
-from store.format.layout import ABORT_FILE, CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
+from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
 from store.format.record_view import Ints
 from store.index.index import Index
 from store.log.commit_log import CommitLog
@@ -30,7 +30,7 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
-from store.publish.log_end import is_message, last_segment, was_overtaken
+from store.publish.log_end import is_message, last_segment, refused_from
 from store.publish.published_end import PublishedEnd
 from store.upkeep.misplaced import misplaced, place_of
 from store.upkeep.plans import Filed, Plan, Point
@@ -306,13 +306,8 @@ class Recovery:
             return published.has_failed or not published.same_boot
 
     def _refused_from(self) -> int | None:
-        """Log offset behind which is what an append left that `FlushFailed` was raised for; None where it may be what
-        a broker appended, or what a machine that went down has on the device.
-        """
         with suppress(FileNotFoundError), closing(PublishedEnd(self._root, writable=False)) as published:
-            is_ours = published.has_failed and published.same_boot
-            if is_ours and not was_overtaken(self._log, published, abort=(self._root / ABORT_FILE).exists()):
-                return published.confirm_offset
+            return refused_from(self._root, self._log, published)
         return None
 
     def _offset(self, point: Point) -> int:

@@ -22,6 +22,7 @@ from store import FlushFailed, Message, MessageRefused, MessageStore, StoreConfi
 from store.files.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
+from tests.store.upkeep.crashed import another_boot
 from tests.takeover import broker
 from tests.waiting import PATIENCE
 
@@ -156,15 +157,22 @@ def refused(path: Path, device: Device, config: StoreConfig, count: int, number:
     return expected
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize(
     ("config", "count", "number"),
     [(SYNC, 1, 1), (SYNC, 2, 1), (SYNC, 2, 2), *((CONFIG, 20, number) for number in range(1, 13))],
 )
 def test_what_was_refused_does_not_come_back(
-    path: Path, device: Device, config: StoreConfig, count: int, number: int
+    path: Path, device: Device, config: StoreConfig, count: int, number: int, restarted: bool
 ) -> None:
-    """In whole or in part, where the directory is opened anew: it may have been put again."""
+    """In whole or in part, where the directory is opened anew: it may have been put again. restarted: the machine was,
+    in good order.
+    """
     expected = refused(path, device, config, count, number)
+    if restarted:
+        another_boot(path)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert bodies(reader) == expected
     with MessageStore.open(path) as again:
         assert bodies(again) == expected
         assert again.query("t", "refused") == []
