@@ -92,12 +92,14 @@ def is_queued(
             f"commit log offset {message.physical_offset}: its record names topic {message.topic}, queue "
             f"{message.queue_id}, offset {message.queue_offset}, which is another's; run 'pyspark-mq verify'"
         )
-    size = log.segments.read(message.physical_offset, RECORD_HEADER["total_size"].itemsize)
-    entry = Entry(message.topic, message.queue_id, message.queue_offset, *entries[0].item())
-    if int.from_bytes(size, "big") != entry.size:
+    try:
+        head = log.segments.read(message.physical_offset, RECORD_HEADER["total_size"].itemsize)
+    except OffsetLost:  # retention took it just now
+        return True
+    entry, size = Entry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
+    if size != entry.size:
         raise CorruptRecord(
-            f"{entry}: an entry of {entry.size} bytes, a record of {int.from_bytes(size, 'big')}; "
-            "run 'pyspark-mq verify --repair'"
+            f"{entry}: an entry of {entry.size} bytes, a record of {size}; run 'pyspark-mq verify --repair'"
         )
     must_be_entered(message, entry)
     return True

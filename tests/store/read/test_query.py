@@ -15,7 +15,8 @@ from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.read.query import message_at, messages_with_key, offset_of_id
+from store.log.consume_queues import ConsumeQueues
+from store.read.query import is_queued, message_at, messages_with_key, offset_of_id
 from tests import seen
 from tests.filled import Filled
 
@@ -77,6 +78,16 @@ def test_no_message_has_an_empty_key(tmp_path: Path) -> None:
         store.put(Message("t", b"x", properties={"UNIQ_KEY": "elkfp2B"}))
         assert [message.body for message in store.query("t", "elkfp2B")] == [b"x"]
         assert store.query("t", "") == []
+
+
+def test_what_retention_takes_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+    filled = Filled(tmp_path / "mq", {"t": 1})
+    with filled.store as store:
+        filled.put("t", 0, 90, size=1000)
+        (message,) = store.query("t", "k3")
+        assert store.clean(forced=True).log
+    log, queues = (kind(tmp_path / "mq", None, writable=False) for kind in (CommitLog, ConsumeQueues))
+    assert is_queued(log, {"t": 1}.__getitem__, queues.of, message)
 
 
 def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
