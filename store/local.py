@@ -104,11 +104,8 @@ class LocalLog:
             try:
                 there = self._store.sizes(*wanted._replace(start=first))
                 return np.append(np.zeros(first - wanted.start, np.int64), there)
-            except (UnknownTopic, OffsetNotYet):
-                if self._bounds(wanted.queue) == bounds:
-                    raise
-            except OffsetLost:
-                if self._bounds(wanted.queue) == bounds:  # not by retention
+            except (UnknownTopic, OffsetNotYet, OffsetLost):
+                if self._bounds(wanted.queue) == bounds:  # or else it was deleted meanwhile, or retention was faster
                     raise
         return np.zeros(wanted.length, np.int64)
 

@@ -160,14 +160,12 @@ class ThroughLog(LocalLog):
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
-        before, _ = self._split(wanted)
-        if not before.length or not self._is_known(wanted.queue):
-            try:
-                return Piece(super().scan(wanted, spec), wanted.end, is_archived=False)
-            except OffsetLost:
-                before, _ = self._split(wanted)
-                if not before.length or not self._is_known(wanted.queue):  # or else retention was faster
-                    raise
+        try:
+            return Piece(super().scan(wanted, spec), wanted.end, is_archived=False)
+        except OffsetLost:
+            before, _ = self._split(wanted)
+            if not before.length or not self._is_known(wanted.queue):
+                raise
         return Piece(self._archive.scan(before, spec), before.end, is_archived=True)
 
     def _split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:

@@ -163,7 +163,6 @@ PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # where a message goes that waits in 
 PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # the slot of the timer wheel that it waits in, ms
-PROPERTY_TIMER_ROLLS: Final = "TIMER_ROLL_TIMES"  # how often it was put again on the way
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
 PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"  # of a request and its reply
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"
