@@ -96,7 +96,7 @@ class ServedOffsets:
             except UnknownTopic:  # it was deleted
                 for queue in queues:
                     self.drop(group, queue)
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 _logger.warning("offsets of group %s in %s: %s", group, topic, error)
 
     def _persist(self, group: str, topic: str, queues: list[Queue]) -> None:

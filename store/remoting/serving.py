@@ -158,8 +158,8 @@ async def _every(seconds: float, step: Callable[[], object]) -> None:
         await asyncio.sleep(seconds)
         try:
             await asyncio.to_thread(step)
-        except StoreError as error:
-            _logger.warning("%s; tried again in %g s", error, seconds)
+        except Exception as error:  # or it would be done no more, and nobody knew
+            _logger.warning("%s; tried again in %g s", error, seconds, exc_info=not isinstance(error, StoreError))
 
 
 def serve(

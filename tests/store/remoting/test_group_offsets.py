@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from store import InvalidGroup, Message, MessageStore, OffsetOutOfRange
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
+from store.format.layout import CONSUMER_OFFSETS_FILE
 from store.local_group import LocalGroup
 from store.remoting.group_offsets import ServedOffsets
 
@@ -30,6 +32,22 @@ def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: Served
     offsets.commit("g", QUEUE, 5)  # a client that resets says a smaller one
     offsets.persist()
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (5, 5)
+
+
+def test_what_the_system_refuses_is_told_and_tried_again(
+    store: MessageStore, offsets: ServedOffsets, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the disk is full for a while."""
+    offsets.commit("g", QUEUE, 7)
+    offsets.persist()
+    in_the_way = Path(store.path, f"{CONSUMER_OFFSETS_FILE}.bak")
+    in_the_way.mkdir()
+    offsets.commit("g", QUEUE, 8)
+    offsets.persist()
+    assert "offsets of group g in orders" in caplog.text
+    in_the_way.rmdir()
+    offsets.persist()
+    assert store.consumer_offset("g", *QUEUE) == 8
 
 
 @pytest.mark.parametrize(("group", "offset"), [("g", -5), ("a@b", 5)])
