@@ -312,16 +312,20 @@ def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pyte
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # a file full
         store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(30)])
-        unlink, published = Path.unlink, PublishedEnd(tmp_path, writable=True)
+        unlink = Path.unlink
         died: list[int] = []
+
+        def die(published: PublishedEnd, confirm_offset: int) -> None:
+            died.append(confirm_offset)
+            raise KeyboardInterrupt
 
         def unlink_and_die(self: Path, missing_ok: bool = False) -> None:
             unlink(self, missing_ok)
             if self.parent.name == "commitlog" and not died:
-                died.append(store.confirm_offset)
-                dying.put(Message("t", b"dead", queue_id=0))
-                published.announce(store.confirm_offset, published.store_timestamp)
-                published.publish(died[0])
+                with monkeypatch.context() as patch:
+                    patch.setattr(PublishedEnd, "publish", die)
+                    with pytest.raises(KeyboardInterrupt):
+                        dying.put(Message("t", b"dead", queue_id=0))
 
         monkeypatch.setattr(Path, "unlink", unlink_and_die)
         assert len(store.clean(forced=True).log) > 1
