@@ -109,13 +109,14 @@ class ProcessQueue:
                 return handful
         if not self._cached:
             return None
-        messages = self._cached.popleft()
-        if len(messages) > most:
-            messages, others = messages.cut(most)
-            self._cached.appendleft(others)
+        messages, others = self._cached[0].cut(min(most, len(self._cached[0])))
         handful = Handful(messages)
         handful.since = now
-        self._handed.append(handful)
+        self._handed.append(handful)  # while it is cached still: an interrupt in between acknowledges nothing
+        if len(others):
+            self._cached[0] = others
+        else:
+            self._cached.popleft()
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
