@@ -194,6 +194,8 @@ class StoreArchive:
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
         standing = Standing.of(Kin(log, published), published, place, catalog, queues)
+        # Before the look at the queues, for they may get more; without those that were deleted until it was over.
+        ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
             with suppress(UnknownTopic):  # deleted meanwhile
                 minimum, maximum = published.offsets(*queue)
@@ -206,10 +208,11 @@ class StoreArchive:
                     if not is_there and at >= log.min_offset():  # by what it says others would go unarchived
                         raise CorruptSegment(f"{published.of(*queue)}: entry {first} is damaged; {MAKE_ANEW}")
                     offsets.append(at)
-        # Behind the look at the queues: one that was deleted meanwhile, or got more, is not taken for shorter.
-        ends = {} if is_brokers else QueueEnds.known(self._root, log, confirm_offset).of
+        ends.forget(topics.deletions())
         for queue, maximum in maxima.items():
-            if maximum < (end := ends.get(queue, 0)):  # neither archived, nor made anew from the log once that is gone
+            if maximum < (
+                end := ends.of.get(queue, 0)
+            ):  # neither archived, nor made anew from the log once that is gone
                 raise CorruptSegment(f"{published.of(*queue)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}")
         return min(offsets)
 

@@ -29,6 +29,7 @@ from store.archive.of_store import alone, remembered
 from store.format.layout import ARCHIVED_FILE, CONF_FILE, CQ_ENTRY, segment_name
 from store.through import address_at
 from tests.filled import Filled
+from tests.interrupts import interrupted_at
 from tests.store.archive.test_archiving import rows, same
 
 
@@ -304,3 +305,19 @@ def test_a_name_that_leads_elsewhere(tmp_path: Path, name: str) -> None:
         with pytest.raises(ConfigError, match="is no name of a folder in an archive"):
             store.archive(str(tmp_path / "archive"))
     assert not (tmp_path / "archive").exists()
+
+
+def test_what_is_put_while_somebody_cleans_is_not_taken_for_lost(tmp_path: Path) -> None:
+    """At any moment, and noted, as another's `clean` does it."""
+    filled = Filled(tmp_path / "mq", {"orders": 2})
+    filled.store.archive(str(tmp_path / "archive"))
+
+    def more() -> None:
+        filled.put("orders", 1, 1)
+        filled.store._writing().settle()
+
+    with MessageStore.open(filled.path) as other:
+        places = interrupted_at(-1, partial(other.clean, dry_run=True), function="kept_from")
+        for place in range(1, places + 1, 3):
+            interrupted_at(place, partial(other.clean, dry_run=True), more, "kept_from")
+    filled.store.close()
