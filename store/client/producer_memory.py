@@ -74,8 +74,9 @@ class Memory(Opened):
         self._note(is_open=True)
 
     def record(self, sequences: Sequences) -> Message:
-        """What is to be appended together with messages up to these sequences."""
-        return Message(PRODUCERS_TOPIC, json.dumps(sequences), keys=self._name)
+        """What is to be appended together with messages up to these sequences; where `_find` looks for it, however many
+        queues somebody made."""
+        return Message(PRODUCERS_TOPIC, json.dumps(sequences), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
         """Whether the log had a sequence as high when this was opened, and the topic was not deleted since."""

@@ -70,6 +70,14 @@ def test_what_the_log_has_is_not_appended_again(store: MessageStore) -> None:
         assert [producer.last_sequence(topic) for topic in ("t", "u", "v")] == [21, 4, None]
 
 
+def test_in_a_topic_of_records_that_somebody_made_with_more_queues(store: MessageStore) -> None:
+    store.create_topic(PRODUCERS_TOPIC, 3)
+    for n in range(5):
+        die(store, ("t", n))
+        with Producer(store.path, "p") as producer:
+            assert producer.last_sequence("t") == n
+
+
 def test_each_name_by_itself(store: MessageStore) -> None:
     for name in ("p", "q"):
         with Producer(store.path, name) as producer:
