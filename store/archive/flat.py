@@ -133,7 +133,7 @@ class FlatQueue:
         self._ahead = objects.ahead
         self._min_offset: int | None = None
         self.log = FlatLog(self._log_file, self.begin)
-        self.entries = FlatConsumeQueue(queue, self._entries_file.read, archived.max_offset)
+        self.entries = FlatConsumeQueue(queue, self._read_entries, archived.max_offset)
 
     def min_offset(self) -> int:
         """Queue offset of the first message whose record is there: a broker deletes segments of log and entries each in
@@ -144,6 +144,14 @@ class FlatQueue:
                 first = self._first_with_record(first, end)
             self._min_offset = first
         return self._min_offset
+
+    def _read_entries(self, begin: int, end: int) -> bytes:
+        """Bytes [begin, end) of the entries. What is archived in the place of another topic has objects of these names,
+        but its log goes on behind: so it is told, also where no record is looked at. Raises `OffsetLost`."""
+        data = self._entries_file.read(begin, end)
+        if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
+            raise OffsetLost(f"{self._entries_file.where}: bytes {begin} to {end} are not archived any more")
+        return data
 
     def _first_with_record(self, first: int, end: int) -> int:
         middle = first  # where it is as a rule
@@ -180,7 +188,7 @@ class FlatQueue:
         width = CQ_ENTRY.itemsize
         with ThreadPoolExecutor(self._ahead + 1) as pool:
             try:
-                entries = ReadAhead(self._entries_file.read, start * width, end * width, _ENTRIES_PIECE_BYTES, 1, pool)
+                entries = ReadAhead(self._read_entries, start * width, end * width, _ENTRIES_PIECE_BYTES, 1, pool)
                 queue = FlatConsumeQueue(
                     self.queue, lambda begin, stop: entries.view(begin, stop - begin).tobytes(), end
                 )

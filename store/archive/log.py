@@ -190,7 +190,7 @@ class ArchiveLog:
             catalog = self._catalog()
             try:
                 return look(catalog)
-            except OffsetLost:
+            except (OffsetLost, CorruptSegment):  # or is another's, and shorter
                 if self._catalog() is catalog:
                     raise
 

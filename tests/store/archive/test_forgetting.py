@@ -24,6 +24,7 @@ from store import (
     QueuesPassedOver,
     StoreConfig,
     UnknownTopic,
+    message_filter,
 )
 from store.any_log import Bounds, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
@@ -101,6 +102,41 @@ def begin_at(store: MessageStore, count: int) -> None:
     while store.clean(forced=True).log:
         pass
     assert store.offsets("orders", 0) == (count, count + 5)
+
+
+def anew(store: MessageStore, count: int) -> None:
+    made_again(store)
+    put(store, "orders", "new", count)
+    store.archive(forget=["orders"])
+
+
+def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: MessageStore, url: str) -> None:
+    """By its queue entries none of it matched, so no record was looked at: what was asked for was not there."""
+    store.put_many(Message("orders", b"old", tags="A") for _ in range(40))
+    store.archive(url)
+    with ArchiveAddress(url).open() as log:
+        wanted = ReadSpec(("body",), message_filter("A"))
+        found = log.scan(QueueRange(*ORDERS, 0, 40), wanted)
+        anew(store, 50)
+        with pytest.raises(OffsetLost, match="CONSUME_QUEUE: bytes 0 to 800 are not archived any more"):
+            list(found)
+        assert list(log.scan(QueueRange(*ORDERS, 0, 40), wanted)) == []
+
+
+def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: MessageStore, url: str) -> None:
+    """And is not told that an object was cut."""
+
+    class Swapping(dict[Queue, int]):
+        def __getitem__(self, queue: Queue) -> int:
+            if not store.max_offset(*queue) < 40:
+                anew(store, 30)
+            return super().__getitem__(queue)
+
+    put(store, "orders", "old", 40)
+    store.archive(url)
+    with ArchiveAddress(url).open() as log:
+        assert log.fingerprints(Swapping({ORDERS: 40})) == {}
+        assert log.bounds([ORDERS]) == {ORDERS: (0, 30)}
 
 
 @pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
