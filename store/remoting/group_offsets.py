@@ -7,10 +7,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
+from store import InvalidGroup, MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
 from store.any_log import Queue
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
+from store.format.layout import TRANSACTIONS_GROUP
 from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
@@ -53,9 +54,12 @@ class ServedOffsets:
     def commit(self, group: str, queue: Queue, offset: int) -> None:
         """Set what a group has to read next.
 
-        Raises `InvalidGroup`, `OffsetOutOfRange`: what the files cannot have would keep the group's others from them.
+        Raises `InvalidGroup`, `OffsetOutOfRange`: what the files cannot have would keep the group's others from them,
+        and in the group of transactions it would hide those that are open.
         """
         check_group_name(group)
+        if group == TRANSACTIONS_GROUP:
+            raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
         born = self._topics.born(queue.topic)

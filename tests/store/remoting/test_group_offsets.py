@@ -11,7 +11,7 @@ import pytest
 from store import InvalidGroup, Message, MessageStore, OffsetOutOfRange
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
-from store.format.layout import CONSUMER_OFFSETS_FILE
+from store.format.layout import CONSUMER_OFFSETS_FILE, TRANSACTIONS_GROUP
 from store.local_group import LocalGroup
 from store.remoting.group_offsets import ServedOffsets
 
@@ -50,7 +50,7 @@ def test_what_the_system_refuses_is_told_and_tried_again(
     assert store.consumer_offset("g", *QUEUE) == 8
 
 
-@pytest.mark.parametrize(("group", "offset"), [("g", -5), ("a@b", 5)])
+@pytest.mark.parametrize(("group", "offset"), [("g", -5), ("a@b", 5), (TRANSACTIONS_GROUP, 5)])
 def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
     store: MessageStore, offsets: ServedOffsets, group: str, offset: int
 ) -> None:
