@@ -73,7 +73,7 @@ class PullMessageProcessor:
 
         A request is held once: what is there when it is woken is the answer. Raises as `answer`.
         """
-        response = self.answer(request)
+        response = answer(self._store, request)
         if response.code is not ResponseCode.PULL_NOT_FOUND or request.suspend_timeout <= 0:
             return response
         woken: SimpleQueue[Wake] = SimpleQueue()
@@ -86,11 +86,7 @@ class PullMessageProcessor:
             request.message_filter,
         )
         woken.get()
-        return self.answer(request)
-
-    def answer(self, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-        """See `answer`."""
-        return answer(self._store, request, as_records=as_records)
+        return answer(self._store, request)
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:

@@ -12,7 +12,7 @@ from store import FilterError, GetStatus, MessageStore, RequestRefused, TagFilte
 from store.any_group import EVERYTHING
 from store.any_log import MessageFilter, Queue
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
-from store.broker.pull import PullMessageProcessor, PullRequest, PullResponse
+from store.broker.pull import PullRequest, PullResponse, answer
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import check_group_name
 from store.files.topics import Topics
@@ -70,8 +70,8 @@ class Pulling:
         max_held: int,
     ) -> None:
         """figures: where it is told how many pulls are held. max_held: at a time; one more is refused."""
+        self._store = store
         self._hold = hold
-        self._processor = PullMessageProcessor(store, hold)
         self._clients = clients
         self._offsets = offsets
         self._thread = thread
@@ -198,7 +198,7 @@ class Pulling:
     def _now(self, pull: PullRequest, told: _ByQueue) -> tuple[int | None, PullResponse]:
         """Where the topic was born, and the answer from what is there."""
         born = self._topics.born(pull.topic)  # first: what is answered is of this one, or of one that is newer
-        return born, self._noted(pull, told, born, self._processor.answer(pull, as_records=True))
+        return born, self._noted(pull, told, born, answer(self._store, pull, as_records=True))
 
     def _noted(self, pull: PullRequest, told: _ByQueue, born: int | None, response: PullResponse) -> PullResponse:
         """The answer, which is kept in mind; or another one, to who read another topic of that name."""

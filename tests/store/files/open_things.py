@@ -74,7 +74,6 @@ HOLD: dict[str, Verb] = {
     "must_be_open": lambda it: it.must_be_open(),
 }
 PULL: dict[str, Verb] = {
-    "answer": lambda it: it.answer(PullRequest("g", "t", 0, 0)),
     "pull": lambda it: it.pull(PullRequest("g", "t", 0, 9, suspend_timeout=0.0)),
 }
 NO_VERBS = {
