@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -63,13 +62,3 @@ def batch_entries(bodies: pa.BinaryArray, properties: pa.BinaryArray, flags: npt
     behind = np.ascontiguousarray(widths.astype(">i2").view(np.uint8).reshape(-1, _PROPERTIES.size))
     rows = heads.view(np.uint8).reshape(-1, _HEADS.itemsize)
     return pc.binary_join_element_wise(rows_as_binary(rows), bodies, rows_as_binary(behind), properties, constant(b""))
-
-
-def encode_batch(messages: Iterable[Batched]) -> bytes:
-    """The body of these messages."""
-    pieces = []
-    for message in messages:
-        size = _HEAD.size + len(message.body) + _PROPERTIES.size + len(message.properties)
-        pieces += [_HEAD.pack(size, 0, 0, message.flag, len(message.body)), message.body]
-        pieces += [_PROPERTIES.pack(len(message.properties)), message.properties]
-    return b"".join(pieces)

@@ -14,11 +14,12 @@ from store.broker.response_codes import ResponseCode
 from store.format.layout import RECORD_HEADER
 from store.format.properties import encode_properties
 from store.format.stored_message import StoredMessage, decode_record
-from store.remoting.batches import Batched, encode_batch
+from store.remoting.batches import Batched
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import GetRoute, Offset, Pulled, PullMessage, SendMessageV2, Sent, TopicQueue
 from tests.rocketmq.harness import RocketMQ, free_ports
+from tests.store.remoting.broker import encode_batch
 
 pytestmark = pytest.mark.rocketmq
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from store.remoting.batches import Batched
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
@@ -54,3 +57,12 @@ def send(kind: type[SendMessage] = SendMessageV2, **fields: object) -> SendMessa
         "flag": 0,
     }
     return kind(**{**usual, **fields})  # type: ignore[arg-type]
+
+
+def encode_batch(messages: Iterable[Batched]) -> bytes:
+    """The body of SEND_BATCH_MESSAGE."""
+    pieces = []
+    for flag, body, properties in messages:
+        pieces += [struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, flag, len(body)), body]
+        pieces += [struct.pack(">h", len(properties)), properties]
+    return b"".join(pieces)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from store.errors import BadFrame
 from store.format.properties import decode_properties
-from store.remoting.batches import Batched, batch_entries, decode_batch, encode_batch
+from store.remoting.batches import Batched, batch_entries, decode_batch
+from tests.store.remoting.broker import encode_batch
 from tests.store.remoting.golden import FRAMES
 
 (MADE,) = {bytes.fromhex(line["body"]) for line in FRAMES if line["code"] == 320}

@@ -10,12 +10,12 @@ from store import Message, MessageStore, StoredMessage
 from store.broker.response_codes import ResponseCode
 from store.format.layout import SYS_COMPRESSED
 from store.format.properties import encode_properties
-from store.remoting.batches import Batched, encode_batch
+from store.remoting.batches import Batched
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import SendMessage, SendMessageV2, Sent, Topic
 from store.remoting.serving import serve
-from tests.store.remoting.broker import Broker, send
+from tests.store.remoting.broker import Broker, encode_batch, send
 
 
 def only(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> StoredMessage:
