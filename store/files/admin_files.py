@@ -147,10 +147,14 @@ def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write as RocketMQ does: the old file becomes `.bak`, the new one is complete when it appears."""
+    """Write as RocketMQ does: the old file becomes `.bak`, the new one is complete when it appears. The first one is
+    its own: or nothing told that it was lost.
+    """
     make_directory(path.parent)
-    text = json.dumps(content, indent="\t", sort_keys=True)
-    write_file(path, text.encode("utf-8"), backup=_backup(path))
+    text, backup = json.dumps(content, indent="\t", sort_keys=True).encode("utf-8"), _backup(path)
+    if not backup.exists():
+        write_file(backup, text)
+    write_file(path, text, backup=backup)
 
 
 def _backup(path: Path) -> Path:

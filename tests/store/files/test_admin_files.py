@@ -47,11 +47,16 @@ def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
         assert read_json(path) == {"a": 1}
 
 
-def test_the_backup_of_one_that_is_lost_stands_in_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a word for the moment in which each is replaced."""
+@pytest.mark.parametrize("written", [1, 2])
+def test_the_backup_of_one_that_is_lost_stands_in_too(
+    tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word for the moment in which each is replaced. It has one from its first time on: a group that
+    committed once would begin where new ones do.
+    """
     path, now = tmp_path / "topics.json", time.time
-    write_json(path, {"a": 1})
-    write_json(path, {"a": 2})
+    for value in (1, 2)[:written]:
+        write_json(path, {"a": value})
     path.unlink()
     assert read_json(path) == {"a": 1}
     monkeypatch.setattr(time, "time", lambda: now() + 2)
