@@ -244,14 +244,15 @@ class Segments:
                 break
 
     def _checked_start(self, name: str, length: int) -> int:
-        if len(name) != SEGMENT_NAME_DIGITS or not name.isascii() or not name.isdigit() or int(name) % self.size:
+        is_number = len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit()
+        if not is_number or int(name) % (self.size or 1):
             raise CorruptSegment(
                 f"{self.directory / name}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} "
                 "digits, a multiple of that size); move the file out of the store"
             )
-        if length != self.size:
+        if not length or length != self.size:
             raise CorruptSegment(
-                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size}; "
+                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size or 'more'}; "
                 "restore the file from a copy, or the size, if it was changed in config/store.conf"
             )
         return int(name)

@@ -359,3 +359,11 @@ def test_an_empty_file_before_others_is_an_error_also_for_who_learns_the_size_fr
     for size in (100, None):
         with pytest.raises(CorruptSegment, match="0 bytes, but segments of this store have 100"):
             Segments(tmp_path, "log", size, writable=False).starts()
+
+
+def test_empty_files_alone_are_an_error_for_who_learns_the_size_from_them(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    for start in (0, 100):
+        (tmp_path / "log" / segment_name(start)).touch()
+    with pytest.raises(CorruptSegment, match=f"{segment_name(0)}: 0 bytes, but segments of this store have more"):
+        Segments(tmp_path, "log", None, writable=False).starts()
