@@ -210,9 +210,8 @@ class StoreArchive:
                     offsets.append(at)
         ends.forget(topics.deletions())
         for queue, maximum in maxima.items():
-            if maximum < (
-                end := ends.of.get(queue, 0)
-            ):  # neither archived, nor made anew from the log once that is gone
+            end = ends.of.get(queue, 0)
+            if maximum < end:  # what is missing would be neither archived, nor made anew from the log once that is gone
                 raise CorruptSegment(f"{published.of(*queue)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}")
         return min(offsets)
 
