@@ -41,6 +41,7 @@ def test_what_the_system_refuses_is_told_and_tried_again(
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
     in_the_way = Path(store.path, f"{CONSUMER_OFFSETS_FILE}.bak")
+    in_the_way.unlink()
     in_the_way.mkdir()
     offsets.commit("g", QUEUE, 8)
     offsets.persist()
