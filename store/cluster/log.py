@@ -31,6 +31,7 @@ from store.cluster.tails import Tails
 from store.cluster.topics import Topics
 from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.consumer_offsets import check_group_name
+from store.format.columns import check_columns
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Offset, SearchOffset
 
@@ -118,6 +119,7 @@ class ClusterLog:
         return []
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        check_columns(spec.columns)
         brought = self._brought.pop(wanted.queue, None)
         if brought is not None and (brought.start, brought.end) == (wanted.start, wanted.end):
             yield from decoded([brought], wanted, spec)

@@ -80,13 +80,16 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises `InvalidColumns` for a name that is not in COLUMNS, and for none: Arrow counts no rows without columns."""
+    """Raises `InvalidColumns` for a name that is not in COLUMNS, or is there twice, and for none: Arrow counts no rows
+    without columns."""
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
     unknown = [str(name) for name in columns if not isinstance(name, str) or name not in COLUMNS]
     if unknown or not columns:
         wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no columns: name one at least"
         raise InvalidColumns(f"{wrong}; there are {', '.join(COLUMNS)}")
+    if repeated := sorted({name for name in columns if columns.count(name) > 1}):
+        raise InvalidColumns(f"columns named twice: {', '.join(repeated)}; name each once")
 
 
 class Block:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from store import COLUMNS, AppendResult, Message, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
 from store.any_log import Boundary, Bounds, Fingerprints, MessageFilter, Positions, Queue, QueueRange, ReadSpec
+from store.format.columns import check_columns
 from store.format.message_columns import as_table
 
 SCHEMA = pa.schema(list(COLUMNS.items()))
@@ -176,6 +177,7 @@ class MemoryLog:
         return []
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        check_columns(spec.columns)
         has = self.bounds([wanted.queue]).get(wanted.queue)
         if has is None:
             raise UnknownTopic(f"memory: there is no {wanted.queue}")

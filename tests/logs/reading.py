@@ -11,6 +11,7 @@ import pytest
 
 from store import (
     COLUMNS,
+    InvalidColumns,
     OffsetLost,
     OffsetNotYet,
     TagFilter,
@@ -111,6 +112,11 @@ class ReadingTests(LogKind):
         with pytest.raises(OffsetLost):
             scan(log, QueueRange(*A1, first - 1, end))
         assert sum(map(len, scan(log, QueueRange(*A1, first, end)))) == end - first
+
+    @pytest.mark.parametrize("columns", [("body", "body"), ("queueOffset", "tags", "queueOffset"), ("value",), ()])
+    def test_columns_that_there_are_not_or_twice(self, log: Log, columns: tuple[str, ...]) -> None:
+        with pytest.raises(InvalidColumns):
+            scan(log, ALL_A0, columns=columns)
 
     # --- what it may be unable to tell -----------------------------------------------------------------
 

@@ -92,6 +92,7 @@ def test_a_pipe_by_its_name_stays_one(filled_path: Path, tmp_path: Path) -> None
         (["orders", "--to", "csv"], 2, "'csv' is not one of"),
         (["orders", "--to", "jsonl", "--columns", "body"], 2, "--columns goes with parquet and arrow"),
         (["orders", "--to", "arrow", "--columns", "value"], 2, "no column 'value'; there are topic, queueId"),
+        (["orders", "--to", "arrow", "--columns", "body,body"], 1, "columns named twice: body; name each once"),
         (["orders", "--to", "parquet", "-o", "{missing}/x"], 1, "No such file or directory"),
     ],
 )

@@ -166,6 +166,8 @@ def test_column_names() -> None:
     assert set(DEFAULT_COLUMNS) < set(COLUMNS)
     with pytest.raises(InvalidColumns, match="unknown columns a, b; there are topic"):
         check_columns(("topic", "a", "b"))
+    with pytest.raises(InvalidColumns, match="columns named twice: body, tags; name each once"):
+        check_columns(("topic", "tags", "body", "tags", "body"))
     with pytest.raises(InvalidColumns, match="no columns: name one at least; there are topic"):
         check_columns(())
 
