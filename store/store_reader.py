@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import get_args
 
@@ -156,7 +156,7 @@ class StoreReader(Opened):
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
-        with self._published.of_one_life(topic, self._published.born(topic)):
+        with self.of_one_life(topic):
             queue = self._published.holding(QueueRange(topic, queue_id, start, end))
             return queue.entries(start, end)["size"].astype(np.int64)
 
@@ -166,7 +166,7 @@ class StoreReader(Opened):
         The range must be published. Raises `OffsetLost` where retention took the queue's files.
         """
         start, end = integer("start", start, 0), integer("end", end, 0)
-        with self._published.of_one_life(topic, self._published.born(topic)):
+        with self.of_one_life(topic):
             return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
@@ -222,9 +222,13 @@ class StoreReader(Opened):
             older = self._older()
             if older is None or not older.has(wanted.queue):
                 raise
-            return self.of_one_life(wanted.topic, born, self._read_older(older, wanted, spec))
+            return self.each_of(wanted.topic, born, self._read_older(older, wanted, spec))
 
-    def of_one_life(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
+        """What is read in here is of the topic that is there now: leaving it raises `UnknownTopic` when it is not."""
+        return self._published.of_one_life(topic, self._published.born(topic))
+
+    def each_of(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches, as long as the topic is the one that was `born` there. Raises `UnknownTopic` when it is not."""
         return self._published.each_of(topic, born, batches)
 
@@ -270,7 +274,7 @@ class StoreReader(Opened):
         stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
         begins.
         """
-        with self._published.of_one_life(topic, self._published.born(topic)):
+        with self.of_one_life(topic):
             return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:

@@ -136,7 +136,7 @@ class ThroughLog(LocalLog):
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         born = self._store.kin.born(wanted.queue)
-        return self._store.of_one_life(wanted.topic, born, self._through(wanted, spec, self._piece(wanted, spec)))
+        return self._store.each_of(wanted.topic, born, self._through(wanted, spec, self._piece(wanted, spec)))
 
     def _through(self, rest: QueueRange, spec: ReadSpec, piece: Piece) -> Iterator[pa.RecordBatch]:
         """piece: the first one. What retention takes from the store before it is read comes from the archive."""

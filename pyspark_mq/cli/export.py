@@ -150,12 +150,13 @@ def export(
         interruptible(lambda: f"nothing was written to {target}"),
         log_at(store).open() as log,
     ):
-        bounds = bounds_of(log, topic, queue)
-        starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)
-        parts = [QueueRange(*each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
+        with log.of_one_life(topic):
+            bounds = bounds_of(log, topic, queue)
+            starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)
+            parts = [QueueRange(*each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
+            spec = ReadSpec(names, wanted)
+            scans = [log.scan(each, spec) for each in parts]
         total = None if wanted.columns else sum(each.length for each in parts)
-        spec = ReadSpec(names, wanted)
-        scans = [log.scan(each, spec) for each in parts]  # begun together: none is of what comes in the topic's place
         batches = Progress(chain.from_iterable(scans), total)
         with file(output, target, force=force) as out:
             WRITERS[kind](batches, out, pa.schema([(name, COLUMNS[name]) for name in names]))

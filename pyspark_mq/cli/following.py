@@ -53,23 +53,27 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
     return list(deque(heapq.merge(*queues, key=_order(log)), min(count, sys.maxsize)))
 
 
-def follow(log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec) -> Iterator[Iterator[Row]]:
+def follow(
+    log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec, last: Fingerprints
+) -> Iterator[Iterator[Row]]:
     """The messages from `begin` on in rounds, one for what is there and one for each arrival; never ends.
 
-    `queue` None follows all queues, also those added later, from their first message; and those of a topic that is
-    deleted and created anew, as far as the log tells it. A round, which may be empty, must be read to its end before
-    the next. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    last: which messages stand before `begin`. `queue` None follows all queues, also those added later, from their first
+    message; and those of a topic that is deleted and created anew, as far as the log tells it. A round, which may be
+    empty, must be read to its end before the next. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
-    last: Fingerprints = {}
     while True:
-        bounds = bounds_of(log, topic, queue)
-        others = log.strangers(begin, last)
-        starts = {
-            each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
-        }
-        end = {each: has.max_offset for each, has in bounds.items()}
-        last = log.fingerprints(end)
-        yield between(log, starts, end, spec)
+        with log.of_one_life(topic):
+            bounds = bounds_of(log, topic, queue)
+            others = log.strangers(begin, last)
+            starts = {
+                each: has.min_offset if each in others else begin.get(each, has.min_offset)
+                for each, has in bounds.items()
+            }
+            end = {each: has.max_offset for each, has in bounds.items()}
+            last = log.fingerprints(end)
+            rows = between(log, starts, end, spec)
+        yield rows
         begin = end
         log.wait(end, WAIT_SECONDS)
 

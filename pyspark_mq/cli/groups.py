@@ -113,7 +113,7 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
     it = LocalGroup(store, group)
     if not create:
         it.must_exist()
-    with address_at(store).open() as log:
+    with address_at(store).open() as log, log.of_one_life(topic):  # or else the group is to be reset again
         bounds = bounds_of(log, topic, queue)
         before = log.committed(group, bounds)
         rows: list[Cells] = [("queue", "from", "to", "lag")]
@@ -122,10 +122,10 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
             first, end = bounds[each]
             moved[each] = min(max(wanted, first), end)
             rows.append((str(each.queue_id), *map(number, (before.get(each), moved[each], end - moved[each]))))
-    readers = it.members()
-    if not dry_run:
-        it.create()
-        it.reset(moved)
+        readers = it.members()
+        if not dry_run:
+            it.create()
+            it.reset(moved)
     who = f"; members that go with it: {len(readers)}" if readers else ""
     click.echo(f"{aligned(rows)}\n\n{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
 from typing import Any, Self
@@ -145,6 +146,9 @@ class MemoryLog:
         for queue in sorted(self._memory.bounds()):
             topics[queue.topic] = (*topics.get(queue.topic, ()), queue)
         return topics
+
+    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         bounds = self._memory.bounds()

@@ -59,7 +59,7 @@ def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> 
         filled.put("t", 0, 250, size=1000)
         store.clean(forced=True)
         first = store.min_offset("t", 0)
-        rounds = follow(log, "t", {}, None, spec)
+        rounds = follow(log, "t", {}, None, spec, {})
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[first:]]
         store.create_topic("t", 2)
         filled.put("t", 1, 3)
@@ -71,7 +71,7 @@ def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path,
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, LocalAddress(filled.path).open() as log:
         filled.put("t", 0, 5)
-        rounds = follow(log, "t", {QUEUE: 2}, None, spec)
+        rounds = follow(log, "t", {QUEUE: 2}, None, spec, {})
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[2:]]
         delete_topic(filled.path, "t")
         store.create_topic("t", 1)
