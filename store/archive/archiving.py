@@ -148,15 +148,15 @@ class Archiving:
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
         if is_doubtful and not standing.shows_ours(self._kin, self._place, self._catalog):
             raise of_another(self._place.url, standing.passed)
-        passed, ends = dict(standing.passed), dict[Queue, int]()
-        for queue in standing.begins:
-            if (end := self._passing(queue, passed, partial(end_of, queue))) is not None:
-                ends[queue] = end
-        total, done, taken = sum(max(0, end - standing.begins[queue]) for queue, end in ends.items()), 0, 0
+        passed, parts = dict(standing.passed), dict[Queue, tuple[int, int]]()
+        for queue in (queue for queue in queues if queue not in passed):
+            if part := self._passing(queue, passed, partial(self._part, queue, standing.begins.get(queue), end_of)):
+                parts[queue] = part
+        total, done, taken = sum(max(0, end - begin) for begin, end in parts.values()), 0, 0
         progress(0, total)
         changed = False
-        for queue, end in ends.items():
-            begin, known = standing.begins[queue], self._catalog.queues.get(queue)
+        for queue, (begin, end) in parts.items():
+            known = self._catalog.queues.get(queue)
             now = replace(known or ArchivedQueue(next_offset=begin), last=standing.last.get(queue))
             if now.indexed_from is None:
                 now = replace(now, indexed_from=begin)
@@ -184,6 +184,10 @@ class Archiving:
         except (ArchiveOfAnother, OffsetLost, CorruptStore) as error:
             passed[queue] = error
             return None
+
+    def _part(self, queue: Queue, begin: int | None, end_of: Callable[[Queue], int]) -> tuple[int, int]:
+        """Which messages of a queue are to be archived, from its first on by default."""
+        return self._published.offsets(*queue)[0] if begin is None else begin, end_of(queue)
 
     def _save(self) -> None:
         """Name what is written. What a crash of the machine took from the store only would be of another store."""

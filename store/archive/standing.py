@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from store.read.published import PublishedQueues
 
 
 class Standing(NamedTuple):
-    """begins: queue offset from which on each queue is not archived yet. last: the message before it, where it is
+    """begins: where what is archived of a queue ends, and it goes on. last: the message before it, where it is
     known. passed: why the others cannot be archived; of a topic that is another one none of its queues can.
     """
 
@@ -55,11 +54,7 @@ class Standing(NamedTuple):
                 continue
         named = {*queues, *(it.queue for it in there)}
         passed |= {queue: others[queue.topic] for queue in sorted(named) if queue.topic in others}
-        begins = {}
-        for queue in (queue for queue in queues if queue not in passed):
-            known = catalog.queues.get(queue)
-            with suppress(UnknownTopic):
-                begins[queue] = known.max_offset if known and known.entries else published.offsets(*queue)[0]
+        begins = {it.queue: it.archived.max_offset for it in there if it.queue not in passed}
         return Standing(begins, last, passed)
 
     def is_cut_off(self, queue: Queue) -> bool:

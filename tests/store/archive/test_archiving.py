@@ -235,6 +235,29 @@ def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None
         rows(log, Queue("orders", 0), 0, 3)
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_queue_that_lost_a_file_keeps_no_other_from_the_archive(tmp_path: Path, before: int) -> None:
+    """Whether some of it is archived or nothing yet."""
+    filled = Filled(tmp_path / "mq", {"a": 1, "b": 1, "c": 1})
+    filled.put("a", 0, 1)
+    filled.put("b", 0, before)
+    filled.store.archive(str(tmp_path / "archive"))
+    for topic in "abc":
+        filled.put(topic, 0, 250)
+    filled.store.close()
+    max((tmp_path / "mq/consumequeue/b/0").iterdir()).unlink()
+    with MessageStore.open(tmp_path / "mq", create=False, read_only=True) as store:
+        with pytest.raises(QueuesPassedOver, match=f"b/0: .*: entry {before + 249}, which it had, is gone") as passed:
+            store.archive()
+        assert list(passed.value.reasons) == [Queue("b", 0)]
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        ends = {topic: log.bounds([Queue(topic, 0)])[Queue(topic, 0)].max_offset for topic in "abc"}
+    assert ends == {"a": 251, "b": before, "c": 250}
+    with MessageStore.open(tmp_path / "mq", create=False) as store:
+        assert store.archive().messages == 250
+        same(store, tmp_path / "archive")
+
+
 PROGRAM = """
 import sys
 from store import MessageStore
