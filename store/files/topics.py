@@ -83,11 +83,14 @@ class Topics:
         """
         return self._look().deletions
 
-    def must_not_be_deleted(self, topic: str) -> None:
-        """Raises `UnknownTopic` where a topic was deleted and is not there again; as cheap as `queue_count`."""
+    def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
+        """Raises `UnknownTopic` where a topic was deleted and is not there again, or without this queue; as cheap as
+        `queue_count`.
+        """
         seen = self._look(topic)
-        if not seen.counts.get(topic) and topic in seen.deletions:
-            raise UnknownTopic(f"{self._root}: no topic {topic!r} any more: it was deleted; nothing was put into it")
+        if seen.counts.get(topic, 0) <= queue_id and topic in seen.deletions:
+            what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
+            raise UnknownTopic(f"{self._root}: no {what} any more: it was deleted; nothing was put into it")
 
     def born(self, topic: str) -> int | None:
         """Log offset from which on what was put for a topic belongs to it: one that was deleted here, and is there

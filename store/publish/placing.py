@@ -42,13 +42,13 @@ class NextOffsets(dict[QueueName, int]):
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Raises `UnknownTopic` where the topic was deleted since the record was made, `CorruptSegment` where the queue
-        ends before what was given away.
+        """Raises `UnknownTopic` where the topic, or its queue, was deleted since the record was made, `CorruptSegment`
+        where the queue ends before what was given away.
         """
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
         if not found:
-            self._queues.topics.must_not_be_deleted(name[0])
+            self._queues.topics.must_not_be_deleted(*name)
         self[name] = found
         return found
 

@@ -122,6 +122,21 @@ def test_what_is_being_put_goes_nowhere_or_into_the_new_one(
         assert "t" not in other.topics()
 
 
+def test_what_is_being_put_into_a_queue_that_the_new_one_has_not_goes_nowhere(
+    path: Path, stores: tuple[MessageStore, MessageStore]
+) -> None:
+    """Whoever knows how many queues there are would not look there."""
+    store, other = stores
+    store.create_topic("t", 2)
+    append = store.begin()
+    append.add_messages([Message("t", b"new", queue_id=1)])
+    delete_topic(path, "t")
+    other.create_topic("t", 1)
+    with pytest.raises(UnknownTopic, match="no queue 1 of topic 't' any more: it was deleted; nothing was put into it"):
+        append.publish()
+    assert (other.topics()["t"], store.offsets("t", 0)) == (1, (0, 0))
+
+
 def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
     """What they know of ends is older than the deletion, or younger."""
     store, idle = stores
