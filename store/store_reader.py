@@ -26,7 +26,7 @@ from store.any_log import (
 )
 from store.archive.kin import Kin
 from store.archive.older import Older
-from store.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, UnknownTopic
+from store.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.opened import Opened, Place
@@ -140,14 +140,14 @@ class StoreReader(Opened):
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
-        if offset < minimum and not as_records and (older := self._older()):
-            return older.get_message(Queue(topic, queue_id), offset, Bounds(minimum, maximum), max_messages, accept)
         where = self._log, queue, offset, minimum, maximum
         try:
+            if offset < minimum and not as_records and (older := self._older()):
+                return older.get_message(Queue(topic, queue_id), offset, Bounds(minimum, maximum), max_messages, accept)
             if minimum <= offset < maximum:
                 self._published.must_be_of_topic(queue, offset)
             return get_message(*where, max_messages, accept, self.config, as_records=as_records)
-        except (CorruptRecord, CorruptSegment, OffsetLost):
+        except (CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet):
             with suppress(UnknownTopic):
                 if self.max_offset(topic, queue_id) >= maximum:
                     raise

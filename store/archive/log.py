@@ -35,7 +35,7 @@ from store.archive.names import named
 from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place, StillPlace
 from store.archive.records import Records, records_of
-from store.errors import CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
+from store.errors import CorruptRecord, CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
@@ -252,10 +252,20 @@ class ArchiveLog:
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
 
     def messages(self, wanted: QueueRange) -> Iterator[StoredMessage]:
-        """The messages of a range, one by one, with their bodies as their producers had them. Raises as `scan`."""
-        for checked in self.checked(wanted, BATCH_BYTES):
-            for message in stored_messages(checked.block):
-                yield inflated(message, self._where(wanted.queue), _MAX_BODY_BYTES)
+        """The messages of a range, one by one, with their bodies as their producers had them. Raises as `scan`, at one
+        that is damaged when those before it were given."""
+        rest = wanted
+        try:
+            for checked in self.checked(wanted, BATCH_BYTES):
+                for message in stored_messages(checked.block):
+                    yield inflated(message, self._where(wanted.queue), _MAX_BODY_BYTES)
+                    rest = rest._replace(start=rest.start + 1)
+        except CorruptRecord:
+            if rest.length == 1:
+                raise
+            middle = (rest.start + rest.end) // 2
+            yield from self.messages(rest._replace(end=middle))
+            yield from self.messages(rest._replace(start=middle))
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> Records:
         """The first records of a range that match, at most `most` and `max_bytes`, the first always; as clients of a

@@ -11,7 +11,7 @@ from store.any_log import Bounds, MessageFilter, Queue, QueueRange, ReadSpec
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.archive.of_store import StoreArchive
-from store.errors import MessageTooLarge
+from store.errors import CorruptRecord, MessageTooLarge
 from store.files.config import StoreConfig
 from store.format.layout import CQ_ENTRY
 from store.format.stored_message import StoredMessage
@@ -62,7 +62,7 @@ class Older:
                 next_begin += 1
                 if message_filter.match(message.tags, message.properties):
                     found.append(message)
-        except MessageTooLarge:
+        except (CorruptRecord, MessageTooLarge):
             if next_begin == offset:  # or else the next call says it
                 raise
         status = GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE

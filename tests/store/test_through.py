@@ -17,6 +17,7 @@ from store import (
     ConsumeFromWhere,
     Consumer,
     ConsumerConfig,
+    CorruptRecord,
     GetStatus,
     Message,
     MessageStore,
@@ -27,6 +28,8 @@ from store import (
     message_filter,
 )
 from store.any_log import Boundary, Queue, QueueRange, ReadSpec
+from store.archive.kin import Kin
+from store.archive.log import ArchiveLog
 from store.broker.deletion import delete_topic
 from store.format.layout import (
     ARCHIVED_FILE,
@@ -238,6 +241,39 @@ def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path
             assert ([each.body for each in got.messages], got.next_begin_offset) == (bodies, next_begin)
         with pytest.raises(MessageTooLarge):
             store.get_message("g", "t", 0, 2)
+
+
+def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(shortened: Filled) -> None:
+    """Few, or more than are asked for."""
+    (path,) = Path(shortened.path).parent.glob("archive/*/mq/orders/0/COMMIT_LOG/*")
+    path.write_bytes(path.read_bytes().replace(b"0-57.", b"0-57,"))
+    for offset, most, end in ((0, 32, 32), (40, 32, 57), (56, 32, 57), (58, 32, 90)):
+        got = shortened.store.get_message("g", *ORDERS, offset, most)
+        assert [each.queue_offset for each in got.messages] == list(range(offset, end))
+        assert got.next_begin_offset == end
+    none = shortened.store.get_message("g", *ORDERS, 0, 8, message_filter("nothing"))
+    assert (none.status, none.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 57)
+    with pytest.raises(CorruptRecord, match=r"queue 0, offset 57 .*its body does not match its CRC"):
+        shortened.store.get_message("g", *ORDERS, 57)
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_topic_that_is_deleted_and_forgotten_amid_get_message(
+    shortened: Filled, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    store, reaches = shortened.store, ArchiveLog.reaches
+
+    def deleting(log: ArchiveLog, queue: Queue, kin: Kin) -> bool:
+        found = reaches(log, queue, kin)
+        delete_topic(store.path, "orders")
+        if is_made_again:
+            store.create_topic("orders", 1)
+        store.archive(forget=["orders"])
+        return found
+
+    monkeypatch.setattr(ArchiveLog, "reaches", deleting)
+    got = store.get_message("g", *ORDERS, 7)
+    assert (got.status, got.next_begin_offset, got.messages) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0, [])
 
 
 def test_a_consumer_begins_with_what_only_the_archive_has(shortened: Filled) -> None:
