@@ -259,6 +259,8 @@ class LocalMember:
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:
+        if self._seat.is_forked:  # whoever has `_threads` may not be here
+            return
         try:
             if self._seat.is_taken:
                 self._in_turn(self._leave)

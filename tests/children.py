@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+
+from tests.waiting import PATIENCE
 
 
 def in_a_child(work: Callable[[], object]) -> str:
-    """What `work` answers in a forked process, as text."""
+    """What `work` answers in a forked process, as text; nothing where it hangs."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(int(PATIENCE))
         try:
             os.write(write, str(work()).encode())
         except BaseException as error:  # noqa: BLE001 - the parent's test says what it was

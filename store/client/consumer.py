@@ -355,7 +355,7 @@ class Consumer(Opened):
 
     def _must_not_be_forked(self) -> None:
         """As `must_be_open`, where what was closed meanwhile ends in its own way."""
-        if os.getpid() != self._process:
+        if self.is_forked:
             raise self._not_open()
 
     def _must_not_have_failed(self) -> None:

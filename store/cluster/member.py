@@ -196,6 +196,8 @@ class ClusterMember(Opened):
             answered(answer, broker, RequestCode.CONSUMER_SEND_MSG_BACK, message.msg_id)
 
     def leave(self) -> None:
+        if self.is_forked:  # whoever has the turn may not be here
+            return
         with self._turn:
             if self._is_over:
                 return

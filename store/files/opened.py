@@ -33,6 +33,11 @@ class Opened:
         with opening:
             _all.add(self)
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that it belongs to."""
+        return os.getpid() != self._process
+
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""
         if self._is_over:
@@ -40,7 +45,7 @@ class Opened:
 
     def _not_open(self) -> StoreNotOpen:
         """Why this is of no use any more."""
-        if os.getpid() != self._process:
+        if self.is_forked:
             return StoreForked(
                 f"{self._what}: opened in process {self._process}, and this is process {os.getpid()}, forked from it; "
                 f"make one for this process with {self._anew}"

@@ -150,7 +150,7 @@ class StoreLock(Opened):
 
     def must_be_of_this_process(self) -> None:
         """Raises `StoreForked`, also in the middle of a verb that goes on while this is closed."""
-        if self._is_over and os.getpid() != self._process:  # it is over in a child; to ask who one is takes 0.5 us
+        if self._is_over and self.is_forked:  # it is over in a child; to ask who one is takes 0.5 us
             raise self._not_open()
 
     def _leave(self) -> None:

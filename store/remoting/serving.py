@@ -131,7 +131,10 @@ class Serving:
         return self._hold.held
 
     def close(self) -> None:
-        """Answer what is under way, held pulls too, and leave. The second time this does nothing."""
+        """Answer what is under way, held pulls too, and leave. The second time, and in a forked process, this does
+        nothing."""
+        if self._server.is_forked:  # its parent noted more since
+            return
         for each in self._every:
             each.cancel()
         self._server.close(self._stop_waiting)

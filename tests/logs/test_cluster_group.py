@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -35,6 +36,7 @@ from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader
 from store.remoting.headers import ResetOffset
 from store.remoting.serving import serve
+from tests.children import in_a_child
 from tests.logs.group_conformance import EVERYTHING, GroupTests
 from tests.logs.test_cluster import BROKER
 from tests.members import RemoteMember, remote_member
@@ -254,3 +256,22 @@ class TestClusterGroup(GroupTests):
                     os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             assert group.members() != []
+
+
+def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: Making) -> None:
+    """That thread is not in the child, to let go of what it has."""
+    holds, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with member._turn:  # type: ignore[attr-defined]  # as while brokers are asked
+            holds.set()
+            end.wait()
+
+    with making.group.join(EVERYTHING) as member:
+        holding = threading.Thread(target=hold)
+        holding.start()
+        assert holds.wait(PATIENCE)
+        left = in_a_child(member.leave)
+        end.set()
+        holding.join()
+    assert left == "None"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from store.broker.deletion import delete_topic
 from store.broker.members import Roster
 from store.local_group import LocalGroup
 from store.publish.published_end import PublishedEnd
+from tests.children import in_a_child
 from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests
 from tests.members import RemoteMember, remote_member
 from tests.waiting import PATIENCE, until
@@ -296,3 +298,27 @@ def test_what_was_sent_back_is_on_the_device_before_an_offset_says_that_it_is_do
             assert published.flushed_offset == 0
             one.persist()
             assert published.flushed_offset == store.confirm_offset
+
+
+def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: LocalMaking) -> None:
+    """That thread is not in the child, to let go of what it has."""
+    with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as member:
+        store.put(Message("t", b"0", queue_id=0))
+        holds, end = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            holds.set()
+            end.wait()
+
+        sent = store.get_message("g", *Q0, 0).messages
+        threads = [threading.Thread(target=store._writing().exclusively, args=(hold,))]
+        threads.append(threading.Thread(target=member.send_back, args=(sent,)))
+        for thread in threads:
+            thread.start()
+            assert holds.wait(PATIENCE)
+        until(lambda: not member._threads.acquire(blocking=False))  # type: ignore[attr-defined]
+        left = in_a_child(member.leave)
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert left == "None"

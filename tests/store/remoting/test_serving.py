@@ -7,8 +7,14 @@ from contextlib import suppress
 
 import pytest
 
+from store import MessageStore
+from store.any_group import Subscription
+from store.any_log import BrokerQueueId, Queue
+from store.cluster.address import ClusterAddress
 from store.errors import StoreBusy
-from store.remoting.serving import _every
+from store.remoting.broker_config import BrokerConfig
+from store.remoting.serving import _every, serve
+from tests.children import in_a_child
 
 
 def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,3 +39,13 @@ def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog
 
     asyncio.run(until_none_is_left())
     assert all(str(error) in caplog.text for error in raised)
+
+
+def test_a_forked_child_closes_nothing_of_its_parents(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does it say what the group had done by then: its parent knows of more."""
+    queue = Queue("orders", BrokerQueueId(BrokerConfig.brokerName, 1))
+    with serve(store, "127.0.0.1:0") as serving:
+        with ClusterAddress((serving.address,)).group("g").join({"orders": Subscription()}) as member:
+            assert member.lock([queue]) == {queue}
+            member.commit({queue: 1})
+        assert in_a_child(lambda: (serving.close(), caplog.text)) == "(None, '')"
