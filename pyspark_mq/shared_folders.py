@@ -99,9 +99,13 @@ def why_not_shared(url: str) -> str | None:
     if protocol not in _CREATE_ONCE:
         known = ", ".join(f"{each}://" for each in _CREATE_ONCE)
         return f"{protocol}:// cannot make a file only if it is not there, or is not seen by all; use one of {known}"
-    if urlsplit(url).password is not None:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # whose words may show a password
+        return "it is no URL: between :// and the next slash stands what no bucket is called"
+    if parts.password is not None:
         return "it has a password, which logs would show; give it to fsspec's environment or configuration instead"
-    if not urlsplit(url).netloc:
+    if not parts.netloc:
         return "it names no bucket"
     return None
 

@@ -16,6 +16,7 @@ from store.errors import ArchiveUnavailable, ConfigError
 from store.files.atomic import make_folder, sync_directory, write_file
 
 _URL = re.compile(r"(?P<scheme>([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")
 _SECRET = re.compile(r"(?<=://)[^/@]*@")  # a user, or a key, and its password
 _EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme to our extra; others have packages of their own
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", "memory"}  # whose puts are, whatever they do to rename
@@ -70,11 +71,16 @@ def local_path(url: str) -> str | None:
     """The absolute path of a directory or a `file:` URL, None for other URLs. Raises `ConfigError`."""
     found = _URL.fullmatch(url)
     if found is None:
-        return os.path.abspath(os.path.expanduser(url.removeprefix("file:")))
+        path = url.removeprefix("file:")
+        if slashed := _ONE_SLASH.match(path):  # as a path it would be one below the working directory
+            raise ConfigError(
+                f"{slashed[0]}...: a URL has two slashes there; a folder of that name is ./{slashed[0]}..."
+            )
+        return os.path.abspath(os.path.expanduser(path))
     if found["scheme"].lower() not in ("file", "local"):
         return None
     host, slash, path = found["rest"].partition("/")
-    if host not in ("", "localhost") or not slash:  # as a path it would be one below the working directory
+    if host not in ("", "localhost") or not slash:  # likewise
         raise ConfigError(f"{url}: a URL of a local directory begins with file:///")
     return os.path.abspath(slash + path)
 

@@ -150,6 +150,8 @@ def test_where_nobody_else_sees_it_or_creating_is_not_safe() -> None:
         assert "cannot make a file only if it is not there" in why
     assert "password" in str(why_not_shared("s3://key:hush@bucket/x"))
     assert "names no bucket" in str(why_not_shared("s3:///x"))
+    for url in ("s3://[bucket/x", "s3://key:hush@bucket\u2100/x"):
+        assert str(why_not_shared(url)).startswith("it is no URL: between :// and the next slash stands what no bucket")
 
 
 def test_a_large_file_is_not_read(bucket: str) -> None:

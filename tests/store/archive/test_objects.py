@@ -17,6 +17,8 @@ from store import ArchiveUnavailable, ConfigError, NoArchive
 from store.any_log import Queue
 from store.archive.log import ArchiveAddress
 from store.archive.objects import local_path, objects_at, without_secrets
+from store.archive.of_store import remembered
+from store.through import address_at
 from tests.filled import Filled
 
 
@@ -142,6 +144,22 @@ def test_urls_of_local_directories(tmp_path: Path) -> None:
     for url in ("file://elsewhere/x", "file://x", "file://"):
         with pytest.raises(ConfigError, match="a URL of a local directory begins with file:///"):
             objects_at(url, {})
+
+
+def test_a_url_of_one_slash_is_no_directory(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3:/key:hush@bucket/x", "S3A:/bucket", "simplecache::gs:/bucket", "File:/x", "file:s3:/x"):
+        for use in (filled.store.archive, address_at):
+            with pytest.raises(
+                ConfigError, match=r":/\.\.\.: a URL has two slashes there; a folder of that name"
+            ) as told:
+                use(url)
+            assert "hush" not in str(told.value)
+    assert [path.name for path in tmp_path.iterdir()] == [Path(filled.path).name]
+    for path in ("./s3:/x", f"{tmp_path}/s3:/x", "s3:x", "c:/x"):
+        assert local_path(path) == str(tmp_path / path)
+    filled.store.archive("./s3:/x")
+    assert remembered(Path(filled.path)).url == str(tmp_path / "s3:/x")
 
 
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
