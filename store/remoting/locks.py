@@ -70,6 +70,12 @@ class Locks:
         """Handlers that may wait."""
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
+    def are_held(self, group: str) -> bool:
+        """Whether any queue is a client's of this group: it reads in order."""
+        now = time.monotonic()
+        with self._lock:
+            return any(held(locked.claims, now) for locked in self._locked.get(group, {}).values())
+
     def forget(self) -> None:
         """Those who are gone, and have nothing any more: to be called now and then."""
         now = time.monotonic()

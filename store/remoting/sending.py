@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from store.format.layout import (
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,
     PROPERTY_TRANSACTION,
+    PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
     SYS_COMPRESSED,
     SYS_COMPRESSION_MASK,
@@ -44,18 +46,27 @@ _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
 _OWN_TOPICS = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # what a client wrote there would hide messages of others
+_logger = logging.getLogger("store.remoting")
 
 
 class Sending:
     """Puts what producers send."""
 
     def __init__(
-        self, store: MessageStore, appending: Appending, transactions: ServedTransactions, *, create_topics: bool
+        self,
+        store: MessageStore,
+        appending: Appending,
+        transactions: ServedTransactions,
+        is_orderly: Callable[[str], bool],
+        *,
+        create_topics: bool,
     ) -> None:
-        """create_topics: a topic that is not there is made (autoCreateTopicEnable)."""
+        """is_orderly: whether a group reads in order. create_topics: a topic that is not there is made
+        (autoCreateTopicEnable)."""
         self._store = store
         self._appending = appending
         self._transactions = transactions
+        self._is_orderly = is_orderly
         self._create_topics = create_topics
 
     def quick(self) -> Mapping[int, Handler]:
@@ -78,6 +89,8 @@ class Sending:
         if self._is_dead(header):
             topic, new_queues = header.topic.replace(RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, 1), DEAD_LETTER_QUEUES
             messages = [replace(each, topic=topic, queue_id=0, delay_level=0, deliver_at=None) for each in messages]
+            ids = ", ".join(each.properties.get(PROPERTY_UNIQ_KEY, "without an id") for each in messages)
+            _logger.warning("given up by a client, and put into %s: %s", topic, ids)
         fields, answered = _fields(request, header), Future[Response]()
         if len(messages) == 1 and is_half(messages[0]):
             prepared = self._transactions.prepare(header.producer_group, messages[0], fields, new_queues)
@@ -89,13 +102,13 @@ class Sending:
 
     def _is_dead(self, header: SendMessage) -> bool:
         """Whether a consumer gives a message up: one that reads in order does not send it back, but sends it to its
-        group's retries once it failed as often as it may."""
+        group's retries once it failed as often as it may. Others send it there where to send it back failed."""
         if not header.topic.startswith(RETRY_TOPIC_PREFIX):
             return False
-        most = header.max_reconsume_times
+        group, most = header.topic.removeprefix(RETRY_TOPIC_PREFIX), header.max_reconsume_times
         if most is None:
-            most, _ = ConsumerOffsets(self._store.path).retries(header.topic.removeprefix(RETRY_TOPIC_PREFIX))
-        return (header.reconsume_times or 0) >= most
+            most, _ = ConsumerOffsets(self._store.path).retries(group)
+        return (header.reconsume_times or 0) > most or self._is_orderly(group)
 
     def _sent(self, placed: AppendResult) -> Response:
         ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())

@@ -75,7 +75,7 @@ class Serving:
         clients = Clients(retries.prepare, self._neighbours.admit, self._neighbours.changed)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(store, clients, checks)
-        sending = Sending(store, self._appending, self._transactions, create_topics=create_topics)
+        sending = Sending(store, self._appending, self._transactions, locks.are_held, create_topics=create_topics)
         self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
         reading = clients, offsets, self._thread, Permissions(store, clients), figures, older
         pulling = Pulling(store, self._hold, *reading, max_held=MAX_HELD)

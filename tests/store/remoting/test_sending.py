@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 
 import pytest
 
 from store import Message, MessageStore, StoredMessage
+from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.format.layout import SYS_COMPRESSED
 from store.format.properties import encode_properties
@@ -21,6 +23,14 @@ from tests.store.remoting.broker import Broker, encode_batch, send
 def only(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> StoredMessage:
     (message,) = store.get_message("g", topic, queue_id, 0).messages
     return message
+
+
+def lock(broker: Broker, queue: Queue, group: str) -> None:
+    """As a client does that reads in order."""
+    asked = {"brokerName": "broker-a", "queueId": queue.queue_id, "topic": queue.topic}
+    body = {"clientId": "a", "consumerGroup": group, "mqSet": [asked]}
+    answer = broker.ask(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
+    assert json.loads(bytes(answer.body))["lockOKMQSet"] == [asked]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(RequestCode.SEND_MESSAGE, SendMessage), (310, SendMessageV2)])
@@ -55,11 +65,22 @@ def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: Messa
     assert [store.message_by_id(id) for id in sent.msg_id.split(",")] == messages
 
 
-@pytest.mark.parametrize(("times", "most", "is_dead"), [(2, 3, False), (3, 3, True), (16, None, True), (0, 0, True)])
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize(("times", "most", "is_dead"), [(3, 3, False), (4, 3, True), (16, None, False), (17, None, 1)])
 def test_a_message_that_failed_for_the_last_time_is_dead(
-    broker: Broker, store: MessageStore, times: int, most: int | None, is_dead: bool
+    broker: Broker,
+    store: MessageStore,
+    caplog: pytest.LogCaptureFixture,
+    orderly: bool,
+    times: int,
+    most: int | None,
+    is_dead: bool,
 ) -> None:
-    """As consumers send them that read in order."""
+    """Consumers that read in order give up what they send; others could not send it back, and it counts one try more
+    already."""
+    is_dead |= orderly
+    if orderly:
+        lock(broker, Queue("orders", 0), "g")
     properties = encode_properties({"DELAY": "5", "RETRY_TOPIC": "orders", "UNIQ_KEY": "ID"}).decode()
     store.create_topic("%RETRY%g", 1)
     answer = broker.send(
@@ -67,6 +88,7 @@ def test_a_message_that_failed_for_the_last_time_is_dead(
     )
     assert answer.code == ResponseCode.SUCCESS
     assert ("%DLQ%g" in store.topics()) == is_dead
+    assert ("given up by a client, and put into %DLQ%g: ID" in caplog.text) == is_dead
     if is_dead:
         message = only(store, "%DLQ%g")
         assert (message.body, message.reconsume_times) == (b"body", times)
