@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,14 +78,23 @@ def lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, Lag]:
     return {queue: _lag(wanted, log) for queue, wanted in left.items()}
 
 
+def of_query(of_sources: Iterable[Mapping[Queue, Lag]]) -> dict[Queue, Lag]:
+    """The lags of all sources of a query: in a queue that several read, of the one that is farthest behind."""
+    found: dict[Queue, Lag] = {}
+    for by_queue in of_sources:
+        for queue, lag in by_queue.items():
+            found[queue] = max(found.get(queue, lag), lag, key=lambda each: each.messages)
+    return found
+
+
 def total(by_queue: Mapping[Queue, Lag]) -> Lag:
-    """All queues together: the sums, and the longest time."""
+    """All queues together: the sums, and the longest time; None for what is not known of one of them."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return Lag(
         sum(lag.messages for lag in by_queue.values()),
         sum(size for size in sizes if size is not None) if None not in sizes else None,
-        max(times, default=None),
+        max(times, default=None) if len(times) == len(by_queue) else None,
     )
 
 
@@ -153,7 +162,8 @@ class LagListener(StreamingQueryListener):
         progress = event.progress
         query = progress.name or str(progress.id)
         series: set[tuple[Gauge, Labels]] = set()
-        for by_queue in self._lags(progress.sources):
+        by_queue = of_query(self._lags(progress.sources))
+        if by_queue:
             for queue, lag in by_queue.items():
                 labels = query, queue.topic, str(queue.queue_id)
                 for gauge, value in zip(self._gauges, lag, strict=False):
@@ -164,7 +174,6 @@ class LagListener(StreamingQueryListener):
             if now - self._told.get(query, -self._every) >= self._every:
                 self._told[query] = now
                 _logger.info("Query %s is behind by %s", query, described(by_queue))
-
         self._keep(str(progress.id), series)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:

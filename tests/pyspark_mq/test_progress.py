@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,7 @@ from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import QueryProgressEvent
 
 
 def source(reached: dict[str, Any], ends: dict[str, Any]) -> dict[str, str]:
@@ -34,7 +36,7 @@ def test_the_lag_of_each_queue() -> None:
         Queue("orders", 1): Lag(0, 0, 0.0),
         Queue("orders", 2): Lag(4),
     }
-    assert total(lags(progress)) == Lag(8, None, 0.0)
+    assert total(lags(progress)) == Lag(8, None, None)
 
 
 def test_a_real_time_batch_is_as_far_as_where_it_began() -> None:
@@ -100,6 +102,20 @@ def test_of_a_cluster(tmp_path: Path) -> None:
     assert by_queue == {Queue("orders", BrokerQueueId("b", 1)): Lag(0, 0, 0.0)}
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_sources_of_one_topic_the_one_that_is_farther_behind_is_told(
+    turn: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = {"orders": {"0": 9, "1": 7}}
+    sources = [source({"orders": {"0": 9, "1": 7}}, ends), source({"orders": {"0": 2, "1": 7}}, ends)][::turn]
+    registry = CollectorRegistry()
+    progress = SimpleNamespace(name="joined", id="one", sources=sources)
+    with caplog.at_level(logging.INFO, "pyspark_mq"):
+        LagListener(registry=registry).onQueryProgress(cast("QueryProgressEvent", SimpleNamespace(progress=progress)))
+    assert caplog.messages == ["Query joined is behind by 7 messages (orders/0 7)"]
+    assert [gauge_of(registry, "joined", queue) for queue in "01"] == [7, 0]
+
+
 def test_a_query_that_falls_behind_is_seen(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,6 +140,10 @@ def test_a_query_that_falls_behind_is_seen(
         spark.streams.removeListener(listener)
     assert "Query slow is behind by 90 messages" in caplog.text
     assert "(orders/0 45, orders/1 45)" in caplog.text
+
+
+def gauge_of(registry: CollectorRegistry, query: str, queue: str) -> float | None:
+    return registry.get_sample_value("mq_lag_messages", {"query": query, "topic": "orders", "queue": queue})
 
 
 def gauges(registry: CollectorRegistry) -> list[float | None]:
