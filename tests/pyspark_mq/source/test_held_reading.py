@@ -40,6 +40,13 @@ def test_a_batch_reads_what_is_there_and_what_arrives(filled: Filled) -> None:
     assert run(reader(filled), it.partitions(end, following)) == []
 
 
+def test_a_short_batch_in_which_nothing_matches_gets_on(filled: Filled) -> None:
+    it = reader(filled, subExpression="C")
+    end = latest(it, it.initialOffset())
+    assert run(it, it.partitions({}, end)) == []
+    assert latest(it, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
+
+
 def test_rows_come_out_as_they_arrive(filled: Filled) -> None:
     it = reader(filled, batchDuration="60s", startingOffsets="latest")
     start = it.initialOffset()
