@@ -1,0 +1,72 @@
+"""A topic that is deleted and made again, and what is archived of it."""
+
+from __future__ import annotations
+
+import json
+
+from store import Message, MessageStore
+from store.any_log import Queue, QueueRange, ReadSpec
+from store.archive.log import ArchiveAddress
+from store.format.layout import ARCHIVED_FILE, TOPICS_FILE
+from store.read.filters import EVERYTHING
+
+ORDERS = Queue("orders", 0)
+SPEC = ReadSpec(("body",), EVERYTHING)
+
+
+def put(store: MessageStore, topic: str, body: str, count: int, queue_id: int = 0) -> None:
+    store.put_many(
+        Message(topic, f"{body} {n}".encode(), queue_id=queue_id, keys=(f"{body}{n}",)) for n in range(count)
+    )
+
+
+def bodies(log: object, queue: Queue, begin: int, end: int) -> list[str]:
+    batches = log.scan(QueueRange(*queue, begin, end), SPEC)  # type: ignore[attr-defined]
+    return [body.decode() for batch in batches for body in batch["body"].to_pylist()]
+
+
+def archived(url: str, queue: Queue = ORDERS) -> list[str]:
+    with ArchiveAddress(url).open() as log:
+        return bodies(log, queue, *log.bounds([queue])[queue])
+
+
+def named(body: str, count: int) -> list[str]:
+    return [f"{body} {n}" for n in range(count)]
+
+
+def made_again(store: MessageStore, queues: int = 1, topic: str = "orders") -> None:
+    store.delete_topic(topic, lambda: None)
+    store.create_topic(topic, queues)
+
+
+def made_again_by_a_broker(store: MessageStore) -> None:
+    """Which leaves no mark where it was deleted."""
+    made_again(store)
+    path = store.path / TOPICS_FILE
+    content = json.loads(path.read_text())
+    del content["deletedTopics"]
+    path.write_text(json.dumps(content))
+
+
+def forgets_archive(store: MessageStore) -> None:
+    """So that retention takes what is not archived."""
+    (store.path / "config" / "store.conf").unlink()
+    (store.path / ARCHIVED_FILE).unlink()
+
+
+def begin_at(store: MessageStore, count: int) -> None:
+    """Put new orders, and let retention take the first `count` of them, so that the queue begins there."""
+    put(store, "orders", "new", count)
+    first = store.confirm_offset
+    while store.confirm_offset // 4096 == first // 4096:
+        put(store, "other", "x" * 500, 1)
+    put(store, "orders", "newer", 5)
+    while store.clean(forced=True).log:
+        pass
+    assert store.offsets("orders", 0) == (count, count + 5)
+
+
+def anew(store: MessageStore, count: int) -> None:
+    made_again(store)
+    put(store, "orders", "new", count)
+    store.archive(forget=["orders"])

@@ -1,0 +1,162 @@
+"""An archive that is of another store, or of another topic of that name, is never joined with what a store has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from store import (
+    ArchiveOfAnother,
+    ArchiveUnavailable,
+    GetStatus,
+    MessageStore,
+    OffsetLost,
+    QueuesPassedOver,
+)
+from store.archive.log import ArchiveAddress
+from store.restoring import restore
+from store.through import ThroughAddress
+from tests.store.archive.lives import (
+    ORDERS,
+    archived,
+    begin_at,
+    bodies,
+    forgets_archive,
+    made_again,
+    made_again_by_a_broker,
+    named,
+    put,
+)
+
+
+@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
+def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(
+    store: MessageStore, url: str, delete: Callable[[MessageStore], None]
+) -> None:
+    put(store, "orders", "old", 40)
+    store.archive(url)
+    forgets_archive(store)
+    delete(store)
+    begin_at(store, 40)
+    put(store, "other", "more", 2)
+    with ThroughAddress(str(store.path), url).open() as log:
+        if delete is made_again:
+            assert log.bounds([ORDERS]) == {ORDERS: (40, 45)}
+            with pytest.raises(OffsetLost):
+                bodies(log, ORDERS, 39, 45)
+        else:
+            with pytest.raises(ArchiveOfAnother, match="--forget orders"):
+                log.bounds([ORDERS])
+            with pytest.raises(ArchiveOfAnother):
+                bodies(log, ORDERS, 39, 45)
+    with pytest.raises((QueuesPassedOver, ArchiveOfAnother), match="orders/0: "):
+        store.archive(url)
+    assert archived(url) == named("old", 40)
+    with suppress(ArchiveOfAnother):  # where nothing shows whose archive it is
+        store.archive(url, forget=["orders"])
+        assert archived(url) == named("newer", 5)
+
+
+@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
+def test_who_reads_through_gets_nothing_of_the_old_one(
+    store: MessageStore, url: str, delete: Callable[[MessageStore], None]
+) -> None:
+    """By the store itself: in a range, by offset, by key."""
+    put(store, "orders", "old", 60)
+    store.archive(url)
+    settings = (store.path / "config" / "store.conf").read_bytes()
+    forgets_archive(store)
+    delete(store)
+    begin_at(store, 40)
+    (store.path / "config" / "store.conf").write_bytes(settings)
+    reads: list[Callable[[], object]] = [
+        lambda: list(store.scan(*ORDERS, 0, 45)),
+        lambda: store.get_message("g", *ORDERS, 7),
+        lambda: store.query("orders", "old7"),
+    ]
+    if delete is made_again:
+        with pytest.raises(OffsetLost):
+            reads[0]()
+        got = store.get_message("g", *ORDERS, 7)
+        assert (got.status, got.next_begin_offset, got.messages) == (GetStatus.OFFSET_TOO_SMALL, 40, [])
+        assert reads[2]() == []
+    else:
+        for read in reads:
+            with pytest.raises(ArchiveOfAnother, match="--forget orders"):
+                read()
+    assert sum(map(len, store.scan(*ORDERS, 40, 45))) == 5
+
+
+def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, url: str) -> None:
+    """All that is archived is gone from the store: as two lives look, and it is one."""
+    begin_at(store, 0)
+    put(store, "orders", "old", 35)
+    store.archive(url)
+    end = store.max_offset("orders", 0)
+    while store.min_offset("orders", 0) < end:
+        put(store, "other", "x" * 500, 4)
+        store.archive()
+        store.clean(forced=True)
+    put(store, "orders", "new", 3)
+    assert store.archive().messages == 3
+    assert len(archived(url)) == end + 3
+    with ThroughAddress(str(store.path)).open() as log:
+        assert log.bounds([ORDERS]) == {ORDERS: (0, end + 3)}
+        assert bodies(log, ORDERS, 0, end + 3) == archived(url)
+
+
+def test_an_archive_of_before_this_was_remembered_is_compared(store: MessageStore, url: str) -> None:
+    put(store, "orders", "old", 30)
+    put(store, "other", "other", 3)
+    store.archive(url)
+    (metadata,) = Path(url).rglob("tieredStoreMetadata.json")
+    text = metadata.read_text()
+    older = re.sub(r'"last[A-Z]\w*":\d+,|,"metadata.crc32":\d+', "", text)
+    metadata.write_text(older)
+    assert "lastLogOffset" not in metadata.read_text()
+    assert store.archive() == (0, 0, 0, 0)
+    assert re.findall(r'"last\w*":\d+', metadata.read_text()) == re.findall(r'"last\w*":\d+', text)
+    metadata.write_text(older)
+    made_again(store)
+    put(store, "orders", "new", 31)
+    with pytest.raises(QueuesPassedOver, match="orders/0: another message is archived at offset 29"):
+        store.archive()
+    assert store.archive(forget=["orders"]).messages == 31
+
+
+def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: str, tmp_path: Path) -> None:
+    put(store, "orders", "ours", 3)
+    with MessageStore.open(tmp_path / "elsewhere" / "mq") as other:
+        other.create_topic("orders", 1)
+        put(other, "orders", "theirs", 3)
+
+        def progress(done: int, total: int) -> None:
+            if not done:
+                other.archive(url)
+
+        with pytest.raises(ArchiveUnavailable, match="another store archives there under the same name"):
+            store.archive(url, progress=progress)
+
+
+def test_a_store_that_was_restored_goes_on_in_the_same_place(store: MessageStore, url: str, tmp_path: Path) -> None:
+    """And the one that it was made of is told."""
+    put(store, "orders", "old", 100)
+    store.archive(url)
+    restore(ArchiveAddress(url), tmp_path / "again" / "mq")
+    with MessageStore.open(tmp_path / "again" / "mq") as restored:
+        assert restored.archive(url) == (0, 0, 0, 0)
+        put(restored, "orders", "more", 5)
+        assert restored.archive().messages == 5
+    put(store, "orders", "other", 6)
+    with pytest.raises(ArchiveOfAnother, match="orders/0: another message is archived at offset 104"):
+        store.archive()
+    assert archived(url) == named("old", 100) + named("more", 5)
+    while store.clean(forced=True).log:
+        pass
+    assert store.offsets("orders", 0)[1] == 106
+    with ThroughAddress(str(store.path)).open() as log:
+        assert bodies(log, ORDERS, 0, 106) == named("old", 100) + named("other", 6)
