@@ -47,25 +47,28 @@ def sync(fd: int, path: Path) -> None:
         raise _failure(path, error) from error
 
 
-def failed_flush(error: BaseException) -> FlushFailed | None:
-    """What the device said, if `error` tells of that.
+def failed_flush(error: BaseException, root: Path) -> FlushFailed | None:
+    """What the device said of a file in the directory `root`, if `error` tells of that.
 
     It may only tell that to the next: an interrupt that waited for the device comes with the first call behind it. So
     whoever flushes sets `unflushed`, the path, before any call.
     """
     path = getattr(error, "unflushed", None)
-    if isinstance(error, OSError) and path is not None:
-        return _failure(path, error)
-    return error if isinstance(error, FlushFailed) else None
+    # Elsewhere, as where the stream of batches that is appended flushes another store, it is not told here.
+    if not isinstance(error, OSError | FlushFailed) or path is None or not path.is_relative_to(root):
+        return None
+    return error if isinstance(error, FlushFailed) else _failure(path, error)
 
 
 def _failure(path: Path, error: OSError) -> FlushFailed:
     now = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return FlushFailed(
+    failure = FlushFailed(
         f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
         "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
         "recovers from what can still be read"
     )
+    failure.unflushed = path  # type: ignore[attr-defined]
+    return failure
 
 
 class SegmentFile:

@@ -179,15 +179,19 @@ class PublishedEnd:
             raise
 
     def _note_failure(self, error: BaseException, before: BaseException | None, begin: int) -> None:
-        """`mark_failed` where `error`, or what it came amid, tells of a failed flush."""
+        """`mark_failed` where `error`, or what it came amid, tells of a failed flush of this directory's."""
         for each in (error, error.__context__):
-            if each is not None and each is not before and (failure := failed_flush(each)):
+            if each is not None and each is not before and (failure := failed_flush(each, self.path.parent)):
                 self.mark_failed(begin, str(failure))
 
     def mark_failed(self, begin: int, failure: str) -> None:
-        """Record that what lies behind `begin` may not be on the device, and why; the first failure counts."""
+        """Record that what lies behind `begin` may not be on the device, and why; the first failure's reason stays.
+
+        One that began before it may be noted behind it, and tells of what lies further back.
+        """
         if not self.has_failed:
             self._fields["failure"][...] = failure.encode()[: PUBLISHED_END["failure"].itemsize]
+        if not self.has_failed or begin < self.flushed_offset:
             self._fields["failed_from"][...] = checked(begin)
 
     @property

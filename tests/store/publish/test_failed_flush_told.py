@@ -1,0 +1,306 @@
+"""Who hears of a flush that failed: all who have the directory open, and nobody else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import pyarrow as pa
+import pytest
+
+from store import FlushFailed, Message, MessageRefused, MessageStore, StoreConfig
+from store.publish.published_end import PublishedEnd
+from tests.end_to_end.test_kill import ROOT, bodies
+from tests.failing import CONFIG, SYNC, Device, put
+from tests.waiting import PATIENCE, until
+
+TESTS = str(ROOT / "tests")
+PUT = """
+import sys
+from store import Message, MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    store.put(Message("t", b"from another process"))
+"""
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("config", [CONFIG, SYNC])
+def test_an_interrupt_on_the_way_from_the_device(tmp_path: Path, device: Device, config: StoreConfig) -> None:
+    """Wherever it comes, in Python's own library too, all are told."""
+    calls, place = 0, -1
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        is_place = event in ("call", "c_return")  # where the interpreter looks for signals
+        calls += bool(device.failed) and is_place and not frame.f_code.co_filename.startswith(TESTS)
+        if calls == place:
+            sys.setprofile(None)
+            raise Interrupted
+
+    def fail_one(interrupted_at: int) -> None:
+        nonlocal calls, place
+        place = interrupted_at
+        path = tmp_path / str(place)
+        store = MessageStore.open(path, config=config)
+        store.create_topic("t", 1)
+        verb = store.flush if config is CONFIG else lambda: store.put(Message("t", b"more"))
+        store.put(Message("t", b"x"))
+        device.fail(1)
+        calls = 0
+        sys.setprofile(interrupt)
+        with suppress(FlushFailed, Interrupted):
+            try:
+                verb()
+            finally:
+                sys.setprofile(None)
+        assert PublishedEnd(path, writable=False).has_failed, f"place {place}"
+        with pytest.raises(FlushFailed):
+            store.close()
+
+    fail_one(-1)
+    places = calls
+    for number in range(1, places + 1):
+        fail_one(number)
+    assert places > 10
+
+
+@pytest.mark.parametrize(("config", "number"), [(CONFIG, 1), (SYNC, 1), (SYNC, 2)])
+def test_an_interrupt_waits_for_the_device(path: Path, device: Device, config: StoreConfig, number: int) -> None:
+    """It comes before anybody is told what that said, in this process or another."""
+    store, body = MessageStore.open(path, config=config), bytes(3900 if number > 1 else 10)  # in a new segment
+    verb = store.flush if config is CONFIG else lambda: store.put(Message("t", body))
+    put(store, 10, 11)
+    device.fail(number)
+    device.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        verb()
+    assert device.failed
+    with pytest.raises(FlushFailed, match=r"commitlog.*Input/output error"):
+        put(store, 11, 12)
+    with pytest.raises(FlushFailed):
+        store.close()
+
+
+def test_a_failure_elsewhere_that_is_being_handled(
+    path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What is raised meanwhile has it as its context, and is no failure of this one's."""
+    store, other = MessageStore.open(path), MessageStore.open(tmp_path_factory.mktemp("other"), config=CONFIG)
+    put(store, 10, 11)
+    other.create_topic("t", 1)
+    device.fail(1)
+    try:
+        store.flush()
+    except FlushFailed:
+        with pytest.raises(MessageRefused):
+            other.put(Message("t", bytes(4096)))
+    other.put(Message("t", b"x"))
+    other.close()
+    with pytest.raises(FlushFailed):
+        store.close()
+
+
+@pytest.mark.parametrize("amid", ["a stream", "a condition"])
+def test_a_failure_elsewhere_amid_an_append(
+    path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory, amid: str
+) -> None:
+    """What an append reads may flush another store, whose device is not that of this one."""
+    store, other = MessageStore.open(path), MessageStore.open(tmp_path_factory.mktemp("other"), config=CONFIG)
+    other.create_topic("t", 1)
+    other.put(Message("t", b"x"))
+    append, schema = store.begin(), pa.schema({"body": pa.binary()})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        other.flush()
+        yield pa.record_batch([[b"not seen"]], schema=schema)
+
+    for _ in range(2):  # pieces that are made before this has its turn
+        append.add_messages([Message("t", b"not seen")])
+    if amid == "a stream":
+        append.add("t", pa.RecordBatchReader.from_batches(schema, batches()))
+    device.fail_in(f"{other.path}/commitlog")
+    with pytest.raises(FlushFailed, match="other"):
+        append.publish(unless=None if amid == "a stream" else lambda: other.flush() is not None)
+    put(store, 10, 11)
+    store.close()
+    with pytest.raises(FlushFailed):
+        other.close()
+
+
+def test_a_failure_that_is_noted_behind_a_later_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells of what lies further back: a flush between them, by the same descriptor, was told that all is well."""
+    real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
+    fails = [False]
+
+    def flush(fd: int) -> None:
+        if threading.current_thread() is first:
+            has_heard.set()
+            goes_on.wait(PATIENCE)
+        if threading.current_thread() is first or fails[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        real_flush(fd)
+
+    store, synced = MessageStore.open(path), MessageStore.open(path, config=SYNC)
+    published = PublishedEnd(path, writable=False)
+    begin = published.flushed_offset
+    first, second = (threading.Thread(target=partial(suppressed, store.flush)) for _ in range(2))
+    put(store, 10, 11)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    first.start()
+    assert has_heard.wait(PATIENCE)
+    second.start()
+    until(lambda: published.flushed_offset > begin)
+    fails[0] = True
+    with pytest.raises(FlushFailed):
+        synced.put(Message("t", b"x"))
+    goes_on.set()
+    first.join()
+    second.join()
+    assert published.flushed_offset == begin
+    for each in (store, synced):
+        with pytest.raises(FlushFailed):
+            each.close()
+
+
+def suppressed(verb: Callable[[], object]) -> None:
+    with suppress(FlushFailed):
+        verb()
+
+
+def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells each open descriptor of a failure once: of two threads with the same one, the other is told
+    nothing, and what it put would count as flushed before the first one has said what it heard.
+    """
+    if sys.platform != "linux":
+        pytest.skip("names of open files are read from /proc")
+    real_flush, told, has_heard, goes_on = os.fdatasync, set[int](), threading.Event(), threading.Event()
+
+    def flush(fd: int) -> None:
+        if "commitlog" in os.readlink(f"/proc/self/fd/{fd}") and fd not in told:
+            told.add(fd)
+            if threading.current_thread() is other:
+                has_heard.set()
+                goes_on.wait(30)
+            raise OSError(errno.EIO, "Input/output error")
+        real_flush(fd)
+
+    store, synced = MessageStore.open(path), MessageStore.open(path, config=SYNC)
+    put(store, 10, 11)
+    confirm = store.confirm_offset
+
+    def flush_beside() -> None:
+        with pytest.raises(FlushFailed):
+            synced.flush()
+
+    other = threading.Thread(target=flush_beside)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    other.start()
+    assert has_heard.wait(30)
+    try:
+        with pytest.raises(FlushFailed):
+            synced.put(Message("t", b"x"))
+    finally:
+        goes_on.set()
+        other.join()
+    assert store.confirm_offset == confirm
+    for each in (store, synced):
+        with pytest.raises(FlushFailed):
+            each.close()
+
+
+@pytest.mark.parametrize(("stores", "archives"), [(1, False), (2, False), (1, True)])
+def test_two_flushes_by_one_descriptor(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    stores: int,
+    *,
+    archives: bool,
+) -> None:
+    """One of them hears of the failure: the other is not over before that one has said so."""
+    real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
+
+    def flush(fd: int) -> None:
+        if threading.current_thread() is first:
+            has_heard.set()
+            goes_on.wait(PATIENCE)
+            raise OSError(errno.EIO, "Input/output error")
+        real_flush(fd)
+
+    opened, told = [MessageStore.open(path) for _ in range(stores)], []
+    put(opened[0], 10, 11)
+    verbs = [store.flush for store in opened]
+    if archives:
+        verbs.append(lambda: opened[0].archive(str(tmp_path_factory.mktemp("archive"))))
+
+    def hear(verb: Callable[[], object]) -> None:
+        try:
+            verb()
+            told.append("all is flushed")
+        except FlushFailed:
+            told.append("failed")
+
+    first, second = (threading.Thread(target=hear, args=(verbs[number],)) for number in (0, -1))
+    monkeypatch.setattr(os, "fdatasync", flush)
+    first.start()
+    assert has_heard.wait(PATIENCE)
+    second.start()
+    second.join(0.1)  # it came back by then
+    goes_on.set()
+    first.join()
+    second.join()
+    assert told == ["failed", "failed"]
+    for store in opened:
+        with pytest.raises(FlushFailed):
+            store.close()
+
+
+def test_what_archiving_was_told(path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It flushes by a descriptor that others use, too, and that hears of a failure once: a store's appends, and what
+    flushes behind them where a reader of the same process archives."""
+    for config, read_only in ((SYNC, False), (CONFIG, True)):
+        store = MessageStore.open(path, config=config)
+        put(store, 10, 11)
+        archives = MessageStore.open(path, read_only=True) if read_only else store
+        device.fail_in("commitlog")
+        with pytest.raises(FlushFailed):
+            archives.archive(str(tmp_path_factory.mktemp("archive")))
+        with pytest.raises(FlushFailed):
+            store.flush() if read_only else put(store, 11, 12)
+        with pytest.raises(FlushFailed):
+            store.close()
+
+
+def test_other_processes_learn_of_it(path: Path, device: Device) -> None:
+    arguments = [sys.executable, "-c", PUT, str(path)]
+    other = subprocess.Popen(
+        arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    store = MessageStore.open(path)
+    put(store, 10, 11)
+    device.fail(1)
+    with pytest.raises(FlushFailed):
+        store.close()
+    with pytest.raises(FlushFailed, match="close the store in all processes"):
+        MessageStore.open(path)
+    _, errors = other.communicate("\n")
+    assert "FlushFailed" in errors
+    assert "commitlog" in errors
+    assert (path / "abort").exists()
+    with MessageStore.open(path) as again:
+        assert len(bodies(again)) == 11
