@@ -158,8 +158,7 @@ class Consumer(Opened):
         )
         self._over = Latch()
         self._error: BaseException | None = None
-        work: list[Callable[[], None]] = [self._rebalance, *(puller.run for puller in self._pullers)]
-        self._threads = [self._thread(each) for each in work]
+        self._threads = [self._thread(work) for work in (self._rebalance, *(puller.run for puller in self._pullers))]
         self._workers: list[threading.Thread] = []
         if listener is not None:
             most = config.consume_message_batch_max_size
@@ -188,8 +187,7 @@ class Consumer(Opened):
         """Sleep until the consumer is closed, at most `timeout` seconds; whether it is. Raises what ended it."""
         self._must_not_be_forked()
         ended = self._over.wait(timeout)
-        if self._error is not None:
-            raise self._error
+        self._must_not_have_failed()
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
@@ -227,9 +225,13 @@ class Consumer(Opened):
         """Let calls of the listener that are under way end, commit what is done, leave the group.
 
         The second time this does nothing. Where it interrupts iterating in the middle, as a signal's handler may, that
-        ends, and closes then. Raises what ended the consumer before.
+        ends, and closes then; where the listener calls it, that is done first. Raises what ended the consumer before.
         """
         if self._is_over:
+            return
+        if threading.current_thread() in self._workers:
+            self._is_to_close = True
+            self._end()
             return
         if self._queues.is_inside:  # which other threads wait for, that would have to end
             self._is_to_close = True
@@ -257,10 +259,9 @@ class Consumer(Opened):
 
     def _wait_for_calls(self) -> None:
         deadline = time.monotonic() + self._config.await_termination_when_shutdown
-        workers = [worker for worker in self._workers if worker is not threading.current_thread()]
-        for worker in filter(_is_started, workers):
+        for worker in filter(_is_started, self._workers):
             worker.join(max(0.0, deadline - time.monotonic()))
-        if any(worker.is_alive() for worker in workers):
+        if any(worker.is_alive() for worker in self._workers):
             _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
 
     def _let_all_go(self) -> None:
@@ -330,6 +331,8 @@ class Consumer(Opened):
         while any(worker.is_alive() for worker in self._workers):  # nobody else may have what is in hand, however long
             self._rebalance_by(self._rebalancer.renew)
             self._rebalancer.wait()
+        if self._is_to_close:
+            self.close()
 
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:

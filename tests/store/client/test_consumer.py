@@ -322,6 +322,26 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
     interrupting.join()
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+def test_what_its_listener_closes_it_with_is_done(store: MessageStore, orderly: bool) -> None:
+    """Also where nobody else closes it."""
+    put(store, range(40))
+    made, seen, others = threading.Event(), Seen(), Seen()
+
+    def close(messages: Sequence[ReceivedMessage]) -> None:
+        assert made.wait(PATIENCE)
+        consumer.close()
+        seen(messages)
+
+    consumer = Consumer(store.path, "g", "t", close, orderly=orderly, config=config())
+    made.set()
+    assert consumer.wait(PATIENCE)
+    until(lambda: LocalGroup(store.path, "g").members() == [])
+    with Consumer(store.path, "g", "t", others, orderly=orderly, config=config()):
+        until(lambda: len(seen.numbers) + len(others.numbers) >= 40)
+    assert sorted(seen.numbers + others.numbers) == [*range(40)]
+
+
 def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:
     """For another holds it for too long; whoever comes next has it from what was noted."""
     put(store, range(40))
