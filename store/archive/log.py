@@ -269,14 +269,19 @@ class ArchiveLog:
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> Records:
         """The first records of a range that match, at most `most` and `max_bytes`, the first always; as clients of a
-        server get them, see `archive.names`. Raises as `scan`."""
+        server get them, see `archive.names`. Raises as `scan`; where one is damaged some of those before it come."""
 
         def first(catalog: Catalog) -> Records:
             it = self._holding(catalog, wanted)
             number = catalog.topics[wanted.topic]
             return records_of(it, number, wanted.start, wanted.end, message_filter, most, max_bytes)
 
-        return self._steady(first)
+        try:
+            return self._steady(first)
+        except CorruptRecord:
+            if wanted.length == 1:
+                raise
+        return self.records(wanted._replace(end=(wanted.start + wanted.end) // 2), message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
         """The one message that a client of a server names so, see `archive.names`. Raises `OffsetLost`."""

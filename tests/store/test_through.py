@@ -243,10 +243,15 @@ def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path
             store.get_message("g", "t", 0, 2)
 
 
+def damage(filled: Filled) -> None:
+    """The archived message of offset 57."""
+    (path,) = Path(filled.path).parent.glob("archive/*/mq/orders/0/COMMIT_LOG/*")
+    path.write_bytes(path.read_bytes().replace(b"0-57.", b"0-57,"))
+
+
 def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(shortened: Filled) -> None:
     """Few, or more than are asked for."""
-    (path,) = Path(shortened.path).parent.glob("archive/*/mq/orders/0/COMMIT_LOG/*")
-    path.write_bytes(path.read_bytes().replace(b"0-57.", b"0-57,"))
+    damage(shortened)
     for offset, most, end in ((0, 32, 32), (40, 32, 57), (56, 32, 57), (58, 32, 90)):
         got = shortened.store.get_message("g", *ORDERS, offset, most)
         assert [each.queue_offset for each in got.messages] == list(range(offset, end))
@@ -255,6 +260,21 @@ def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(
     assert (none.status, none.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 57)
     with pytest.raises(CorruptRecord, match=r"queue 0, offset 57 .*its body does not match its CRC"):
         shortened.store.get_message("g", *ORDERS, 57)
+
+
+def test_records_that_stand_before_a_damaged_one_are_given(shortened: Filled) -> None:
+    """To clients of a server, which pull on behind them."""
+    damage(shortened)
+    with address_at(str(Path(shortened.path).parent / "archive")).open() as log:
+        assert isinstance(log, ArchiveLog)
+        for tags, matching in ((EVERYTHING, 17), (message_filter("B"), 8)):
+            offset, found = 40, 0
+            while offset < 57:
+                got = log.records(QueueRange(*ORDERS, offset, 100), tags, 32, 1 << 20)
+                offset, found = got.next_begin, found + b"".join(got.records).count(b"region")
+            assert (offset, found) == (57, matching)
+            with pytest.raises(CorruptRecord, match=r"queue 0, offset 57 .*its body does not match its CRC"):
+                log.records(QueueRange(*ORDERS, 57, 100), EVERYTHING, 32, 1 << 20)
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
