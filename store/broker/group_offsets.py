@@ -102,7 +102,7 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
-        files.commit_positions(group, larger)
+        files.set_positions(group, larger)
 
 
 class Reset(NamedTuple):

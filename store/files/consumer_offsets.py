@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from store.format.layout import (
     MAX_GROUP_CHARACTERS,
     MAX_QUEUES,
     TOPIC_CHARACTERS,
+    TRANSACTIONS_GROUP,
 )
 from store.integers import INT_MAX, integer
 
@@ -40,6 +42,13 @@ def check_group_name(group: str) -> None:
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
         raise InvalidGroup(f"group {group[:20]!r}...: {len(group)} characters, at most {MAX_GROUP_CHARACTERS}")
+
+
+def check_may_commit(group: str) -> None:
+    """Raises `InvalidGroup`, also for that of transactions: what is said of it could hide those that are open."""
+    check_group_name(group)
+    if group == TRANSACTIONS_GROUP:
+        raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
 
 
 class ConsumerOffsets:
@@ -60,6 +69,13 @@ class ConsumerOffsets:
         """Those that the broadcasting members of a group have, or of all groups."""
         for folder in sorted((root / CONSUMERS_DIR).glob(f"{group}/{_INSTANCES_DIR}/*")):
             yield ConsumerOffsets(folder)
+
+    def state(self) -> tuple[int, int] | None:
+        """Another one when anybody has written offsets."""
+        with suppress(FileNotFoundError):
+            status = self._offsets.stat()
+            return status.st_ino, status.st_mtime_ns
+        return None
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
         """Queue id to the next queue offset that the group has to read; queues without one are absent."""
@@ -96,7 +112,7 @@ class ConsumerOffsets:
 
         Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
         """
-        check_group_name(group)
+        check_may_commit(group)
         for queue, offset in positions.items():
             if integer(f"offset of queue {queue.queue_id}", offset) < 0:
                 raise OffsetOutOfRange(

@@ -7,11 +7,10 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import InvalidGroup, MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
+from store import MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
 from store.any_log import Queue
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.consumer_offsets import ConsumerOffsets, check_may_commit
 from store.files.topics import Topics
-from store.format.layout import TRANSACTIONS_GROUP
 from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
@@ -21,11 +20,12 @@ _logger = logging.getLogger("store.remoting")
 @dataclass(slots=True)
 class _Known:
     """offset: as a client said last. persisted: as the files say since this last looked, None without. born: of its
-    topic, see `Topics.born`: in another of that name all this means nothing."""
+    topic, see `Topics.born`: in another of that name all this means nothing. state: of the files, before that look."""
 
     offset: int
     persisted: int | None
     born: int | None
+    state: tuple[int, int] | None
 
 
 class ServedOffsets:
@@ -54,18 +54,15 @@ class ServedOffsets:
     def commit(self, group: str, queue: Queue, offset: int) -> None:
         """Set what a group has to read next.
 
-        Raises `InvalidGroup`, `OffsetOutOfRange`: what the files cannot have would keep the group's others from them,
-        and in the group of transactions it would hide those that are open.
+        Raises `InvalidGroup`, `OffsetOutOfRange`: what the files cannot have would keep the group's others from them.
         """
-        check_group_name(group)
-        if group == TRANSACTIONS_GROUP:
-            raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
+        check_may_commit(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
-        born = self._topics.born(queue.topic)
+        born, state = self._topics.born(queue.topic), self._files.state()
         with self._lock:
             known = self._known.setdefault(group, {}).get(queue)
-            if known is not None and known.born == born and known.offset != known.persisted:
+            if known is not None and (known.born, known.state) == (born, state):
                 known.offset = offset
                 return
             seen = None if known is None else known.persisted
@@ -73,9 +70,9 @@ class ServedOffsets:
         with self._lock:
             known = self._known[group].get(queue)
             if known is not None and known.born == born and (now == seen or known.persisted != seen):
-                known.offset = offset
+                known.offset, known.state = offset, state
             else:
-                self._known[group][queue] = _Known(offset, now, born)
+                self._known[group][queue] = _Known(offset, now, born, state)
 
     def forget(self, topic: str) -> None:
         """It was deleted: in one of the same name these offsets mean other messages."""

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptRecord, Message, MessageStore, StoreConfig, TransactionEnded
+from store import CorruptRecord, InvalidGroup, Message, MessageStore, StoreConfig, TransactionEnded
+from store.any_log import Queue
 from store.broker.transactions import Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
+from store.local_group import LocalGroup
 from store.publish.published_end import PublishedEnd
 from tests.store.broker.test_transactions import bodies, orders
 from tests.waiting import until
@@ -27,6 +29,21 @@ def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outco
         assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) == 1
         with closing(PublishedEnd(tmp_path, writable=False)) as published:
             assert published.flushed_offset == store.confirm_offset
+
+
+def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
+    """Those that are open were hidden."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 2)
+        transactions = Transactions(store, "sellers")
+        transactions.prepare(orders(1))
+        transactions.check(lambda message: Outcome.UNKNOWN, immunity=-1)
+        group = LocalGroup(tmp_path, TRANSACTIONS_GROUP)
+        with pytest.raises(InvalidGroup, match="its offsets say which transactions are over"):
+            group.reset({Queue(HALF_TOPIC, 0): 2})
+        with pytest.raises(InvalidGroup, match="its offsets say which transactions are over"):
+            store.commit_offsets(TRANSACTIONS_GROUP, HALF_TOPIC, {0: 2})
+        assert len(Transactions(store, "sellers").open(-1)) == 1
 
 
 def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

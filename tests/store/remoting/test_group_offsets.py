@@ -96,13 +96,16 @@ def test_what_somebody_else_sets_counts_more(store: MessageStore, offsets: Serve
     assert store.consumer_offset("g", *QUEUE) == 3
 
 
+@pytest.mark.parametrize("unpersisted", [False, True])
 @pytest.mark.parametrize("there", [2, None])
 def test_what_is_said_after_somebody_else_set_it_counts(
-    store: MessageStore, offsets: ServedOffsets, there: int | None
+    store: MessageStore, offsets: ServedOffsets, there: int | None, unpersisted: bool
 ) -> None:
     """None: deleted the group."""
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
+    if unpersisted:
+        offsets.commit("g", QUEUE, 9)
     if there is None:
         LocalGroup(store.path, "g").delete(with_offsets=True)
     else:
