@@ -82,11 +82,16 @@ class LocalGroup:
 
     def _must_not_be_served(self) -> None:
         """Raises `GroupConflict` where clients of a server are members."""
+        self._no_clients(
+            "cannot share its queues with members beside it, for they do not say when they gave one up. End those "
+            "first, or join a group of another name"
+        )
+
+    def _no_clients(self, why: str) -> None:
         if clients := served_members(self.path, self.name):
             raise GroupConflict(
                 f"{self.path}: group {self.name}: {clients} clients consume in it through a server (pyspark-mq serve), "
-                "and cannot share its queues with members beside it, for they do not say when they gave one up. End "
-                "those first, or join a group of another name"
+                f"and {why}"
             )
 
     def members(self) -> list[MemberInfo]:
@@ -129,6 +134,12 @@ class LocalGroup:
             raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
 
     def reset(self, positions: Positions) -> None:
+        """Raises `GroupConflict` while clients of a server are members."""
+        self._no_clients("go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first")
+        self.reset_served(positions)
+
+    def reset_served(self, positions: Positions) -> None:
+        """`reset` by a server, which tells its clients."""
         self.must_exist()
         self._files.in_turn(lambda: self._files.reset(positions))
 

@@ -119,6 +119,12 @@ class Figures(Opened):
         self._figures: dict[tuple[str, str, str], Figure] = {}
         self._written: list[bytes] = []
         self._refusal = ""  # that was told
+        self._client = ""
+
+    @property
+    def client(self) -> str:
+        """As `Told` names whose they are; "" of one who has told nothing yet."""
+        return self._client
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
         """The one of these labels. name: of BUCKETS, HELD, MEMBERS, or of REFUSED."""
@@ -152,7 +158,7 @@ class Figures(Opened):
         make_folder(folder)
         _tidy(folder)
         path = folder / f"{os.getpid()}#{time.monotonic_ns()}"
-        self._written = []
+        self._written, self._client = [], path.name
         with opening:
             self._fd = open_file(path, os.O_EXCL)
             self._closes = finalize(self, _close, self._fd, path)
@@ -222,12 +228,15 @@ def _told_in(path: Path) -> list[Told]:
     return found
 
 
-def served_members(root: Path, group: str) -> int:
-    """How many clients of servers consume in a group now. Raises `StoreUnavailable` where nobody can tell."""
+def served_members(root: Path, group: str, but: str = "") -> int:
+    """How many clients of servers consume in a group now. but: the `client` of whom to leave out. Raises
+    `StoreUnavailable` where nobody can tell.
+    """
     where, count = root / CLIENTS_DIR, 0
     try:
         for where in _files(root / CLIENTS_DIR):
-            count += sum(each.counts[0] for each in _told_in(where) if (each.name, each.group) == (MEMBERS, group))
+            if where.name != but:
+                count += sum(each.counts[0] for each in _told_in(where) if (each.name, each.group) == (MEMBERS, group))
     except (OSError, StoreError) as error:
         raise StoreUnavailable(
             f"{where}: whether clients of a server consume in group {group} cannot be told: {error}; see whose it is"

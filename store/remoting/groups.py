@@ -91,7 +91,7 @@ class ServedGroups:
     def _set(self, header: ResetOffset, queues: Sequence[Queue]) -> Response:
         positions = {queue: self._begin(header, queue) for queue in queues}
         self._offsets.persist()
-        self._group(header.group).reset(positions)
+        self._group(header.group).reset_served(positions)
         for queue in positions:  # first: what clients say from now on counts
             self._offsets.drop(header.group, queue)
         body = self._table(positions)

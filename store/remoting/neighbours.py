@@ -1,8 +1,10 @@
-"""Groups of which some members are clients of a server, and others consumers in processes of this host.
+"""Groups of which some members are clients of a server, and others of another one, or consumers in processes of this
+host.
 
 They cannot share the queues: a queue of a consumer here is its own until it gives it back, and RocketMQ's clients, but
-for orderly ones, never say that they have. So who comes second is refused: a server tells which groups have members
-there, and no other consumer joins one (see `LocalGroup.join`); and it takes no client into a group of others.
+for orderly ones, never say that they have; and no server knows the clients of another. So who comes second is refused:
+a server tells which groups have members there, and no other consumer joins one (see `LocalGroup.join`); and it takes no
+client into a group of others.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from store import GroupConflict, MessageStore, StoreUnavailable
 from store.any_group import MessageModel
 from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
-from store.publish.figures import MEMBERS, Figures
+from store.publish.figures import MEMBERS, Figures, served_members
 
 _logger = logging.getLogger("store.remoting")
 
@@ -41,11 +43,13 @@ class Neighbours:
                 "as who consumes beside it must know; see the server's log for why"
             )
         others = [each.id for each in LocalGroup(self._root, group).members() if each.model is MessageModel.CLUSTERING]
-        if others:
+        elsewhere = served_members(self._root, group, but=self._figures.client)
+        if others or elsewhere:
             figure.change(-1)
             self._figures.write()
+            who = f"consumers in processes of the broker's host read its queues ({', '.join(others)})"
             why = (
-                f"group {group}: consumers in processes of the broker's host read its queues ({', '.join(others)}), "
+                f"group {group}: {who if others else f'{elsewhere} clients of another server read its queues'}, "
                 "and clients of this broker cannot share them: end those first, or consume in a group of another name"
             )
             _logger.error("%s", why)

@@ -9,12 +9,14 @@ import pytest
 
 from store import GroupConflict, MessageModel, MessageStore, StoreUnavailable
 from store.any_group import Subscription
+from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
 from store.publish.figures import served_members
 from store.remoting.codes import RequestCode
-from store.remoting.headers import UnregisterClient
+from store.remoting.headers import ResetOffset, UnregisterClient
+from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.test_clients import heartbeat, members
 
@@ -65,6 +67,36 @@ def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, brok
             begun.result()
         broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
     assert both == 0
+
+
+def test_clients_of_two_servers_do_not_share_a_group(store: MessageStore, broker: Broker) -> None:
+    """Neither server knows the clients of the other: both would give them all queues."""
+    with MessageStore.open(store.path) as another, serve(another, "127.0.0.1:0") as serving:
+        other = Broker(serving, broker.client)
+        for name in ("a", "b"):
+            assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat(name)).code == ResponseCode.SUCCESS
+        answer = other.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
+        assert answer.code == ResponseCode.ILLEGAL_OPERATION
+        assert "group group: 2 clients of another server read its queues" in (answer.remark or "")
+        assert members(other) == []
+        for name in ("a", "b"):
+            broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient(name, None, "group"))
+        assert other.ask(RequestCode.HEART_BEAT, body=heartbeat("c")).code == ResponseCode.SUCCESS
+        assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.ILLEGAL_OPERATION
+
+
+def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore, broker: Broker) -> None:
+    """Its clients would hear of no other reset, and say soon how far they are."""
+    group, there = LocalGroup(store.path, "group"), {Queue("orders", 0): 0, Queue("orders", 1): 0}
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    with pytest.raises(GroupConflict, match=r"1 clients consume in it through a server .*mqadmin resetOffsetByTime"):
+        group.reset(there)
+    assert group.committed(there) == {}
+    reset = ResetOffset("group", "orders", 0, True)
+    assert broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == ResponseCode.SUCCESS
+    assert group.committed(there) == there
+    broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
+    group.reset(there)
 
 
 def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
