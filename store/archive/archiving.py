@@ -112,9 +112,7 @@ def fingerprint_of(checked: Checked, row: int) -> Fingerprint:
 class Archiving:
     """One store on its way into its archive. Call under its lock, see `of_store`."""
 
-    def __init__(
-        self, log: CommitLog, published: PublishedQueues, place: Place, broker: str, piece_bytes: int = PIECE_BYTES
-    ) -> None:
+    def __init__(self, log: CommitLog, published: PublishedQueues, place: Place, broker: str, piece_bytes: int) -> None:
         self._log = log
         self._published = published
         self._place = place
@@ -131,9 +129,9 @@ class Archiving:
         self,
         queues: Sequence[Queue],
         end_of: Callable[[Queue], int],
-        progress: Progress = lambda done, total: None,
+        progress: Progress,
         *,
-        is_remembered: bool = False,
+        is_remembered: bool,
     ) -> Archived:
         """Archive each queue up to its end, which is published. queues: all those of a topic, or none. is_remembered:
         the store's settings name this archive.

@@ -231,21 +231,20 @@ class Catalog:
             TOPICS: topics,
             QUEUES: queues,
         }
-        for kind, name in SEGMENTS.items():
-            content[name] = dict(self._named(kind, now))
+        content |= {name: {} for name in SEGMENTS.values()}
+        for kind, path, segments in self._files():
+            if segments:
+                content[SEGMENTS[kind]][path] = {str(each.base): _as_json(path, kind, each, now) for each in segments}
         text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()[:-1]
         return b"%b%b%d}" % (text, _CRC, zlib.crc32(text))
 
-    def _named(self, kind: str, now: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        files = {queue_path(self.broker, *queue): archived for queue, archived in self.queues.items()}
-        of_kind = {
-            COMMIT_LOG: {name: archived.log for name, archived in files.items()},
-            CONSUME_QUEUE: {name: archived.entries for name, archived in files.items()},
-            INDEX: {index_path(self.broker): self.index},
-        }
-        for name, segments in of_kind[kind].items():
-            if segments:
-                yield name, {str(each.base): _as_json(name, kind, each, now) for each in segments}
+    def _files(self) -> Iterator[tuple[str, str, Segments]]:
+        """Each one's kind, path and segments."""
+        for queue, archived in self.queues.items():
+            path = queue_path(self.broker, *queue)
+            yield COMMIT_LOG, path, archived.log
+            yield CONSUME_QUEUE, path, archived.entries
+        yield INDEX, index_path(self.broker), self.index
 
 
 def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]:

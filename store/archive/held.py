@@ -9,6 +9,8 @@ from types import TracebackType
 
 from store.any_log import Bounds, Positions, Queue, QueueRange
 
+POLL_SECONDS = 0.5  # between two looks
+
 
 class PolledHeld:
     """A `Held`. All that arrives may match."""
@@ -19,14 +21,12 @@ class PolledHeld:
         begin: Positions,
         deadline: float,
         idle: float,
-        poll: float,
     ) -> None:
-        """bounds, begin, deadline, idle: as `Log` has them. poll: seconds between two looks."""
+        """bounds, begin, deadline, idle: as `Log` has them."""
         self._bounds = bounds
         self._held = dict(begin)
         self._deadline = deadline
         self._idle = idle
-        self._poll = poll
         self._woken = threading.Event()
         self._ready: list[QueueRange] = []
 
@@ -60,7 +60,7 @@ class PolledHeld:
                 break
             if now >= quiet:
                 return None
-            self._woken.wait(max(0.0, min(quiet, self._deadline, now + self._poll) - now))
+            self._woken.wait(max(0.0, min(quiet, self._deadline, now + POLL_SECONDS) - now))
         raise StopIteration
 
     def __enter__(self) -> PolledHeld:

@@ -97,10 +97,10 @@ class Kin:
         """As `Topics.born`. Raises `UnknownTopic`."""
         return self._published.born(queue.topic)
 
-    def has_in_log(self, it: FlatQueue, last: Fingerprint | None = None) -> bool:
+    def has_in_log(self, it: FlatQueue, last: Fingerprint | None) -> bool:
         """Whether the log has the last archived message: that of a topic is there still when the topic is deleted.
 
-        last: where it is; by default as the archive remembers it.
+        last: where it is; for None as the archive remembers it.
         """
         if (last := last or it.archived.last) is None:
             return False

@@ -29,7 +29,7 @@ from store.any_log import (
 from store.archive.catalog import ArchivedQueue, Catalog
 from store.archive.finding import Finding
 from store.archive.flat import MAX_STRETCH, FlatQueue
-from store.archive.held import PolledHeld
+from store.archive.held import POLL_SECONDS, PolledHeld
 from store.archive.kin import Kin
 from store.archive.names import named
 from store.archive.objects import parsed, without_secrets
@@ -50,7 +50,6 @@ from store.read.scan import scan_queue
 
 Found = TypeVar("Found")
 
-POLL_SECONDS = 0.5
 _READ_ONLY = "an archive is only read; 'pyspark-mq restore' makes a store of it"
 _NONE = np.empty(0, np.int64)
 _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
@@ -305,7 +304,7 @@ class ArchiveLog:
             time.sleep(min(left, POLL_SECONDS))
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledHeld:
-        return PolledHeld(self.bounds, begin, deadline, idle, POLL_SECONDS)
+        return PolledHeld(self.bounds, begin, deadline, idle)
 
     def close(self) -> None:
         """Nothing is open."""
