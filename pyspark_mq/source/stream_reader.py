@@ -219,7 +219,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges = self._limit(ranges)
         following = {r.queue: r.end for r in ranges}
         last = self._queues.last(following, batch)
-        others = [queue for queue in self._log.strangers(offset.next, offset.last) if queue not in strange]
+        others = [queue for queue in self._others(offset) if queue not in strange]
         if others or are_gone(self._log, following, last):
             self._bounds = self._queues.bounds_behind(offset.next)
             return self._end(offset, once, [*strange, *others])
@@ -228,9 +228,19 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, offset: StreamOffset) -> BatchStart:
         """Where the batch after `offset` begins, up to the ends last seen. Raises `DataLossError`."""
-        batch = begin_batch(offset, self._bounds, self._log.strangers(offset.next, offset.last))
+        batch = begin_batch(offset, self._bounds, self._others(offset))
         self._lose(batch)
         return batch
+
+    def _others(self, offset: StreamOffset) -> list[Queue]:
+        """The queues that are others than when `offset` was noted, as far as that can be told.
+
+        Also those that have the message before it again, which was deleted then. Not where nothing was noted, as in an
+        offset of an earlier version; and in orderly queues the group may be further, which notes none.
+        """
+        is_noted = bool(offset.last) and self._orderly is None
+        deleted = {queue: at for queue, at in offset.next.items() if queue not in offset.last} if is_noted else {}
+        return [*self._log.strangers(offset.next, offset.last), *self._log.fingerprints(deleted)]
 
     def _lose(self, batch: BatchStart) -> None:
         for loss in batch.losses:

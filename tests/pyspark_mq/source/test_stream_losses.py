@@ -20,6 +20,7 @@ from store.broker.deletion import delete_topic
 from store.local import LocalAddress, LocalLog
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import recreate
+from tests.pyspark_mq.source import driving
 from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, reader
 
 
@@ -222,6 +223,31 @@ def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) 
     following = latest(it, after)
     assert ranges(it, after, following) == ["orders/0 [253, 254)", "orders/1 [305, 306)"]
     assert following["$last"]["orders"]["0"] > after["$last"]["orders"]["1"]
+
+
+def behind_what_was_deleted(filled: Filled) -> dict[str, str]:
+    """Options of a query that begins at orders/1, of which retention took all messages, and at another topic."""
+    filled.store.create_topic("other", 1)
+    filled.put("other", 0, 300, size=1000)
+    filled.store.clean(forced=True)
+    assert filled.store.offsets("orders", 1) == (5, 5)
+    return {"subscribe": "orders,other", "startingOffsets": "latest"}
+
+
+def test_a_topic_made_anew_where_retention_took_what_is_before(filled: Filled) -> None:
+    options = behind_what_was_deleted(filled)
+    it = reader(filled, **options)
+    end = latest(it, it.initialOffset())
+    assert end["orders"] == {"0": 3, "1": 5}
+    assert end["$last"].keys() == {"other"}
+    assert latest(reader(filled, **options), end) == end
+    recreate(filled, 3)
+    filled.put("orders", 1, 3)
+    for again in (reader(filled, **options), driving.reader(filled, **options)):
+        with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+            latest(again, end)
+    accepting = reader(filled, **options, failOnDataLoss="false")
+    assert ranges(accepting, end, latest(accepting, end)) == ["orders/0 [0, 3)", "orders/1 [0, 8)"]
 
 
 def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) -> None:
