@@ -2,6 +2,7 @@
 
     consumers/{group}/{member id}.member    JSON, see `Entry`
     consumers/{group}/done/{member id}      how far it has got in each queue: one `DONE_OFFSET` for each of its slots
+    consumers/{group}/done/{member id}~     an entry of more than a page once more, written before it
 
 The lock goes with the process, however that ends, and the system tells whoever watches the folder that the file was
 closed. So a member that was killed is missed at once, and what it had committed is not lost. One that lives on but is
@@ -24,7 +25,7 @@ from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
 from store.errors import CorruptStore, StoreReplaced
 from store.files.atomic import make_folder, open_file, read_file, write_at
-from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, note_at, noted
+from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, note_at, noted, spare_path
 from store.files.opened import Opened, Place, opening
 from store.format.layout import CONSUMERS_DIR
 from store.publish.lock_holders import holders
@@ -33,6 +34,7 @@ from store.publish.published_end import current_boot_id
 
 _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
 _LOCK_BYTE = 0
+_PAGE_BYTES = 4096  # that the system writes whole
 _TRIES = 100  # to read an entry while it is written
 
 
@@ -59,8 +61,7 @@ class Roster:
                 entry = _last_entry(path)
                 if entry is not None and entry.boot == _boot():  # what a crash of the machine leaves may be anything
                     inherit(entry, _done(path, entry))
-                done_path(path).unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     def enter(self, entry: Entry) -> Seat:
         """Become a member; the dead are buried. Raises `GroupConflict` for one that does not fit the others."""
@@ -115,7 +116,10 @@ class Seat(Opened):
         try:
             with self._threads:
                 self.must_be_open()
-                write_at(self._fd, text.ljust(self._size), 0)  # what was left of a longer one would not be JSON
+                padded = text.ljust(self._size)  # what was left of a longer one would not be JSON
+                if len(padded) > _PAGE_BYTES:  # who is killed amid it may leave a part of it
+                    _write(spare_path(self._path), text)
+                write_at(self._fd, padded, 0)
         except BaseException:
             self.drop()
             raise
@@ -145,8 +149,7 @@ class Seat(Opened):
         if not self._is_over:
             with suppress(StoreReplaced):
                 self._place.check()
-                self._path.unlink()
-                done_path(self._path).unlink(missing_ok=True)
+                _remove(self._path)
             self.drop()
 
     def drop(self) -> None:
@@ -171,12 +174,26 @@ def _is_alive(path: Path) -> bool:
         os.close(fd)
 
 
-def _last_entry(path: Path) -> Entry | None:
-    """What one that is dead said of itself; None where it was killed while it wrote, or this is no member's."""
+def _write(path: Path, text: bytes) -> None:
+    fd = open_file(path, os.O_TRUNC)
     try:
-        return Entry.of_json(read_file(path, MAX_BYTES))
-    except (FileNotFoundError, ValueError, CorruptStore):
-        return None
+        write_at(fd, text, 0)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    """A member's files, that by which it is known last."""
+    for each in (done_path(path), spare_path(path), path):
+        each.unlink(missing_ok=True)
+
+
+def _last_entry(path: Path) -> Entry | None:
+    """What one that is dead said of itself; None where it was killed while it joined, or this is no member's."""
+    for each in (path, spare_path(path)):  # which are written one after the other: it was killed amid one of them
+        with suppress(FileNotFoundError, ValueError, CorruptStore):
+            return Entry.of_json(read_file(each, MAX_BYTES))
+    return None
 
 
 def _entry(path: Path) -> Entry | None:

@@ -28,6 +28,12 @@ def done_path(member: Path) -> Path:
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
+def spare_path(member: Path) -> Path:
+    """What it says of itself once more, where that is long. No member's id has a "~"."""
+    done = done_path(member)
+    return done.with_name(f"{done.name}~")
+
+
 def noted(member: Path) -> list[int]:
     """The offsets, by slot; there may be fewer than slots."""
     try:

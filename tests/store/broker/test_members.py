@@ -25,6 +25,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from store.publish.locks import set_lock
 from store.publish.published_end import PublishedEnd
+from tests.members import remote_member
 
 EVERYTHING = {"t": Subscription()}
 TIMES = st.floats(0, 1e9)
@@ -92,6 +93,25 @@ def test_one_that_was_killed_while_it_wrote_is_buried(group: LocalGroup, tmp_pat
     assert group.members() == []
     with group.join(EVERYTHING) as one:
         assert [path.name for path in folder.glob("*.member")] == [f"{one.id}.member"]
+
+
+def test_a_long_entry_that_a_kill_cut_is_inherited_from(tmp_path: Path) -> None:
+    """The system writes page by page."""
+    queues = [Queue("t", number) for number in range(200)]
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", len(queues))
+    group = LocalGroup(tmp_path, "g")
+    with remote_member(group, EVERYTHING) as one:
+        one.call("lock", queues)
+        one.call("commit", dict.fromkeys(queues, 3))
+        one.call("lock", queues[1:])  # a longer entry was there before
+        one.kill()
+    (file,) = tmp_path.glob("consumers/g/*.member")
+    os.truncate(file, 4096)
+    with group.join(EVERYTHING):
+        assert set(ConsumerOffsets(tmp_path).offsets("g", "t").values()) == {3}
+        assert [path.name for path in tmp_path.glob("consumers/g/done/*~")] == []
+    assert [path.name for path in tmp_path.glob("consumers/g/**/*")] == ["done"]
 
 
 def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path: Path) -> None:
