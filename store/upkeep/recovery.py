@@ -109,7 +109,7 @@ class Recovery:
         queues = QueuesInLog(self._queues, partial(is_message, self._log), first_byte)
         for name in self._existing_queues:
             self._queues.of(*name).check()
-            is_known = plan.begin is Point.FLUSHED
+            is_known = plan.begin is Point.FLUSHED and begin > first_byte  # or else a broker's retention went on there
             queues.begin(name, ends.get(name, 0) if is_known else self._queues.of(*name).max_offset(begin))
         end, store_timestamp, times = begin, _last_timestamp(self._root), _Times(begin)
         until = trusted if plan.trusted is Point.CONFIRMED else self._refused_from()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
+from store.any_log import Queue
 from store.files.checkpoint import write_checkpoint
 from store.format.layout import CQ_ENTRY, segment_name
 from store.index.index import Index
@@ -21,6 +22,7 @@ from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, put
+from tests.takeover import broker
 
 
 def test_a_broker_that_appended_after_us(path: Path) -> None:
@@ -38,6 +40,25 @@ def test_a_broker_that_appended_after_us(path: Path) -> None:
         assert bodies(store) == expected
         put(store, 3)
     check_log(path, 90)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_broker_that_appended_after_us_and_deleted_all_that_was_ours(tmp_path: Path, killed: bool) -> None:
+    """A queue of which no message is left goes on where the broker's files say so, not where it was when we left."""
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=SMALL) as store:
+        store.create_topic("quiet", 2)
+        store.put_many([Message("quiet", b"ours", queue_id=0)] * 3)
+    with broker(path, killed=killed) as theirs:
+        theirs.put_many([Message("quiet", b"theirs", queue_id=queue) for queue in (0, 0, 1, 1, 1)])
+        theirs.create_topic("busy", 1)
+        theirs.put_many([Message("busy", bytes(SIZE // 4))] * 40)
+        theirs.clean(forced=True)
+        assert theirs.bounds([Queue("quiet", 0), Queue("quiet", 1)]) == {("quiet", 0): (5, 5), ("quiet", 1): (3, 3)}
+    for _ in range(2):
+        with MessageStore.open(path) as store:
+            assert store.bounds([Queue("quiet", 0), Queue("quiet", 1)]) == {("quiet", 0): (5, 5), ("quiet", 1): (3, 3)}
+    assert verify(path).findings == []
 
 
 def test_a_reader_of_a_directory_where_a_broker_appends_after_us(path: Path) -> None:
