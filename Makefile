@@ -14,8 +14,12 @@ demo: $(VENV)/.with-demo
 	@$(BIN)/pyspark-mq demo
 
 # In two processes, each test in the one that is free; each process that needs it starts one Spark session.
-test: $(VENV)/.with-test
+test: $(VENV)/.with-test $(VENV)/spark-classes.jsa
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
+
+# Where there is none, every Spark loads its classes itself, and the tests take longer.
+$(VENV)/spark-classes.jsa: $(VENV)/.with-test
+	-$(BIN)/python -m tests.spark_classes $@
 
 # The oldest PySpark, under another Python where there is one, in a .venv of its own; tests that start no Spark:
 # make test-oldest OTHER=python3.12

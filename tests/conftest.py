@@ -32,8 +32,12 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
 
 # Every Spark that the tests start lives for seconds: compiling its code well takes longer than it gains. The stack is
 # for a regular expression with which Spark looks at what foreachBatch raises: a long text overflows the usual one, and
-# the query ends without a word.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -Xss16m")
+# the query ends without a word. And half of what it does is loading classes: `make test` keeps them, see spark_classes.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -Xss16m"
+CLASSES = Path(sys.prefix) / "spark-classes.jsa"
+if CLASSES.exists():  # where they do not suit, a Java machine would say so where a program's output is expected
+    JAVA_OPTIONS += f' -XX:SharedArchiveFile="{CLASSES}" -Xlog:disable -Xlog:all=error:stderr'
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
 
 # A shell that starts a run in the background lets it ignore Ctrl-C, and with it all that it starts: tests send it.

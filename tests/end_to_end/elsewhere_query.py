@@ -21,7 +21,10 @@ def main(driver: str, bucket: str, python: str) -> None:
     os.environ["PYSPARK_PYTHON"] = python
     given = {**environment(os.environ["AWS_ENDPOINT_URL"]), "HIDDEN": driver}
     of_executors = {f"spark.executorEnv.{name}": value for name, value in given.items()}
-    of_executors |= {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    of_executors |= {
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
+    }
     spark = session({"spark.master": "local-cluster[2,1,1024]", **of_executors})
     tasks = spark.sparkContext.parallelize(range(2), 2)
     print("seen", tasks.map(lambda _: os.listdir(driver)).collect(), flush=True)
