@@ -69,6 +69,7 @@ class ClusterHeld:
 
     def again(self, queue: Queue, position: int) -> None:
         self._failed = [(when, pull) for when, pull in self._failed if pull.queue != queue]
+        self._gone = [pull for pull in self._gone if pull.queue != queue]
         if time.monotonic() < self._deadline:
             self._begin(_Pull(queue, position))
 
