@@ -171,7 +171,7 @@ class Clients:
         return last.subscription
 
     def lost(self, connection: Connection) -> None:
-        """The clients of a connection that is over are gone. In the loop's thread."""
+        """The clients of a connection that is over are gone. It may take a while."""
         with self._lock:
             self._drop_of(connection, self._producers)
             left = self._drop_of(connection, self._consumers)

@@ -8,6 +8,7 @@ from store import Boundary, MessageStore, RequestRefused
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
+from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
@@ -19,8 +20,11 @@ from store.remoting.request import Answer, Handler, Request, Response, of_json
 class Offsets:
     """Translates what is asked of queues to the store, of groups to their offsets."""
 
-    def __init__(self, store: MessageStore, groups: ServedOffsets, older: Older, pulling: Pulling) -> None:
+    def __init__(
+        self, store: MessageStore, clients: Clients, groups: ServedOffsets, older: Older, pulling: Pulling
+    ) -> None:
         self._store = store
+        self._clients = clients
         self._groups = groups
         self._pulling = pulling
         self._older = older
@@ -59,6 +63,8 @@ class Offsets:
         if self._pulling.is_outdated(request.connection, group, queue, offset):
             return Response(remark=f"not set: {offset} is of another {queue} than there is now")
         self._groups.commit(group, queue, offset)
+        if not self._clients.consumers(group):  # others may join beside the server, who go by the files
+            self._groups.persist()
         return Response()
 
     def _max(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from ssl import SSLContext
 
@@ -64,6 +65,7 @@ class Serving:
         access: Access | None,
         tls: SSLContext | None,
     ) -> None:
+        self._is_leaving = False
         self._hold = PullRequestHoldService(store)
         self._appending = Appending(store)
         self._thread = LoopThread("mq-server")
@@ -71,8 +73,14 @@ class Serving:
         self._reads = reads = Reads()
         older = Older(store, reads)
         retries = Retries(store, older)
-        self._neighbours = Neighbours(store)
-        clients = Clients(retries.prepare, self._neighbours.admit, self._neighbours.changed)
+        self._neighbours = neighbours = Neighbours(store)
+
+        def changed(group: str, count: int) -> None:
+            if not count:  # from then on others may join beside the server, who go by the files
+                offsets.persist()
+            neighbours.changed(group, count)
+
+        clients = Clients(retries.prepare, neighbours.admit, changed)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, locks.are_held, create_topics=create_topics)
@@ -85,7 +93,7 @@ class Serving:
             clients,
             locks,
             retries,
-            Offsets(store, offsets, older, pulling),
+            Offsets(store, clients, offsets, older, pulling),
             ServedTopics(store, broker, offsets, older),
             Progress(store, broker, clients, offsets, older),
             ServedGroups(store, broker, clients, offsets, older),
@@ -95,7 +103,9 @@ class Serving:
         def lost(connection: Connection) -> None:
             pulling.lost(connection)
             reads.lost(connection)
-            clients.lost(connection)
+            if not self._is_leaving:
+                gone = partial(clients.lost, connection)
+                self._thread.submit(_done(gone, "who is gone may count as a member still"))
 
         processors = Processors(
             quick={**sending.quick(), **pulling.quick(), **self._transactions.quick()},
@@ -135,6 +145,7 @@ class Serving:
         nothing."""
         if self._server.is_forked:  # its parent noted more since
             return
+        self._is_leaving = True
         for each in self._every:
             each.cancel()
         self._server.close(self._stop_waiting)
@@ -159,10 +170,14 @@ class Serving:
 async def _every(seconds: float, step: Callable[[], object]) -> None:
     while True:
         await asyncio.sleep(seconds)
-        try:
-            await asyncio.to_thread(step)
-        except Exception as error:  # or it would be done no more, and nobody knew
-            _logger.warning("%s; tried again in %g s", error, seconds, exc_info=not isinstance(error, StoreError))
+        await _done(step, f"tried again in {seconds:g} s")
+
+
+async def _done(step: Callable[[], object], otherwise: str) -> None:
+    try:
+        await asyncio.to_thread(step)
+    except Exception as error:  # or it would be done no more, and nobody knew
+        _logger.warning("%s; %s", error, otherwise, exc_info=not isinstance(error, StoreError))
 
 
 def serve(

@@ -14,11 +14,13 @@ from store.broker.response_codes import ResponseCode
 from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
 from store.publish.figures import served_members
+from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.headers import ResetOffset, UnregisterClient
+from store.remoting.headers import CommitOffset, ResetOffset, UnregisterClient
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.test_clients import heartbeat, members
+from tests.waiting import until
 
 ALL = {"orders": Subscription()}
 
@@ -97,6 +99,24 @@ def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore
     assert group.committed(there) == there
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
     group.reset(there)
+
+
+@pytest.mark.parametrize("how", ["unregister", "lost", "never there"])
+def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
+    store: MessageStore, broker: Broker, how: str
+) -> None:
+    """It goes by the files, which hear of a server's clients every 5 s otherwise: it began behind what is there."""
+    queue = Queue("orders", 0)
+    with Client() as client:
+        its = Broker(broker.serving, client)
+        if how != "never there":
+            its.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+        its.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
+        if how == "unregister":
+            its.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
+    until(lambda: served_members(store.path, "group") == 0)
+    with LocalGroup(store.path, "group").join(ALL) as member:
+        assert member.committed([queue]) == {queue: 7}
 
 
 def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
