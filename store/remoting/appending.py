@@ -43,9 +43,9 @@ class Appending:
         """
         appended: Future[AppendResult] = Future()
         with self._lock:
+            if not self._waiting:
+                self._thread.submit(self._append_waiting)  # first: where no thread can be begun, nothing waits for one
             self._waiting.append(_Waiting(messages, fields, new_queues, appended))
-            if len(self._waiting) == 1:
-                self._thread.submit(self._append_waiting)
         return appended
 
     def stop(self) -> None:
@@ -56,6 +56,8 @@ class Appending:
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
+        if not waiting:  # what was to be done when no thread could be begun
+            return
         together: Future[AppendResult] = Future()
         settle(together, lambda: self._append(waiting))
         first = 0

@@ -41,11 +41,12 @@ class Turns:
         with self._changed:
             if self._is_over:
                 raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, LEAVING)
-            self._waiting.setdefault(connection, deque()).append(partial(settle, answered, work))
-            if len(self._threads) < self._most and self._idle < sum(map(len, self._waiting.values())):
+            if len(self._threads) < self._most and self._idle <= sum(map(len, self._waiting.values())):
                 name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
-                self._threads[-1].start()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()  # the system may have none, and the next request tries again
+                self._threads.append(thread)
+            self._waiting.setdefault(connection, deque()).append(partial(settle, answered, work))
             self._changed.notify()
         return answered
 

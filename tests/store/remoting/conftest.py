@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +31,15 @@ def client() -> Iterator[Client]:
 def broker(store: MessageStore, client: Client) -> Iterator[Broker]:
     with serve(store, "127.0.0.1:0") as serving:
         yield Broker(serving, client)
+
+
+@pytest.fixture
+def no_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no thread for the next one that is begun."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)

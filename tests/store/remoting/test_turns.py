@@ -19,7 +19,7 @@ from store.remoting.loop import LoopThread
 from store.remoting.request import Request, Response
 from store.remoting.server import Limits, Processors, Server
 from store.remoting.turns import Turns
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 THREADS = 8
 
@@ -100,3 +100,12 @@ def test_who_closes_does_what_was_asked(turns: Turns) -> None:
     assert [each.result() for each in asked] == [True] * 21
     with pytest.raises(RequestRefused):
         turns.begin(stuck, lambda: True)
+
+
+def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
+    """Who asks just then is told, and what is asked later is done."""
+    turns = Turns(1, "test")
+    with pytest.raises(RuntimeError, match="new thread"):
+        turns.begin(connection(), lambda: False)
+    assert turns.begin(connection(), lambda: True).result(PATIENCE)
+    turns.close()
