@@ -143,12 +143,12 @@ class QueueEnds:
     def follow(self, begin: int, end: int, ranges: Ranges, deleted: Mapping[str, int] = NOTHING) -> None:
         """Take what [begin, end) of the log brought to the queues; others flushed what lies between.
 
-        ranges: without what was `deleted`.
+        ranges: without what was `deleted` when `end` was flushed; others may have noted later lives since.
         """
         self.forget(deleted)
         if begin > self.at:
             self.gaps.append((self.at, begin))
-        self._merge({name: stop for name, (_, stop) in ranges.items()})
+        self._merge({name: stop for name, (_, stop) in ranges.items() if deleted.get(name[0], -1) < end})
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds | None, deleted: Mapping[str, int] = NOTHING) -> bool:

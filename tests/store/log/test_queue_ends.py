@@ -21,6 +21,7 @@ from store.log.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies
+from tests.interrupts import interrupted_at
 from tests.store.log.damages import SMALL, folder, noted_ends
 from tests.store.upkeep.crashed import another_boot
 
@@ -321,6 +322,22 @@ def test_two_writers_know_the_ends_of_both(path: Path) -> None:
     folder(path)
     with MessageStore.open(path) as store:
         assert bodies(store) == expected
+
+
+def test_a_flush_that_is_noted_when_its_topic_has_another_life(path: Path) -> None:
+    """What it flushed was of the topic that was deleted meanwhile."""
+    with MessageStore.open(path) as store:
+        store.put(Message("t", b"old", queue_id=0))
+
+        def live_again() -> None:
+            delete_topic(path, "t")
+            store.create_topic("t", 1)
+            store.put(Message("t", b"new"))
+            store.flush()
+
+        interrupted_at(1, store.flush, live_again, "_note_ends")
+    with MessageStore.open(path, read_only=True) as reader:
+        assert bodies(reader) == {(0, 0): b"new"}
 
 
 def test_ten_thousand_queues_are_looked_at_in_a_moment(tmp_path: Path) -> None:
