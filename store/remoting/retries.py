@@ -34,9 +34,9 @@ class Retries:
     def prepare(self, group: str) -> None:
         """Make a group, and the topic that its consumers subscribe to beside their own."""
         check_group_name(group)
+        LocalGroup(self._store.path, group).create()  # which inherits what members beside the server did that died
         topic = RETRY_TOPIC_PREFIX + group
         if topic not in self._store.topics():
-            LocalGroup(self._store.path, group).create()
             self._store.create_topic(topic, 1)
 
     def _send_back(self, request: Request) -> Answer:

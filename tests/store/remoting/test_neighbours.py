@@ -16,7 +16,7 @@ from store.local_group import LocalGroup
 from store.publish.figures import served_members
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.headers import CommitOffset, ResetOffset, UnregisterClient
+from store.remoting.headers import CommitOffset, GroupQueue, ResetOffset, UnregisterClient
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.test_clients import heartbeat, members
@@ -117,6 +117,20 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
     until(lambda: served_members(store.path, "group") == 0)
     with LocalGroup(store.path, "group").join(ALL) as member:
         assert member.committed([queue]) == {queue: 7}
+
+
+def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, broker: Broker) -> None:
+    """Also if it had not persisted yet, and the group had members here before."""
+    queue = Queue("orders", 0)
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
+    member = LocalGroup(store.path, "group").join(ALL)
+    member.lock([queue])
+    member.commit({queue: 7})
+    del member
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    asked = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", *queue, False))
+    assert asked.fields["offset"] == "7"
 
 
 def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
