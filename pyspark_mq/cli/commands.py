@@ -1,13 +1,14 @@
 """How commands end: with a result, with an error of one line, with Ctrl-C, or with a reader that has seen enough."""
 
 import errno
+import io
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import click
 
@@ -71,6 +72,12 @@ def one_line() -> Iterator[None]:
 def show_warning(message: Warning | str, *_where: object, **_to: object) -> None:
     """One line, as errors are."""
     click.echo(f"Warning: {message}", err=True)
+
+
+def standard_output() -> BinaryIO:
+    """For bytes. PYTHONUNBUFFERED makes it one that is written at once, before that is counted, and perhaps in part."""
+    out = sys.stdout.buffer
+    return os.fdopen(os.dup(out.fileno()), "wb") if isinstance(out, io.RawIOBase) else out
 
 
 @contextmanager
