@@ -120,7 +120,7 @@ class LogEnd:
         if published is not None and (numbers := published.numbers) != self._overtaken:
             counts = _counts(self._root, self._log, published)
             if published.numbers != numbers:  # a writer of ours is at work, and what was seen may be its append
-                return self._end if self.by_log else published.confirm_offset
+                return max(self._end, published.confirm_offset) if self.by_log else published.confirm_offset
             self._overtaken = None if counts else numbers
             if counts:
                 self.by_log, self._seen = False, numbers[0]

@@ -247,8 +247,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Each walks the log in one of the next looks, and does something else besides."""
     steps: Steps = []
 
-    def walk_late(log: CommitLog, begin: int) -> Iterator[LogChunk]:
-        return iter(steps.pop(0)(log, begin)) if steps else walk(log, begin)
+    def walk_late(
+        log: CommitLog, begin: int, *, until: int | None = None, torn_from: int | None = None
+    ) -> Iterator[LogChunk]:
+        return iter(steps.pop(0)(log, begin)) if steps else walk(log, begin, until=until, torn_from=torn_from)
 
     monkeypatch.setattr(log_end, "walk", walk_late)
     return steps
@@ -269,6 +271,26 @@ def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
         assert end.confirm_offset == ours.confirm_offset
         assert not steps
         assert not end.by_log
+
+
+@pytest.mark.usefixtures("always")
+def test_who_went_by_the_log_sees_what_is_published_also_where_every_look_meets_an_append(
+    path: Path, steps: Steps
+) -> None:
+    with broker(path) as theirs:
+        put(theirs, "theirs", 1)
+    with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path) as ours:
+
+        def appended(log: CommitLog, begin: int) -> list[LogChunk]:
+            put(ours, "more", 1)
+            another_millisecond()
+            return list(walk(log, begin))
+
+        for _ in range(3):
+            before = ours.confirm_offset
+            steps.append(appended)
+            assert reader.confirm_offset >= before
+            assert not steps
 
 
 @pytest.mark.usefixtures("always")
