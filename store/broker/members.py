@@ -24,8 +24,8 @@ from weakref import finalize
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
 from store.errors import CorruptStore, StoreReplaced
-from store.files.atomic import make_folder, open_file, read_file, write_at
-from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, note_at, noted, spare_path
+from store.files.atomic import make_folder, open_file, write_at
+from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, entries, note_at, noted, spare_path
 from store.files.opened import Opened, Place, opening
 from store.format.layout import CONSUMERS_DIR
 from store.publish.lock_holders import holders
@@ -89,6 +89,7 @@ class Seat(Opened):
         with opening:
             self._fd = open_file(path, os.O_EXCL)
             self._done_fd = open_file(done_path(path), os.O_TRUNC)
+            spare_path(path).unlink(missing_ok=True)
             self._closes = finalize(self, _close, self._fd, self._done_fd)
             self._closes.atexit = False
         self._place = Place(path, os.fstat(self._fd))
@@ -190,9 +191,9 @@ def _remove(path: Path) -> None:
 
 def _last_entry(path: Path) -> Entry | None:
     """What one that is dead said of itself; None where it was killed while it joined, or this is no member's."""
-    for each in (path, spare_path(path)):  # which are written one after the other: it was killed amid one of them
-        with suppress(FileNotFoundError, ValueError, CorruptStore):
-            return Entry.of_json(read_file(each, MAX_BYTES))
+    for text in entries(path):
+        with suppress(ValueError):
+            return Entry.of_json(text)
     return None
 
 

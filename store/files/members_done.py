@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,14 @@ def spare_path(member: Path) -> Path:
     """What it says of itself once more, where that is long. No member's id has a "~"."""
     done = done_path(member)
     return done.with_name(f"{done.name}~")
+
+
+def entries(member: Path) -> Iterator[bytes]:
+    """What a member that may be dead says of itself, as it is written: first that of which a part is no JSON. In its
+    own file a kill may leave the begin of what is new before the rest of what was there, which may be some."""
+    for path in (spare_path(member), member):
+        with suppress(FileNotFoundError, CorruptStore):
+            yield read_file(path, MAX_BYTES)
 
 
 def noted(member: Path) -> list[int]:
@@ -71,10 +80,8 @@ def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Pat
 
 
 def _slots(member: Path) -> list[Queue]:
-    """None where no member wrote this, or was killed while it did: nobody inherits of those."""
-    try:
-        return [
-            Queue(str(topic), int(queue_id)) for topic, queue_id in json.loads(read_file(member, MAX_BYTES))["slots"]
-        ]
-    except (FileNotFoundError, CorruptStore, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return []
+    """None where no member wrote this, or was killed while it joined: nobody inherits of those."""
+    for text in entries(member):
+        with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return [Queue(str(topic), int(queue_id)) for topic, queue_id in json.loads(text)["slots"]]
+    return []

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -112,6 +113,26 @@ def test_a_long_entry_that_a_kill_cut_is_inherited_from(tmp_path: Path) -> None:
         assert set(ConsumerOffsets(tmp_path).offsets("g", "t").values()) == {3}
         assert [path.name for path in tmp_path.glob("consumers/g/done/*~")] == []
     assert [path.name for path in tmp_path.glob("consumers/g/**/*")] == ["done"]
+
+
+def test_what_a_kill_left_of_two_long_entries_says_nothing(tmp_path: Path) -> None:
+    """It may be JSON: each queue was inherited as far as another one had been read."""
+    queues = [Queue("t", number) for number in range(100, 300)]
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 300)
+    group = LocalGroup(tmp_path, "g")
+    with remote_member(group, EVERYTHING) as one:
+        one.call("lock", queues)
+        one.call("commit", {queue: queue.queue_id for queue in queues})
+        one.kill()
+    (file,), (spare,) = tmp_path.glob("consumers/g/*.member"), tmp_path.glob("consumers/g/done/*~")
+    before = replace(Entry.of_json(file.read_bytes()), heard=9.5, claims=dict.fromkeys(queues, 1.25))
+    after = replace(before, claims=dict.fromkeys(queues[2:], 1.25)).to_json()
+    file.write_bytes(after[:4096] + before.to_json()[4096:])
+    spare.write_bytes(after)
+    assert is_entry(file.read_bytes())
+    with group.join(EVERYTHING):
+        assert ConsumerOffsets(tmp_path).offsets("g", "t") == {queue.queue_id: queue.queue_id for queue in queues[2:]}
 
 
 def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path: Path) -> None:
