@@ -39,6 +39,10 @@ if CLASSES.exists():  # where they do not suit, a Java machine would say so wher
     JAVA_OPTIONS += f' -XX:SharedArchiveFile="{CLASSES}" -Xlog:disable -Xlog:all=error:stderr'
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
+# Some images of containers let no Python keep what it compiles: each of the many that tests start would compile the
+# store and the source anew, which is half of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that starts a run in the background lets it ignore Ctrl-C, and with it all that it starts: tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
