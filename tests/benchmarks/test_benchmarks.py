@@ -1,6 +1,7 @@
 """The benchmarks run to their end, with inputs so small that their numbers mean nothing.
 
-Not `latency`, which takes minutes; the example that draws the same picture is tested.
+Not `latency`, which takes minutes; the example that draws the same picture is tested. Those beside a broker, RocketMQ's
+or Kafka's, run with `make test-rocketmq`: what they measure of the project's is measured by `reading` and `writing`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - BESIDE_A_BROKER - {"latency"}
 @pytest.mark.parametrize(
     "names",
     [
-        *([name] for name in sorted(ALONE)),
+        *(pytest.param([name], marks=pytest.mark.rocketmq) for name in sorted(ALONE)),
         sorted(ON_SPARK),
         sorted(OTHERS),
         pytest.param(sorted(BESIDE_A_BROKER), marks=pytest.mark.rocketmq),
