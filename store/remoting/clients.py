@@ -107,15 +107,18 @@ class Clients:
         self,
         joined: Callable[[str], None] = lambda group: None,
         admit: Callable[[str], None] = lambda group: None,
+        emptied: Callable[[], None] = lambda: None,
         changed: Callable[[str, int], None] = lambda group, count: None,
     ) -> None:
         """joined: called with each consumer group that a client is new in, before it is told of. admit: likewise, if it
         is not broadcasting; raises where it may not be in it. changed: with each that has others now, and how many,
-        without broadcasting ones.
+        without broadcasting ones. emptied: before that where there are none; it may take a while.
         """
         self._joined = joined
         self._admit = admit
+        self._emptied = emptied
         self._changed = changed
+        self._telling = threading.Lock()  # or who is admitted meanwhile would not be among those that are told of
         self._lock = threading.Lock()
         self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
         self._producers: dict[str, dict[str, Producer]] = {}
@@ -198,12 +201,12 @@ class Clients:
                 self._joined(group)
                 changed.append(group)
             try:
-                if before is None and not consumer.is_broadcasting:
-                    self._admit(group)
+                with self._telling:
+                    if before is None and not consumer.is_broadcasting:
+                        self._admit(group)
+                    self._keep(self._consumers, group, id, consumer)
             except StoreError as error:  # its other groups are none the worse for it
                 refused = error
-                continue
-            self._keep(self._consumers, group, id, consumer)
         for group, producer in producers.items():
             self._keep(self._producers, group, id, producer)
         for group in changed:
@@ -233,10 +236,16 @@ class Clients:
     def _notify(self, group: str) -> None:
         """Tell a group's consumers that its members are others now, so that they share the queues anew."""
         told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, Group(group).texts(), flag=CommandFlag.ONEWAY)
-        consumers = self.consumers(group).values()
-        self._changed(group, sum(not each.is_broadcasting for each in consumers))
-        for consumer in consumers:
+        if not self._sharing(group):
+            self._emptied()
+        with self._telling:
+            self._changed(group, self._sharing(group))
+        for consumer in self.consumers(group).values():
             consumer.connection.send_soon(told)
+
+    def _sharing(self, group: str) -> int:
+        """How many a group's queues are shared by."""
+        return sum(not each.is_broadcasting for each in self.consumers(group).values())
 
     # --- what is kept --------------------------------------------------------------------------------------
 

@@ -74,13 +74,8 @@ class Serving:
         older = Older(store, reads)
         retries = Retries(store, older)
         self._neighbours = neighbours = Neighbours(store)
-
-        def changed(group: str, count: int) -> None:
-            if not count:  # from then on others may join beside the server, who go by the files
-                offsets.persist()
-            neighbours.changed(group, count)
-
-        clients = Clients(retries.prepare, neighbours.admit, changed)
+        # Where a group has no clients any more others may join beside the server, who go by the files.
+        clients = Clients(retries.prepare, neighbours.admit, offsets.persist, neighbours.changed)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, locks.are_held, create_topics=create_topics)

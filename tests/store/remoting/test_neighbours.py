@@ -133,6 +133,24 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
     assert asked.fields["offset"] == "7"
 
 
+def test_who_comes_while_the_last_one_leaves_is_told_of(
+    store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a client is restarted: what the old one has read is brought to the files, which takes a while."""
+    flush = store.flush
+
+    def flush_late() -> None:
+        monkeypatch.undo()
+        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("new"))
+        flush()
+
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("old"))
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 0))
+    monkeypatch.setattr(store, "flush", flush_late)
+    broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("old", None, "group"))
+    assert (members(broker), served_members(store.path, "group")) == (["new"], 1)
+
+
 def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
     beat = json.loads(heartbeat("a"))
     beat["consumerDataSet"][0]["messageModel"] = "BROADCASTING"
