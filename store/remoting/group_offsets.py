@@ -40,6 +40,7 @@ class ServedOffsets:
         self._files = ConsumerOffsets(store.path)
         self._topics = Topics(Path(store.path))
         self._lock = threading.Lock()
+        self._persisting = threading.Lock()  # or what was said before could be written last
         self._writing = threading.Lock()  # while the files may say what is not noted as `persisted` yet
         self._known: dict[str, dict[Queue, _Known]] = {}
 
@@ -83,6 +84,10 @@ class ServedOffsets:
 
     def persist(self) -> None:
         """Bring everything new to the files; what cannot be is tried again the next time."""
+        with self._persisting:
+            self._persist_all()
+
+    def _persist_all(self) -> None:
         with self._lock:
             news = [
                 (group, queue)

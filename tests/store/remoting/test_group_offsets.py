@@ -158,6 +158,26 @@ def test_a_reset_while_what_was_said_before_is_being_persisted(
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (2, 2)
 
 
+def test_what_is_persisted_last_was_said_last(
+    store: MessageStore, offsets: ServedOffsets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 5 s it is brought to the files, and when the last client leaves: by two threads at once."""
+    flush, leaving = store.flush, threading.Thread(target=offsets.persist)
+
+    def flush_late() -> None:
+        monkeypatch.undo()
+        offsets.commit("g", QUEUE, 9)
+        leaving.start()
+        leaving.join(0.2)  # or it waits for this one
+        flush()
+
+    offsets.commit("g", QUEUE, 7)
+    monkeypatch.setattr(store, "flush", flush_late)
+    offsets.persist()
+    leaving.join()
+    assert store.consumer_offset("g", *QUEUE) == 9
+
+
 def test_nothing_is_written_for_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
