@@ -87,8 +87,8 @@ class LocalGroup:
             "first, or join a group of another name"
         )
 
-    def _no_clients(self, why: str) -> None:
-        if clients := served_members(self.path, self.name):
+    def _no_clients(self, why: str, but: str = "") -> None:
+        if clients := served_members(self.path, self.name, but):
             raise GroupConflict(
                 f"{self.path}: group {self.name}: {clients} clients consume in it through a server (pyspark-mq serve), "
                 f"and {why}"
@@ -133,15 +133,15 @@ class LocalGroup:
             found = ", ".join(like[:_SHOWN_GROUPS]) or "none"
             raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
 
-    def reset(self, positions: Positions) -> None:
-        """Raises `GroupConflict` while clients of a server are members."""
-        self._no_clients("go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first")
-        self.reset_served(positions)
-
-    def reset_served(self, positions: Positions) -> None:
-        """`reset` by a server, which tells its clients."""
+    def reset(self, positions: Positions, but: str = "") -> None:
+        """Raises `GroupConflict` while clients of a server are members. but: the one that tells its own, see
+        `served_members`.
+        """
         self.must_exist()
+        why = "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
+        self._no_clients(why, but)
         self._files.in_turn(lambda: self._files.reset(positions))
+        self._no_clients(why, but)  # again: who came meanwhile may not have heard of it
 
 
 class _Sight(NamedTuple):

@@ -15,6 +15,7 @@ from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command, parse_object
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import DeleteGroup, GroupSettings, ResetOffset
+from store.remoting.neighbours import Neighbours
 from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.topics import message_queue, table_of_queues
@@ -28,9 +29,16 @@ class ServedGroups:
     """What groups are, not who is in them."""
 
     def __init__(
-        self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets, older: Older
+        self,
+        store: MessageStore,
+        broker: str,
+        clients: Clients,
+        neighbours: Neighbours,
+        offsets: ServedOffsets,
+        older: Older,
     ) -> None:
         self._store = store
+        self._neighbours = neighbours
         self._older = older
         self._broker = broker
         self._clients = clients
@@ -91,7 +99,7 @@ class ServedGroups:
     def _set(self, header: ResetOffset, queues: Sequence[Queue]) -> Response:
         positions = {queue: self._begin(header, queue) for queue in queues}
         self._offsets.persist()
-        self._group(header.group).reset_served(positions)
+        self._group(header.group).reset(positions, but=self._neighbours.client)
         for queue in positions:  # first: what clients say from now on counts
             self._offsets.drop(header.group, queue)
         body = self._table(positions)

@@ -28,6 +28,11 @@ class Neighbours:
         self._root = Path(store.path)
         self._figures = Figures(self._root, f"a server of {store.path}")
 
+    @property
+    def client(self) -> str:
+        """As this server tells of its clients, see `Figures.client`."""
+        return self._figures.client
+
     def admit(self, group: str) -> None:
         """A client is about to be a member here. Raises `GroupConflict` where others are beside the server.
 
@@ -43,7 +48,7 @@ class Neighbours:
                 "as who consumes beside it must know; see the server's log for why"
             )
         others = [each.id for each in LocalGroup(self._root, group).members() if each.model is MessageModel.CLUSTERING]
-        elsewhere = served_members(self._root, group, but=self._figures.client)
+        elsewhere = served_members(self._root, group, but=self.client)
         if others or elsewhere:
             figure.change(-1)
             self._figures.write()

@@ -91,7 +91,7 @@ class Serving:
             Offsets(store, clients, offsets, older, pulling),
             ServedTopics(store, broker, offsets, older),
             Progress(store, broker, clients, offsets, older),
-            ServedGroups(store, broker, clients, offsets, older),
+            ServedGroups(store, broker, clients, neighbours, offsets, older),
             Status(store, broker, cluster),
         )
 

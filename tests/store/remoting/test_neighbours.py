@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from store import GroupConflict, MessageModel, MessageStore, StoreUnavailable
 from store.any_group import Subscription
 from store.any_log import Queue
+from store.broker.group_files import GroupFiles
 from store.broker.response_codes import ResponseCode
 from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
@@ -99,6 +101,42 @@ def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore
     assert group.committed(there) == there
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
     group.reset(there)
+
+
+def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, broker: Broker) -> None:
+    """Whose clients would not hear of it."""
+    group, queue = LocalGroup(store.path, "group"), Queue("orders", 0)
+    reset = ResetOffset("group", "orders", 0, True)
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
+    with MessageStore.open(store.path) as another, serve(another, "127.0.0.1:0") as serving:
+        other = Broker(serving, broker.client)
+        other.ask(RequestCode.HEART_BEAT, body=heartbeat("b", topic="others").replace(b'"group"', b'"another"'))
+        answer = other.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+        assert answer.code == ResponseCode.ILLEGAL_OPERATION
+        assert "group group: 1 clients consume in it through a server" in (answer.remark or "")
+        broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
+        assert group.committed([queue]) == {queue: 7}
+        assert other.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == ResponseCode.SUCCESS
+    assert group.committed([queue]) == {queue: 0}
+
+
+def test_a_reset_amid_which_a_client_comes_is_told(
+    store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have asked where to begin before."""
+    group, queue = LocalGroup(store.path, "group"), Queue("orders", 0)
+    group.create()
+    turn = GroupFiles.in_turn
+
+    def turn_late(files: GroupFiles, work: Callable[[], object]) -> object:
+        monkeypatch.undo()
+        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+        return turn(files, work)
+
+    monkeypatch.setattr(GroupFiles, "in_turn", turn_late)
+    with pytest.raises(GroupConflict, match="1 clients consume in it through a server"):
+        group.reset({queue: 0})
 
 
 @pytest.mark.parametrize("how", ["unregister", "lost", "never there"])
