@@ -7,8 +7,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
+from store import MessageModel, MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
 from store.any_log import Queue
+from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets, check_may_commit
 from store.files.topics import Topics
 from store.publish.locks import among_groups
@@ -116,11 +117,13 @@ class ServedOffsets:
         def commit() -> None:
             """In turn: who resets the group meanwhile is told that it is done."""
             offsets: dict[int, int] = {}
+            beside = any(each.model is MessageModel.CLUSTERING for each in Roster(self._store.path, group).present())
             for queue, (known, offset) in said.items():
                 now = self._store.consumer_offset(group, *queue), self._topics.born(topic)
                 if of_group.get(queue) is not known:  # what was said before counts no more
                     continue
-                if now == (known.persisted, known.born):
+                is_theirs = beside and offset < (now[0] or 0)  # a client is no member then: it does not set them back
+                if now == (known.persisted, known.born) and not is_theirs:
                     self._topics.check_queue(*queue)
                     offsets[queue.queue_id] = offset
                 else:  # somebody else's word, or of a topic that was deleted

@@ -171,6 +171,21 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
     assert asked.fields["offset"] == "7"
 
 
+def test_no_client_takes_back_what_members_beside_the_server_have_read(store: MessageStore, broker: Broker) -> None:
+    """As one whose server was started anew while it was in the group: it says where it was, and is not in it now."""
+    queue = Queue("orders", 0)
+    with LocalGroup(store.path, "group").join(ALL) as member:
+        member.lock([queue])
+        member.commit({queue: 7})
+        member.persist()
+        assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.ILLEGAL_OPERATION
+        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 3))
+    group = LocalGroup(store.path, "group")
+    assert group.committed([queue]) == {queue: 7}
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 3))
+    assert group.committed([queue]) == {queue: 3}
+
+
 def test_who_comes_while_the_last_one_leaves_is_told_of(
     store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
