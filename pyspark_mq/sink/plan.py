@@ -16,12 +16,12 @@ _MAX_BYTES = 1 << 30  # a source may have any number of queues
 def plan_of(checkpoint: str | None, batch: int) -> str:
     """A digest of the file in which Spark noted up to where a batch reads; "" where that is in no directory seen here.
 
-    checkpoint: the option checkpointLocation. Raises `StoreUnavailable`, `CorruptStore`.
+    checkpoint: the option checkpointLocation; a relative path begins where the driver was started, as Spark has it.
+    Raises `StoreUnavailable`, `CorruptStore`.
     """
-    folder = (checkpoint or "").removeprefix("file:")
-    if not folder.startswith("/"):
+    if not checkpoint:
         return ""
-    path = Path(folder, "offsets", str(batch))
+    path = Path(checkpoint.removeprefix("file:"), "offsets", str(batch))
     with system_errors(path):
         try:
             return sha256(read_file(path, _MAX_BYTES)).hexdigest()

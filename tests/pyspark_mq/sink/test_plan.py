@@ -21,6 +21,13 @@ def test_the_file_of_a_batch_in_the_checkpoint(tmp_path: Path) -> None:
     assert plan_of(str(checkpoint), 8) not in {"", *plans}
 
 
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoint", "offsets").mkdir(parents=True)
+    Path("checkpoint", "offsets", "7").write_text("v1 ...")
+    assert plan_of("checkpoint", 7) == plan_of(f"{tmp_path}/checkpoint", 7) != ""
+
+
 @pytest.mark.parametrize(
     "checkpoint", [None, "", "relative", "hdfs://host/checkpoint", "s3a://bucket/checkpoint", "/no"]
 )
