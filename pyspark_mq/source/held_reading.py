@@ -139,7 +139,10 @@ class HeldReader:
         there: it is to be there after `before` was looked at.
         """
         queue, begin = wanted.queue, wanted.start
-        is_another = queue in last and bool(log.strangers({queue: begin}, {queue: last[queue]}))
+        if queue in last:
+            is_another = bool(log.strangers({queue: begin}, {queue: last[queue]}))
+        else:
+            is_another = bool(log.fingerprints({queue: begin}))  # the message before it was deleted, and is there again
         if wanted.length and not is_another and not are_gone(log, {queue: wanted.end}, before):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)

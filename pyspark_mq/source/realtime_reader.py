@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -74,6 +75,8 @@ class RealTimeStreamReader(MqStreamReader):
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
         member = None if self._orderly is None else self._orderly.member
+        if not epoch.last:  # of an earlier version, which noted none
+            epoch = replace(epoch, last=self._log.fingerprints(epoch.begin))
         name = partial(TaskName, epoch.reader, epoch.epoch)
         return [
             InputPartition(HeldTask(name(number), begin, seconds, now, boot_id, epoch.last_of(begin), member))

@@ -18,7 +18,7 @@ from store import MessageStore
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import delete, recreate
 from tests.pyspark_mq.source.driving import Row, latest, reader, run
-from tests.pyspark_mq.source.test_stream_losses import Meddled, OfOne, fill
+from tests.pyspark_mq.source.test_stream_losses import Meddled, OfOne, behind_what_was_deleted, fill
 
 ACCEPTING = {"failOnDataLoss": "false"}
 
@@ -79,6 +79,24 @@ def test_another_life_inside_a_held_batch_ends_a_query_that_may_lose_nothing(fil
     ):
         query.go_on()
     assert sorted(query.rows) == sorted(before)
+
+
+@pytest.mark.parametrize("count", [3, 4, 30])
+def test_another_life_inside_a_batch_held_where_retention_took_what_is_before(filled: Filled, count: int) -> None:
+    it = reader(filled, batch_seconds=2, **behind_what_was_deleted(filled), **ACCEPTING)
+    end = latest(it, it.initialOffset())
+    partitions = it.partitions({}, end)
+
+    def see(_: Row) -> None:
+        if ("orders", 0, 0, b"new") not in filled.rows:
+            recreate(filled, count)
+            filled.put("orders", 1, 3)
+
+    filled.put("other", 0, 1)
+    rows = run(it, partitions, see)
+    following = latest(it, end)
+    rows += run(it, it.partitions(end, following))
+    assert [row for row in rows if row[0] == "orders"] == sorted(row for row in filled.rows if row[3][:1] != b"0")
 
 
 def empty_anew(filled: Filled) -> list[Row]:
