@@ -126,9 +126,11 @@ class RangeReader:
                         yield batch
                     return
             except (OffsetOutOfRange, UnknownTopic):
-                if task.loss_in(log, wanted) is None:
+                loss = task.loss_in(log, wanted)
+                if loss is None:
                     raise
-            loss = task.loss_in(log, wanted)
+            else:
+                loss = task.loss_in(log, wanted)
             if loss is not None:
                 lose(self._options.fail_on_data_loss, loss)
                 if is_begun and loss.lost.start > wanted.start:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.schema import default_schema
-from store import Message, MessageTooLarge
-from store.any_log import QueueRange
+from store import Message, MessageStore, MessageTooLarge
+from store.any_log import Bounds, Queue, QueueRange
+from store.broker.deletion import delete_topic
+from store.local import LocalLog
 from tests.filled import Filled
+from tests.pyspark_mq.source.test_stream_losses import fill
 from tests.store.format.test_inflating import mark
 
 
@@ -72,6 +77,29 @@ def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
     with pytest.raises(DataLossError, match=r"payments/0 \[1, 9\) is lost"):
         offsets(filled, wanted)
     assert offsets(filled, wanted, failOnDataLoss="false") == []
+
+
+class Regrown(LocalLog):
+    """A log whose topic is made again, by another process, as soon as it was seen to be gone."""
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        found = super().bounds(queues)
+        if not found:
+            fill(str(self._store.path), 2)
+        return found
+
+
+def test_a_topic_that_is_gone_amid_a_range_and_there_again_is_data_loss(tmp_path: Path) -> None:
+    path, wanted = str(tmp_path / "mq"), QueueRange("orders", 0, 0, 2)
+    fill(path, 2)
+    reader = RangeReader(SourceOptions.parse({"path": path, "subscribe": "orders"}), default_schema(False))
+    reader._spec = replace(reader._spec, max_rows=1)
+    with Regrown(MessageStore.open(path, read_only=True)) as log:
+        batches = reader.scan(log, wanted, RangeTask((wanted,), {}, {}))
+        next(batches)
+        delete_topic(path, "orders")
+        with pytest.raises(DataLossError, match=r"orders/0 \[0, 2\) is lost: the queue is gone"):
+            list(batches)
 
 
 def test_deleted_messages_are_data_loss(expired: Filled) -> None:
