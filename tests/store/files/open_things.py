@@ -78,9 +78,9 @@ PULL: dict[str, Verb] = {
     "pull": lambda it: it.pull(PullRequest("g", "t", 0, 9, suspend_timeout=0.0)),
 }
 NO_VERBS = {
-    MessageStore: {"open", "close", "path", "config"},
-    Watch: {"of", "close"},
-    PullRequestHoldService: {"stop"},
+    MessageStore: {"open", "close", "is_forked", "path", "config"},
+    Watch: {"of", "close", "is_forked"},
+    PullRequestHoldService: {"stop", "is_forked"},
     PullMessageProcessor: set(),
 }
 ALL = {MessageStore: STORE, Watch: WATCH, PullRequestHoldService: HOLD, PullMessageProcessor: PULL}
