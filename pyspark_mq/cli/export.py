@@ -164,8 +164,8 @@ def export(
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
-    """Of [start, stop), queue offsets, what a queue has."""
-    begin = min(max(start, has.min_offset), has.max_offset)
+    """[start, stop), queue offsets, up to the end of what a queue has; what it has no longer is for a scan to say."""
+    begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
 
 

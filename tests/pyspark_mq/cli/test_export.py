@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_mq.cli.export import file
-from store import Message, MessageStore
+from store import Message, MessageStore, StoreConfig
 from store.broker.deletion import delete_topic
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, started, succeed
 from tests.waiting import until
@@ -52,6 +52,25 @@ def test_a_part_of_it(filled_path: Path, tmp_path: Path) -> None:
     assert read(file).to_pylist() == [{"body": b"4"}]
     succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, "--force", "--from", "2100-01-01")
     assert read(file).num_rows == 0
+
+
+def test_what_retention_took_is_missed(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
+        store.create_topic("orders", 1)
+        for _ in range(40):
+            store.put(Message("orders", bytes(200)))
+        store.clean(forced=True)
+        first = store.min_offset("orders", 0)
+    file = tmp_path / "part.arrow"
+    where = ("export", path, "orders", "--to", "arrow", "-o", file)
+    for part in (("--from", 0), ("--from", 1, "--until", 3)):
+        done = run(*where, *part)
+        assert done.returncode == 1
+        assert "are gone, the oldest left is" in done.stderr
+        assert not file.exists()
+    succeed(*where, "--from", first)
+    assert read(file).num_rows == 40 - first
 
 
 def test_lines_of_json_are_those_of_tail(filled_path: Path, tmp_path: Path) -> None:
