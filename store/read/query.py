@@ -82,10 +82,10 @@ def is_queued(
     try:
         entries = own.entries(message.queue_offset, message.queue_offset + 1)
     except OffsetLost:
-        if not log.segments.exists(message.physical_offset):  # retention took both
-            return True
         entries = np.empty(0, CQ_ENTRY)
     if message.physical_offset not in entries["physical_offset"]:
+        if not log.segments.exists(message.physical_offset):  # retention took it, and what says whose it was
+            return False
         if message.physical_offset < life_begin(log, own) or _is_of_older_life(log, known, queue, message):
             return False
         raise CorruptRecord(

@@ -10,6 +10,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.any_log import Boundary, QueueRange
+from store.broker.deletion import delete_topic
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
@@ -88,6 +89,25 @@ def test_what_retention_takes_while_it_is_looked_for_is_found(tmp_path: Path) ->
         assert store.clean(forced=True).log
     log, queues = (kind(tmp_path / "mq", None, writable=False) for kind in (CommitLog, ConsumeQueues))
     assert is_queued(log, {"t": 1}.__getitem__, queues.of, message)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_retention_takes_of_a_deleted_topic_while_it_is_looked_for_is_not_found(
+    tmp_path: Path, is_open: bool
+) -> None:
+    """Of the one that has its name nothing is left where that was, either; or only the entry."""
+    path = tmp_path / "mq"
+    filled = Filled(path, {"t": 1})
+    with filled.store as store:
+        store.put(Message("t", b"old", keys="old"))
+        (message,) = store.query("t", "old")
+        delete_topic(path, "t")
+        store.create_topic("t", 1)
+        filled.put("t", 0, 300, size=1000)
+        log, queues = (kind(path, None, writable=False) for kind in (CommitLog, ConsumeQueues))
+        assert not is_open or len(queues.of("t", 0).entries(0, 1))
+        assert store.clean(forced=True).queues
+    assert not is_queued(log, {"t": 1}.__getitem__, queues.of, message)
 
 
 def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
