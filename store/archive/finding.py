@@ -19,7 +19,7 @@ from store.format import compute as pc
 from store.format.arrays import constant, numbers
 from store.format.entering import keys_of
 from store.format.key_hashes import key_hash
-from store.format.layout import ARCHIVE_INDEX_ITEM
+from store.format.layout import ARCHIVE_INDEX_ITEM, LIGHT_PREFIX
 from store.format.stored_message import StoredMessage, decode_record
 from store.index.index import END_OF_TIME
 from store.read.filters import EVERYTHING
@@ -70,7 +70,8 @@ class Finding:
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
         """filed, ids: offsets of the queue's log at which a record begins, or may begin."""
         it = self._flat(wanted.queue)
-        if it is None or it.archived.indexed_from is None:
+        is_light = wanted.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
+        if it is None or it.archived.indexed_from is None or is_light:
             return [wanted]
         # What is not archived (any more) stays, and who reads is to say so.
         known = min(max(wanted.start, it.archived.indexed_from, it.min_offset()), wanted.end)

@@ -299,7 +299,7 @@ def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *,
         assert sum(each.length for each in log.with_keys(everything(log), ["none"])) == 100
 
 
-def test_a_key_of_a_light_queue_whose_messages_were_sent_to_several_topics(tmp_path: Path) -> None:
+def test_by_a_key_or_an_id_of_a_light_queue_whose_messages_were_sent_to_several_topics(tmp_path: Path) -> None:
     """To queue 0 of each, at the same offsets."""
     config = StoreConfig(
         mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50
@@ -315,6 +315,8 @@ def test_a_key_of_a_light_queue_whose_messages_were_sent_to_several_topics(tmp_p
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         found = {(each.topic, each.queue_offset) for each in log.query("%LMQ%x", "k")}
         assert found == {("a", 0), ("b", 0), ("a", 1), ("b", 1)}
+        last = list(log.messages(QueueRange("%LMQ%x", 0, 0, 4)))[3]
+        assert log.with_id("%LMQ%x", last.msg_id) == [last]
 
 
 def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
