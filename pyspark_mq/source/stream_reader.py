@@ -89,7 +89,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = self._ahead(offset)
         hold, least = (self._options.hold_timeout_seconds, self._least()) if waits else (0.0, 1)
         self._bounds = self._queues.hold(hold, offset.next, offset.next, least)
-        if not is_enough(offset.next, self._bounds, least) and start == self._known:
+        if start == self._known and not is_enough(offset.next, self._bounds, least) and not self._others(offset):
             return self._idle(start)
         end = self._end(offset, once)
         if end is None:  # another member has a queue that is new: the unchanged offset would end a Trigger.AvailableNow

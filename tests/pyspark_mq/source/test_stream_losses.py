@@ -225,6 +225,18 @@ def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) 
     assert following["$last"]["orders"]["0"] > after["$last"]["orders"]["1"]
 
 
+def test_a_topic_made_anew_with_as_many_messages_while_a_query_idles(filled: Filled) -> None:
+    for options in ({}, {"failOnDataLoss": "false"}):
+        it = reader(filled, **EARLIEST, **options)
+        end = latest(it, it.initialOffset())
+        assert latest(it, end) == end
+        recreate(filled, 3)
+        if not options:
+            with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+                latest(it, end)
+    assert ranges(it, end, latest(it, end)) == ["orders/0 [0, 3)", "orders/1 [0, 5)"]
+
+
 def behind_what_was_deleted(filled: Filled) -> dict[str, str]:
     """Options of a query that begins at orders/1, of which retention took all messages, and at another topic."""
     filled.store.create_topic("other", 1)
