@@ -19,7 +19,7 @@ from store.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, 
 from store.files.opened import Opened
 from store.publish.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.remoting.addresses import host_and_port
-from store.remoting.codes import CommandFlag
+from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command
 from store.remoting.connection import Connection, Secure
 from store.remoting.loop import LoopThread
@@ -180,7 +180,8 @@ class Server(Opened):
             elif (quick := self._processors.quick.get(command.code)) is not None:
                 answer = quick(request)
             elif (other := self._processors.others.get(command.code)) is not None:
-                answer = self._turns.begin(connection, partial(other, request))
+                is_last = command.code == RequestCode.UNREGISTER_CLIENT  # or what it says as it leaves came after it
+                answer = self._turns.begin(connection, partial(other, request), is_last=is_last)
             else:
                 remark = f"[BROKER_NOT_SUPPORT] request type {command.code} not supported"
                 answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

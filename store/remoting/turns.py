@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from store import RequestRefused
 from store.broker.response_codes import ResponseCode
@@ -16,6 +16,11 @@ from store.remoting.loop import settle
 
 LEAVING = "the broker is leaving"
 Result = TypeVar("Result")
+
+
+class _Work(NamedTuple):
+    run: Callable[[], None]
+    is_last: bool
 
 
 class Turns:
@@ -29,14 +34,16 @@ class Turns:
         self._share = max(1, threads // 2)
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: dict[Connection, deque[Callable[[], None]]] = {}  # whose turn is next first
+        self._waiting: dict[Connection, deque[_Work]] = {}  # whose turn is next first
         self._begun: Counter[Connection] = Counter()  # that are not done
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
 
-    def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
-        """What `work` answers or raises, called in another thread; also where the connection is over by then."""
+    def begin(self, connection: Connection, work: Callable[[], Result], *, is_last: bool = False) -> Future[Result]:
+        """What `work` answers or raises, called in another thread; also where the connection is over by then. is_last:
+        once all is done that the connection asked for before.
+        """
         answered: Future[Result] = Future()
         with self._changed:
             if self._is_over:
@@ -46,7 +53,7 @@ class Turns:
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # the system may have none, and the next request tries again
                 self._threads.append(thread)
-            self._waiting.setdefault(connection, deque()).append(partial(settle, answered, work))
+            self._waiting.setdefault(connection, deque()).append(_Work(partial(settle, answered, work), is_last))
             self._changed.notify()
         return answered
 
@@ -79,9 +86,9 @@ class Turns:
         connection = None
         while (turn := self._next(connection)) is not None:
             connection, work = turn
-            work()
+            work.run()
 
-    def _next(self, done: Connection | None) -> tuple[Connection, Callable[[], None]] | None:
+    def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
         """done: whose work this thread has done just now."""
         with self._changed:
             if done is not None:
@@ -103,4 +110,5 @@ class Turns:
 
     def _may_go_on(self, connection: Connection) -> bool:
         is_served = connection.is_over or not connection.is_stuck_writing
-        return self._is_over or (is_served and self._begun[connection] < self._share)
+        most = 1 if self._waiting[connection][0].is_last else self._share
+        return self._is_over or (is_served and self._begun[connection] < most)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from store.local_group import LocalGroup
 from store.publish.figures import served_members
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
+from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, ResetOffset, UnregisterClient
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
@@ -155,6 +158,27 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
     until(lambda: served_members(store.path, "group") == 0)
     with LocalGroup(store.path, "group").join(ALL) as member:
         assert member.committed([queue]) == {queue: 7}
+
+
+def test_what_a_client_says_as_it_leaves_comes_before_that(
+    store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would count more than a reset of the group that it has left."""
+    queue, left, commit = Queue("orders", 0), threading.Event(), ServedOffsets.commit
+
+    def commit_late(*said: Any) -> None:
+        left.wait(0.2)
+        commit(*said)
+
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    monkeypatch.setattr(ServedOffsets, "commit", commit_late)
+    said = broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
+    broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
+    group = LocalGroup(store.path, "group")
+    group.reset({queue: 0})
+    left.set()
+    said.result()
+    assert group.committed([queue]) == {queue: 0}
 
 
 def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, broker: Broker) -> None:
