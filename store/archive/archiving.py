@@ -142,7 +142,7 @@ class Archiving:
         `ArchiveUnavailable`.
         """
         born = self._born(queues)
-        standing = Standing.of(self._kin, self._published, self._place, self._catalog, queues)
+        standing = Standing.of(self._kin, self._place, self._catalog, queues)
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
         if is_doubtful and not standing.shows_ours(self._kin, self._place, self._catalog):
             raise of_another(self._place.url, standing.passed)

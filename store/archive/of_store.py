@@ -167,7 +167,7 @@ class StoreArchive:
         if catalog is None:
             raise NoArchive(f"{place.url}: no archive, and nothing to forget")
         named = [queue for of_topic in topics.values() for queue in of_topic]
-        standing = Standing.of(kin, published, place, catalog, list(dict.fromkeys([*queues, *named])))
+        standing = Standing.of(kin, place, catalog, list(dict.fromkeys([*queues, *named])))
         if not self.is_remembered() and not standing.shows_ours(kin, place, catalog):
             raise ArchiveOfAnother(
                 f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
@@ -193,7 +193,7 @@ class StoreArchive:
             return None
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
-        standing = Standing.of(Kin(log, published), published, place, catalog, queues)
+        standing = Standing.of(Kin(log, published), place, catalog, queues)
         # Before the look at the queues, for they may get more; without those that were deleted until it was over.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:

@@ -20,7 +20,6 @@ from store.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from store.read.published import PublishedQueues
 
 
 class Standing(NamedTuple):
@@ -33,7 +32,7 @@ class Standing(NamedTuple):
     passed: dict[Queue, StoreError]
 
     @staticmethod
-    def of(kin: Kin, published: PublishedQueues, place: Place, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
+    def of(kin: Kin, place: Place, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
         """queues: all those of a topic, or none. Raises `ArchiveUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
