@@ -228,6 +228,8 @@ class Consumer(Opened):
         ends, and closes then; where the listener calls it, that is done first. Raises what ended the consumer before.
         """
         if self._is_over:
+            if self._is_to_close and threading.current_thread() not in (*self._threads, *self._workers):
+                self._threads[0].join(self._config.await_termination_when_shutdown)  # or the process may end before it
             return
         if threading.current_thread() in self._workers:
             self._is_to_close = True
@@ -332,7 +334,10 @@ class Consumer(Opened):
             self._rebalance_by(self._rebalancer.renew)
             self._rebalancer.wait()
         if self._is_to_close:
-            self.close()
+            try:
+                self.close()
+            except Exception as error:  # noqa: BLE001 - nobody else is told
+                _logger.error("%s: closed by its listener, and left as if killed: %s", self._what, error)
 
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:

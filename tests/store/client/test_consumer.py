@@ -342,6 +342,42 @@ def test_what_its_listener_closes_it_with_is_done(store: MessageStore, orderly: 
     assert sorted(seen.numbers + others.numbers) == [*range(40)]
 
 
+@pytest.mark.parametrize("in_time", [True, False])
+def test_who_closes_what_its_listener_closed_knows_that_it_has_left(
+    store: MessageStore, caplog: pytest.LogCaptureFixture, in_time: bool
+) -> None:
+    """Or the process ended, and a cluster did not hear of what was done last. What it leaves by itself fails aloud."""
+    put(store, [0])
+    made, holds, hold, closed = (threading.Event() for _ in range(4))
+    main = threading.get_ident()
+
+    def work() -> None:
+        holds.set()
+        while in_time and not closed.wait(0.001):
+            if any(frame.f_code.co_name == "join" for frame, _ in walk_stack(sys._current_frames()[main])):
+                return
+        hold.wait()
+
+    def close(messages: Sequence[ReceivedMessage]) -> None:
+        assert made.wait(PATIENCE)
+        consumer.close()
+
+    consumer = Consumer(store.path, "g", "t", close, config=config())
+    holding = threading.Thread(target=among_groups, args=(store.path, PATIENCE, work))
+    holding.start()
+    assert holds.wait(PATIENCE)
+    consumer._member._files._timeout = PATIENCE if in_time else 0.01  # type: ignore[attr-defined]
+    made.set()
+    until(lambda: consumer._is_over)
+    consumer.close()
+    members = LocalGroup(store.path, "g").members()
+    closed.set()
+    hold.set()
+    holding.join()
+    assert members == []
+    assert ("left as if killed" in caplog.text) is not in_time
+
+
 def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:
     """For another holds it for too long; whoever comes next has it from what was noted."""
     put(store, range(40))
