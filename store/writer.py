@@ -360,5 +360,6 @@ def _note_ends(
         deleted = topics.deletions()
         ends.follow(begin, end, ranges, deleted)
         written = QueueEnds.read(root) if at_once or ends.is_due(index) else None
-        if written is not None and ends.complete(log, written, deleted):
+        # Who noted more has said all. Its ends with this one's offset would be more than queues have there.
+        if written is not None and written.at <= ends.at and ends.complete(log, written, deleted):
             ends.write(root, index)

@@ -324,6 +324,21 @@ def test_two_writers_know_the_ends_of_both(path: Path) -> None:
         assert bodies(store) == expected
 
 
+def test_a_writer_that_was_overtaken_does_not_note_the_others_ends_with_its_own_offset(path: Path) -> None:
+    """Who goes by these ends would find queues shorter than they were there: delayed messages would wait."""
+    with MessageStore.open(path) as first, MessageStore.open(path) as second:
+        first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])  # more index files
+
+        def note_more() -> None:
+            second.put_many([Message("t", b"second", queue_id=0) for _ in range(5)])
+            assert second.clean(asked=True, forced=True).log, "what is deleted is noted before"
+
+        interrupted_at(1, first.flush, note_more, "_note_ends")
+        kept = QueueEnds.read(path)
+        assert kept is not None
+        assert (kept.at, kept.of["t", 0]) == (second.confirm_offset, 130)
+
+
 def test_a_flush_that_is_noted_when_its_topic_has_another_life(path: Path) -> None:
     """What it flushed was of the topic that was deleted meanwhile."""
     with MessageStore.open(path) as store:
