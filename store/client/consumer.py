@@ -224,8 +224,9 @@ class Consumer(Opened):
     def close(self) -> None:
         """Let calls of the listener that are under way end, commit what is done, leave the group.
 
-        The second time this does nothing. Where it interrupts iterating in the middle, as a signal's handler may, that
-        ends, and closes then; where the listener calls it, that is done first. Raises what ended the consumer before.
+        The second time this does nothing; where the listener was first, it waits for that. Where it interrupts
+        iterating in the middle, as a signal's handler may, that ends, and closes then; where the listener calls it,
+        that is done first. Raises what ended the consumer before.
         """
         if self._is_over:
             if self._is_to_close and threading.current_thread() not in (*self._threads, *self._workers):
