@@ -1,0 +1,178 @@
+"""How a consumer ends: closed, also by its listener or a signal's handler, interrupted, forked, or not begun at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from traceback import walk_stack
+
+import pytest
+
+from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked
+from store.local_group import LocalGroup
+from store.publish.locks import among_groups
+from tests.interrupts import at_every_place, interrupted_at
+from tests.store.client.consumers import TOPIC, Seen, config, has_done, opened, put
+from tests.waiting import PATIENCE, until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with opened(tmp_path) as it:
+        yield it
+
+
+def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageStore) -> None:
+    """It has no other chance: the queues would be nobody's for as long as the process lives."""
+    put(store, [0])
+    began, hold = threading.Event(), threading.Event()
+
+    def hang(messages: Sequence[ReceivedMessage]) -> None:
+        began.set()
+        hold.wait()
+
+    consumer = Consumer(store.path, "g", "t", hang, config=config())
+    assert began.wait(PATIENCE)
+    main = threading.get_ident()
+
+    def is_waiting() -> bool:
+        return any(frame.f_code.co_name == "_wait_for_calls" for frame, _ in walk_stack(sys._current_frames()[main]))
+
+    def interrupt() -> None:
+        until(is_waiting)  # or it were pytest who is interrupted
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        consumer.close()
+    assert LocalGroup(store.path, "g").members() == []
+    hold.set()
+    interrupting.join()
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_what_its_listener_closes_it_with_is_done(store: MessageStore, orderly: bool) -> None:
+    """Also where nobody else closes it."""
+    put(store, range(40))
+    made, seen, others = threading.Event(), Seen(), Seen()
+
+    def close(messages: Sequence[ReceivedMessage]) -> None:
+        assert made.wait(PATIENCE)
+        consumer.close()
+        seen(messages)
+
+    consumer = Consumer(store.path, "g", "t", close, orderly=orderly, config=config())
+    made.set()
+    assert consumer.wait(PATIENCE)
+    until(lambda: LocalGroup(store.path, "g").members() == [])
+    with Consumer(store.path, "g", "t", others, orderly=orderly, config=config()):
+        until(lambda: len(seen.numbers) + len(others.numbers) >= 40)
+    assert sorted(seen.numbers + others.numbers) == [*range(40)]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_who_closes_what_its_listener_closed_knows_that_it_has_left(
+    store: MessageStore, caplog: pytest.LogCaptureFixture, in_time: bool
+) -> None:
+    """Or the process ended, and a cluster did not hear of what was done last. What it leaves by itself fails aloud."""
+    put(store, [0])
+    made, holds, hold, closed = (threading.Event() for _ in range(4))
+    main = threading.get_ident()
+
+    def work() -> None:
+        holds.set()
+        while in_time and not closed.wait(0.001):
+            if any(frame.f_code.co_name == "join" for frame, _ in walk_stack(sys._current_frames()[main])):
+                return
+        hold.wait()
+
+    def close(messages: Sequence[ReceivedMessage]) -> None:
+        assert made.wait(PATIENCE)
+        consumer.close()
+
+    consumer = Consumer(store.path, "g", "t", close, config=config())
+    holding = threading.Thread(target=among_groups, args=(store.path, PATIENCE, work))
+    holding.start()
+    assert holds.wait(PATIENCE)
+    consumer._member._files._timeout = PATIENCE if in_time else 0.01  # type: ignore[attr-defined]
+    made.set()
+    until(lambda: consumer._is_over)
+    consumer.close()
+    members = LocalGroup(store.path, "g").members()
+    closed.set()
+    hold.set()
+    holding.join()
+    assert members == []
+    assert ("left as if killed" in caplog.text) is not in_time
+
+
+def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:
+    """For another holds it for too long; whoever comes next has it from what was noted."""
+    put(store, range(40))
+    consumer = Consumer(store.path, "g", "t", seen := Seen(), config=config())
+    until(lambda: len(seen.numbers) == 40 and has_done(consumer, TOPIC) == {10})
+    holds, hold = threading.Event(), threading.Event()
+
+    def work() -> None:
+        holds.set()
+        hold.wait()
+
+    holding = threading.Thread(target=among_groups, args=(store.path, PATIENCE, work))
+    holding.start()
+    assert holds.wait(PATIENCE)
+    consumer._member._files._timeout = 0.01  # type: ignore[attr-defined]
+    with pytest.raises(StoreBusy):
+        consumer.close()
+    hold.set()
+    holding.join()
+    with Consumer(store.path, "g", "t", seen, config=config()) as consumer:
+        until(lambda: consumer.assigned == TOPIC)
+        put(store, range(40, 44))
+        until(lambda: len(seen.numbers) >= 44)
+    assert sorted(seen.numbers) == [*range(44)]
+
+
+def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
+    with Consumer(store.path, "g", "t", Seen(), config=config()) as consumer:
+        child = os.fork()
+        if not child:
+            signal.alarm(int(PATIENCE))
+            try:
+                consumer.wait()
+            except StoreForked:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has it, to close it: it would go on consuming."""
+    started, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(started) == 7:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Consumer(store.path, "g", "t", Seen(), config=config())
+    monkeypatch.undo()
+    assert LocalGroup(store.path, "g").members() == []
+    assert not any(thread.is_alive() for thread in started if thread.name.startswith("consumer"))
+
+
+def test_a_signals_handler_closes_it_amid_wait(store: MessageStore) -> None:
+    """Also in the middle of what Python itself waits with."""
+
+    def close_at(place: int) -> int:
+        with Consumer(store.path, f"g{place}", "t", Seen(), config=config(consume_thread_max=1)) as consumer:
+            return interrupted_at(place, lambda: consumer.wait(0.01), consumer.close, "wait", [threading.__file__])
+
+    at_every_place(close_at)
