@@ -10,7 +10,7 @@ from dataclasses import replace
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.commands import interruptible, wait
 from store import MessageStore, StoreConfig
 from store.remoting.access import Access
 from store.remoting.addresses import host_and_port
@@ -72,7 +72,7 @@ def serve(
         ) as serving,
     ):
         click.echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
-        over.wait()
+        wait(over)
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.commands import interruptible, wait
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
@@ -86,7 +86,7 @@ def serve(store: str, address: str, port: int) -> None:
         server, thread = start_http_server(port, address, registry)
         try:
             click.echo(f"http://{address}:{server.server_port}/metrics")
-            Event().wait()
+            wait(Event())
         finally:
             server.shutdown()
             thread.join()

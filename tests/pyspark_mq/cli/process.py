@@ -1,5 +1,7 @@
 """The command line as a user has it: the installed script, run as a process; and in this one."""
 
+import ctypes
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +42,14 @@ def started(*arguments: object, stdin: int | None = None) -> Iterator[subprocess
             yield process
         finally:
             process.kill()
+
+
+def signal_another_thread(process: subprocess.Popen[bytes], which: signal.Signals) -> None:
+    """The signal is the process's, but not its first thread's, in which Python has it handled."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    others = [int(task.name) for task in tasks.iterdir() if int(task.name) != process.pid]
+    takes = [tid for tid in others if "SigBlk:\t0000000000000000" in (tasks / str(tid) / "status").read_text()]
+    assert ctypes.CDLL(None).tgkill(process.pid, takes[0], which) == 0
 
 
 @contextmanager

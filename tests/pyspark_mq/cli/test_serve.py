@@ -17,7 +17,7 @@ from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import CreateTopic, GetRoute, PullMessage, SendMessageV2, Sent
-from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, signal_another_thread, started
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,6 +55,13 @@ def test_it_answers_and_leaves_in_good_order(tmp_path: Path, how: signal.Signals
         assert process.stderr.read().decode() == said
     assert not (path / "abort").exists()
     assert message(path, sent).store_host == address
+
+
+def test_a_signal_that_another_thread_is_given(tmp_path: Path) -> None:
+    """As one that comes in the moment in which the first one begins to wait."""
+    with served(tmp_path / "mq") as (process, _):
+        signal_another_thread(process, signal.SIGTERM)
+        assert process.wait(TIMEOUT_SECONDS) == 0
 
 
 def message(path: Path, sent: Sent) -> StoredMessage:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from pyspark_mq.metrics import StoreCollector
 from store import Consumer, Message, MessageStore, Producer
 from store.remoting.serving import serve
-from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed
+from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, signal_another_thread, started, succeed
 from tests.waiting import until
 
 
@@ -129,7 +129,7 @@ def test_prometheus(path: Path) -> None:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
                 assert f'rocketmq_messages_in_total{{topic="orders"}} {count}.0\n' in answer.read().decode()
             succeed("send", path, "orders", "one more")
-        stats.send_signal(signal.SIGINT)
+        signal_another_thread(stats, signal.SIGINT)  # at worst
         _, err = stats.communicate(timeout=TIMEOUT_SECONDS)
     assert stats.returncode == 130
     assert err.decode().startswith("Interrupted: no more metrics of")
