@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,15 +87,6 @@ def interruptible(done: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise Interrupted(done()) from interrupt
-
-
-def wait(over: threading.Event) -> None:
-    """Until `over`, or Ctrl-C.
-
-    Anew each second: a signal that comes as a wait begins, or is given to another thread, does not end that wait.
-    """
-    while not over.wait(1):
-        pass
 
 
 @contextmanager

@@ -3,15 +3,15 @@
 import ipaddress
 import signal
 import ssl
-import threading
 from contextlib import suppress
 from dataclasses import replace
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from pyspark_mq.cli.commands import interruptible, wait
+from pyspark_mq.cli.commands import interruptible
 from store import MessageStore, StoreConfig
+from store.publish.latch import Latch
 from store.remoting.access import Access
 from store.remoting.addresses import host_and_port
 from store.remoting.broker_config import BROKER_SETTINGS, BrokerConfig
@@ -52,7 +52,7 @@ def serve(
     Without --accounts whoever reaches the port may send, read and make topics. A directory that is missing or
     empty becomes a store.
     """
-    over = threading.Event()
+    over = Latch()
     access = None if accounts is None else Access.load(accounts)
     tls = _tls(tls_cert, tls_key)
     broker_config = BrokerConfig() if config is None else BrokerConfig.load(config)
@@ -72,7 +72,7 @@ def serve(
         ) as serving,
     ):
         click.echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
-        wait(over)
+        over.wait()
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:

@@ -4,13 +4,12 @@ import json
 import time
 from itertools import count
 from pathlib import Path
-from threading import Event
 from typing import NamedTuple
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from pyspark_mq.cli.commands import interruptible, wait
+from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
@@ -18,6 +17,7 @@ from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_
 from store import MessageStore
 from store.local import LocalLog
 from store.publish.figures import HELD
+from store.publish.latch import Latch
 from store.publish.lock_holders import Holder
 
 Extents = dict[tuple[str, int], Extent]
@@ -86,7 +86,7 @@ def serve(store: str, address: str, port: int) -> None:
         server, thread = start_http_server(port, address, registry)
         try:
             click.echo(f"http://{address}:{server.server_port}/metrics")
-            wait(Event())
+            Latch().wait()
         finally:
             server.shutdown()
             thread.join()

@@ -138,7 +138,7 @@ class ProcessQueues:
                 if taken is not None or now >= deadline:
                     return taken
                 wake = min(deadline, self._later[0][0]) if self._later else deadline
-                self._changed.wait(None if wake == math.inf else wake - now)
+                self._changed.wait(wake - now)
         return None
 
     def take_or_tell(self, most: int, tell: Callable[[], None]) -> Taken | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+
+from store.publish.latch import LONGEST_WAIT_SECONDS
 
 
 class Waiters:
@@ -19,26 +22,26 @@ class Waiters:
         self._waiting: list[threading.Lock] = []
         self._is_over = False
 
-    def wait(self, timeout: float | None) -> None:
-        """Until another thread notifies this one, at most `timeout` seconds."""
+    def wait(self, timeout: float) -> None:
+        """Until another thread notifies this one, at most `timeout` seconds, or `LONGEST_WAIT_SECONDS`."""
         own = threading.Lock()
         own.acquire()
         self._waiting.append(own)
         state = self._lock._release_save()  # type: ignore[attr-defined]  # as `threading.Condition` does
         try:
             if not self._is_over:  # by what interrupted this, before it could be woken
-                own.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+                own.acquire(timeout=min(timeout, LONGEST_WAIT_SECONDS))
         finally:
             self._lock._acquire_restore(state)  # type: ignore[attr-defined]
             with suppress(ValueError):
                 self._waiting.remove(own)
 
-    def wait_for(self, condition: Callable[[], object], timeout: float | None = None) -> bool:
+    def wait_for(self, condition: Callable[[], object], timeout: float = math.inf) -> bool:
         """Until `condition` answers true, at most `timeout` seconds; whether it did."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while not condition():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return False
             self.wait(left)
         return True

@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
+# A signal that comes as a wait begins, or is given to another thread, ends no wait: Python calls its handler, in the
+# first thread, when that goes on. So no wait is longer.
+LONGEST_WAIT_SECONDS = 1.0
+
 
 class Latch:
     """A `threading.Event` that is set once. Who waits holds nothing that who sets it needs, which may be a signal's
@@ -21,13 +25,12 @@ class Latch:
         self._pass_on()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is set, at most `timeout` seconds; whether it is.
-
-        Two `finally`, for one may be interrupted, and others wait.
-        """
-        try:
+        """Until it is set, at most `timeout` seconds; whether it is."""
+        while timeout is None and not self.wait(LONGEST_WAIT_SECONDS):
+            pass
+        try:  # two `finally`, for one may be interrupted, and others wait
             try:
-                self._closed.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+                self._closed.acquire(timeout=min(max(0.0, timeout or 0.0), threading.TIMEOUT_MAX))
             finally:
                 self._pass_on()
         finally:
