@@ -11,8 +11,6 @@ import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
@@ -20,19 +18,10 @@ import numpy as np
 
 from store.cached import cached_property
 from store.errors import CorruptSegment, FlushFailed, OffsetLost
-from store.files.atomic import write_at
+from store.files.atomic import sync_directory, write_at
 from store.format.layout import segment_name
 from store.format.strings import Bytes
 from store.system_errors import raise_if_full
-
-
-@contextmanager
-def flushing(path: Path) -> Iterator[None]:
-    """Turns every error of the system while `path` goes to the device into `FlushFailed`."""
-    try:
-        yield
-    except OSError as error:
-        raise _failure(path, error) from error
 
 
 def sync(fd: int, path: Path) -> None:
@@ -45,6 +34,16 @@ def sync(fd: int, path: Path) -> None:
     except OSError as error:
         error.unflushed = path  # type: ignore[attr-defined]  # see `failed_flush`
         raise _failure(path, error) from error
+
+
+def sync_names(directory: Path) -> None:
+    """`sync_directory`. Raises `FlushFailed` where the device refuses; not where the directory cannot be opened."""
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        if failure := failed_flush(error, directory):
+            raise failure from error
+        raise
 
 
 def failed_flush(error: BaseException, root: Path) -> FlushFailed | None:

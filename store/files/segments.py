@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore
-from store.files.atomic import make_folder, open_file, sync_directory, write_at
-from store.files.segment_file import OpenFiles, SegmentFile, flushing, sync
+from store.files.atomic import make_folder, open_file, write_at
+from store.files.segment_file import OpenFiles, SegmentFile, sync, sync_names
 from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 from store.format.strings import Bytes
 from store.system_errors import raise_if_full
@@ -190,8 +190,8 @@ class Segments:
 
     def flush_names(self) -> None:
         """Bring the files' names to the device: who made one may have died before. Raises `FlushFailed`."""
-        with flushing(self.directory), suppress(FileNotFoundError):
-            sync_directory(self.directory)
+        with suppress(FileNotFoundError):
+            sync_names(self.directory)
 
     def _start(self, offset: int) -> int:
         if not self.size:
@@ -238,8 +238,7 @@ class Segments:
             raise_if_full(self.path(start), error)
             raise
         for directory in (self.directory, *self.directory.parents):
-            with flushing(directory):
-                sync_directory(directory)
+            sync_names(directory)
             if directory == self._root:
                 break
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from store import FlushFailed, Message, MessageStore, StoreConfig
+from store import FlushFailed, Message, MessageStore, StoreConfig, StoreUnavailable
 from store.files.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import bodies, check_log
@@ -122,6 +122,38 @@ def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Devic
             store.close()
         with MessageStore.open(path) as again:
             again.put(Message("t", b"again"))
+
+
+def test_a_directory_that_cannot_be_opened_is_no_flush_that_failed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another thread has the last descriptor at that moment: the put may be repeated."""
+    real, number, refusing = os.open, 0, -1
+
+    def refuse_one(name: Path, *arguments: int) -> int:
+        nonlocal number, refusing
+        if os.path.isdir(name):
+            number += 1
+            if number == refusing:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(name))
+        return real(name, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse_one)
+    messages = [Message("t", bytes(500), queue_id=0)] * 10
+    with MessageStore.open(path) as store:
+        for put_before in range(20):
+            number, refusing = 0, put_before + 1
+            try:
+                store.put_many(messages)
+                break
+            except StoreUnavailable:
+                assert store.max_offset("t", 0) == 5 + 10 * put_before
+            refusing = -1
+            store.put_many(messages)
+        store.flush()
+        assert put_before >= 4, "the log's, the queue's, those above them"
+        expected = bodies(store)
+    with MessageStore.open(path) as again:
+        assert bodies(again) == expected
+    assert len(expected) == 20 + 10 * put_before
 
 
 def test_what_was_behind_the_flushed_offset_is_written_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
