@@ -177,7 +177,8 @@ class Flusher:
             ranges = {}
             for name in self._queues.existing():
                 queue = self._queues.of(*name)
-                ranges[name] = self._flushed_to.get(name) or queue.first(), queue.max_offset(end)
+                if stop := queue.max_offset(end):  # an append that failed leaves a folder
+                    ranges[name] = self._flushed_to.get(name) or queue.first(), stop
         return ranges
 
     def _run(self) -> None:

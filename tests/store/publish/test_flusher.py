@@ -15,6 +15,7 @@ import pytest
 from store import Message, MessageStore, StoreClosed, StoreConfig
 from store.delays.deliverer import Deliverer
 from store.files.checkpoint import read_checkpoint
+from store.log.queue_ends import QueueEnds
 from store.publish.flusher import Flusher
 from store.publish.published_end import PublishedEnd
 from tests.waiting import PATIENCE, until
@@ -101,6 +102,21 @@ def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_pa
         while flushed(tmp_path) < idle.confirm_offset and time.monotonic() < deadline:
             time.sleep(0.001)
         assert flushed(tmp_path) == idle.confirm_offset
+
+
+def test_a_queue_that_has_a_folder_only_has_no_end(tmp_path: Path) -> None:
+    """As an append leaves it that failed. Noted as one that had entries, all queues were made anew at the next opening."""
+    config = StoreConfig(flushIntervalCommitLog=3_600_000)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.create_topic("t", 2)
+        with MessageStore.open(tmp_path, config=config) as other:
+            for _ in range(3):  # more than is looked up in the log
+                other.put(Message("t", bytes(2 << 20), queue_id=0))
+            (tmp_path / "consumequeue/t/1").mkdir()
+            store.flush()
+    ends = QueueEnds.read(tmp_path)
+    assert ends is not None
+    assert ends.of == {("t", 0): 3}
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
