@@ -18,6 +18,7 @@ from weakref import WeakSet, finalize
 
 from store.errors import StoreClosed
 from store.files.opened import Opened, opening
+from store.publish.latch import LONGEST_WAIT_SECONDS
 
 if sys.platform == "linux":
     import inotify_simple
@@ -31,7 +32,6 @@ if sys.platform == "linux":
         | inotify_simple.flags.MODIFY
         | inotify_simple.flags.CLOSE_WRITE
     )
-_MOST_SECONDS = 24 * 3600.0  # the kernel counts milliseconds of a wait in 31 bits
 _EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
 
 
@@ -89,10 +89,10 @@ class Watch(Opened):
     def wait(self, timeout: float) -> None:
         """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
 
-        Now and then earlier, where only a look at the confirm offset tells.
+        Now and then earlier, where only a look at the confirm offset tells, and for signals (see `latch`).
         """
         ears = self._open_ears()
-        ears.wait(min(timeout, self._rest_seconds(ears)))
+        ears.wait(min(timeout, self._rest_seconds(ears), LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
         """End the wait that is under way, or else the next one, at once."""
@@ -158,7 +158,7 @@ class _Ears:
             self.interrupt()  # who waits is to look now and then, too
 
     def wait(self, timeout: float) -> None:
-        for fd, _ in self._poll.poll(max(0, math.ceil(min(timeout, _MOST_SECONDS) * 1000))):
+        for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
             os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
 
     def interrupt(self) -> None:

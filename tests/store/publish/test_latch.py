@@ -12,6 +12,7 @@ import pytest
 
 from store.client.waiters import Waiters
 from store.publish.latch import Latch
+from store.publish.watch import Watch
 from tests.interrupts import Interrupt, at_every_place, interrupted_at
 from tests.waiting import PATIENCE
 
@@ -38,7 +39,12 @@ def wait_for_waiters() -> None:
         Waiters(lock).wait(math.inf)
 
 
-@pytest.mark.parametrize("wait", [Latch().wait, wait_for_waiters])
+def wait_for_a_publication() -> None:
+    with Watch() as watch:
+        watch.wait(math.inf)
+
+
+@pytest.mark.parametrize("wait", [Latch().wait, wait_for_waiters, wait_for_a_publication])
 def test_a_signal_that_another_thread_is_given(wait: Callable[[], object]) -> None:
     """Its handler is called though, and may raise: as one that comes in the moment in which the wait begins."""
 
