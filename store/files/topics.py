@@ -21,7 +21,7 @@ from store.format.layout import (
     MAX_QUEUES,
     TOPICS_FILE,
 )
-from store.format.topic_names import check_topic_name, needs_no_entry, not_a_name
+from store.format.topic_names import check_topic_name, is_folder_name, needs_no_entry, not_a_name
 from store.integers import LONG_MAX, integer
 
 _QUEUE_ID = "0|[1-9][0-9]*"
@@ -256,6 +256,9 @@ class Topics:
         found = content.get(_DELETED) or {}
         if not isinstance(found, dict):
             raise CorruptStore(f"{self._path}: {_DELETED} is no object; correct the file, or restore it from a copy")
+        for name in found:
+            if not is_folder_name(name):  # the folder of a deleted topic that came back is removed
+                raise self._no_name(name, _DELETED)
         deleted = {name: number(self._path, f"{_DELETED} of {name}", at, LONG_MAX) for name, at in found.items()}
         if deleted and content.get(_DELETED_CRC, crc := _crc(deleted)) != crc:  # a version before wrote none
             raise CorruptStore(
@@ -264,12 +267,15 @@ class Topics:
             )
         return deleted
 
+    def _no_name(self, topic: str, table: str) -> CorruptStore:
+        return CorruptStore(f"{self._path}: {topic!r} in {table} is no topic's name; correct the file")
+
     def _table(self) -> dict[str, dict[str, Any]]:
         return read_table(self._path, _TABLE)
 
     def _configured(self, topic: str, config: dict[str, Any]) -> int:
-        if "/" in topic or topic in ("", ".", "..") or not topic.isprintable():
-            raise CorruptStore(f"{self._path}: {topic!r} in {_TABLE} is no topic's name; correct the file")
+        if not (is_folder_name(topic) and topic.isprintable()):
+            raise self._no_name(topic, _TABLE)
         return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
 
 

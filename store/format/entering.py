@@ -24,7 +24,6 @@ from store.format.layout import (
     KEY_SEPARATOR,
     LIGHT_PREFIX,
     LIGHT_SEPARATOR,
-    MAX_RETRY_TOPIC_BYTES,
     PROPERTY_CRC,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
@@ -42,7 +41,7 @@ from store.format.layout import (
     SYSTEM_TOPIC_PREFIX,
 )
 from store.format.property_columns import PropertyColumns
-from store.format.topic_names import check_topic_name
+from store.format.topic_names import check_topic_name, is_folder_name
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -235,12 +234,6 @@ def _light_places(topic: str, names: str, offsets: str) -> Iterator[Place]:
 
 def _has_light_queues(topic: str) -> bool:
     return not topic.startswith((RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)) and topic != SCHEDULE_TOPIC
-
-
-def is_folder_name(topic: str) -> bool:
-    """Whether a topic can be a folder of the store: no CRC covers it, and it must not lead elsewhere."""
-    is_short = len(topic) <= MAX_RETRY_TOPIC_BYTES >= len(topic.encode())
-    return is_short and topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
 
 
 def _number(text: str) -> int | None:

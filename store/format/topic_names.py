@@ -35,6 +35,12 @@ def check_topic_name(topic: str) -> None:
         raise InvalidTopic(f"topic {topic[:20]!r}...: {len(topic)} characters, at most {limit}")
 
 
+def is_folder_name(topic: str) -> bool:
+    """Whether a topic can be a folder of the store: what says its name may be damaged, and must not lead elsewhere."""
+    is_short = len(topic) <= MAX_RETRY_TOPIC_BYTES >= len(topic.encode(errors="surrogatepass"))
+    return is_short and topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+
+
 def not_a_name(topic: object) -> InvalidTopic:
     """The refusal of what cannot be a topic's name."""
     return InvalidTopic(f"topic {topic!r:.40}: a name is a text")

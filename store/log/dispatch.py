@@ -13,7 +13,7 @@ from store.cached import cached_property
 from store.errors import OffsetLost
 from store.format.arrays import arrow, numbers
 from store.format.columns import LAST_MS
-from store.format.entering import delivery_times, in_index, in_own_queue, is_folder_name, light_places, tags_codes
+from store.format.entering import delivery_times, in_index, in_own_queue, light_places, tags_codes
 from store.format.key_hashes import KeyHashes, key_hashes
 from store.format.layout import (
     BLANK,
@@ -32,6 +32,7 @@ from store.format.layout import (
 from store.format.property_columns import PropertyColumns
 from store.format.record_view import Ints, Mask, RecordView
 from store.format.strings import Bytes
+from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from store.errors import CorruptRecord, CorruptSegment, OffsetLost
-from store.format.entering import is_folder_name
 from store.format.stored_message import StoredMessage, decode_record
+from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from store import CorruptStore, InvalidArgument, InvalidTopic, UnknownQueue, UnknownTopic
+from store import CorruptStore, InvalidArgument, InvalidTopic, MessageStore, UnknownQueue, UnknownTopic
 from store.files.admin_files import read_json
 from store.files.topics import Topics
 from store.format.topic_names import check_topic_name, is_internal_topic
@@ -128,6 +128,23 @@ def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
         (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
         with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
             Topics(tmp_path).queue_counts()
+
+
+def test_a_name_of_a_deleted_topic_that_leads_elsewhere(tmp_path: Path) -> None:
+    """What lies there was removed, as what a broker makes again of a topic that is deleted."""
+    elsewhere, path = tmp_path / "elsewhere/t", tmp_path / "mq"
+    (elsewhere / "0").mkdir(parents=True)
+    (elsewhere / "0/precious").write_bytes(b"")
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+    (path / "consumequeue").mkdir()
+    for name in ("../../elsewhere/t", str(elsewhere), "", ".", ".."):
+        file = path / "config/topics.json"
+        content = json.loads(file.read_text()) | {"deletedTopics": {name: 1, "t": 1}}
+        file.write_text(json.dumps(content))  # without a checksum, as a version before wrote it
+        with pytest.raises(CorruptStore, match=r"topics\.json: .* in deletedTopics is no topic's name; correct"):
+            MessageStore.open(path)
+        assert (elsewhere / "0/precious").exists()
 
 
 @pytest.mark.parametrize("count", [-1, 65_537, "four", True])
