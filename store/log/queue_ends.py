@@ -30,7 +30,7 @@ from store.format.layout import (
     segment_name,
     struct_of,
 )
-from store.format.topic_names import needs_no_entry
+from store.format.topic_names import is_folder_name, needs_no_entry
 from store.index.index import Index
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
@@ -88,6 +88,8 @@ class QueueEnds:
                 raise ValueError
             ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
             index, at = {str(name): int(last) for name, last in content["index"].items()}, int(content["logOffset"])
+            if not all(map(is_folder_name, (*index, *(topic for topic, _ in ends)))):
+                raise ValueError
             return QueueEnds(at, ends, {name: last for name, last in index.items() if last < at}, written_at=at)
         except FileNotFoundError:
             return None

@@ -166,6 +166,19 @@ def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
         assert verify(path).findings == []
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [('"t"', "5"), ('"t"', '"../t"'), ('"index": {', '"index": {"\\u0000": 1, ')]
+)
+def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> None:
+    """Where a version before wrote no checksum: an error of the program came of them."""
+    ends = path / "queueends"
+    ends.write_text(ends.read_text().rpartition(', "crc"')[0].replace(name, other) + "}")
+    with pytest.raises(CorruptStore, match="queueends: damaged"):
+        QueueEnds.sound(path)
+    with pytest.warns(RuntimeWarning, match="queueends: damaged"), MessageStore.open(path) as store:
+        assert store.max_offset("t", 0)
+
+
 def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: Path) -> None:
     """Until somebody says that it had no messages."""
     shutil.rmtree(emptied / "consumequeue/t/1")
