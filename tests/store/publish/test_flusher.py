@@ -105,7 +105,7 @@ def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_pa
 
 
 def test_a_queue_that_has_a_folder_only_has_no_end(tmp_path: Path) -> None:
-    """As an append leaves it that failed. Noted as one that had entries, all queues were made anew at the next opening."""
+    """As an append leaves it that failed. Noted as one that had entries, all were made anew at the next opening."""
     config = StoreConfig(flushIntervalCommitLog=3_600_000)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 2)
