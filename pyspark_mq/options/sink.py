@@ -14,7 +14,7 @@ from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options
 from pyspark_mq.options.values import group, one_of, shared_path
 from store.any_log import LogAddress
 from store.errors import InvalidTopic
-from store.format.topic_names import check_topic_name
+from store.format.topic_names import TOPICS_OF_NOTES, check_topic_name
 
 _NAMES = names_of(WRITE_OPTIONS)
 STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
@@ -119,4 +119,6 @@ def _topic(name: str, text: str) -> str:
         check_topic_name(text)
     except InvalidTopic as error:
         raise OptionError(f"The option {name}: {error}; several topics go into a column topic") from error
+    if text in TOPICS_OF_NOTES:
+        raise OptionError(f"The option {name}: {text} says what was written before; rows go to a topic of yours")
     return text

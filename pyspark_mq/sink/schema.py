@@ -27,6 +27,7 @@ from pyspark_mq.errors import RowError, SchemaError
 from store.format import compute as pc
 from store.format.arrays import arrow, numbers
 from store.format.columns import COLUMNS
+from store.format.topic_names import TOPICS_OF_NOTES
 
 
 class Kind(NamedTuple):
@@ -136,7 +137,7 @@ def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[
     """What one Arrow batch of a checked DataFrame sends to each topic, rows in their order.
 
     topic: that of all rows, if an option says so. The batches have the columns that `MessageStore.append_table` takes.
-    Raises `RowError` for a row without body or topic.
+    Raises `RowError` for a row without body or topic, or to a topic in which the store notes what was written.
     """
     if batch.num_rows == 0:
         return
@@ -157,6 +158,8 @@ def _names(batch: pa.RecordBatch, topic: str | None) -> list[str]:
 def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[str, pa.RecordBatch]]:
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()
+    if notes := TOPICS_OF_NOTES.intersection(names):
+        raise RowError(f"Topic {min(notes)} says what was written before; rows go to topics of yours")
     if len(names) == 1:
         yield names[0], messages
         return

@@ -22,6 +22,7 @@ from store.format.layout import (
 # takes the directory over keeps it. `MessageStore.create_topic` makes it.
 COMMITS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}SPARK_COMMITS"
 PRODUCERS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}PRODUCERS"  # and how far named producers have come
+TOPICS_OF_NOTES: Final = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # what others wrote there would hide messages
 
 
 def check_topic_name(topic: str) -> None:

@@ -31,7 +31,7 @@ from store.format.layout import (
 from store.format.message import check_fits
 from store.format.properties import decode_properties
 from store.format.stored_message import offset_msg_ids
-from store.format.topic_names import COMMITS_TOPIC, PRODUCERS_TOPIC
+from store.format.topic_names import TOPICS_OF_NOTES
 from store.remoting.appending import Appending
 from store.remoting.batches import Batched, decode_batch
 from store.remoting.codes import RequestCode
@@ -45,7 +45,6 @@ _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may 
 _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
-_OWN_TOPICS = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # what a client wrote there would hide messages of others
 _logger = logging.getLogger("store.remoting")
 
 
@@ -80,7 +79,7 @@ class Sending:
         }
 
     def _send(self, request: Request, header: SendMessage) -> Future[Response]:
-        if header.topic in _OWN_TOPICS:
+        if header.topic in TOPICS_OF_NOTES:
             why = f"topic {header.topic} says what was written before; send to a topic of yours"
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, why)
         parts = _parts(request, header)

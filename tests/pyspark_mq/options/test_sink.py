@@ -56,6 +56,10 @@ def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
         ({"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
         ({"delivery": "twice"}, "delivery takes exactly-once or at-least-once, got 'twice'"),
         ({"topic": "a,b"}, "only letters, digits, '%', '|', '_' and '-' are allowed; several topics go into a column"),
+        (
+            {"topic": "rmq_sys_SPARK_COMMITS"},
+            "rmq_sys_SPARK_COMMITS says what was written before; rows go",
+        ),
         ({"stagingPath": "hdfs://name/x"}, "stagingPath takes a directory that the driver and all executors see"),
         ({"producerGroup": "a b"}, "producerGroup: group 'a b': only letters"),
         ({"producerGroup": "a", "delivery": "at-least-once"}, "producerGroup is for delivery=exactly-once"),

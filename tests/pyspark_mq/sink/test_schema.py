@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.schema import check_schema, sink_schema, tables_by_topic
+from store.format.topic_names import COMMITS_TOPIC
 
 TEXT, INTEGER, BYTES = StringType(), IntegerType(), BinaryType()
 
@@ -107,6 +108,15 @@ def test_a_row_without_what_it_needs(name: str) -> None:
         0 if name == "topic" else 1, name, pa.array(["x", None, None])
     )
     with pytest.raises(RowError, match=f'2 of 3 rows have no {name} .*where."{name} IS NOT NULL"'):
+        list(tables_by_topic(batch, None))
+
+
+@pytest.mark.parametrize("others", [[], ["orders"]])
+def test_no_row_goes_where_the_store_notes_what_was_written(others: list[str]) -> None:
+    """It could hide a batch of another query."""
+    topics = [*others, COMMITS_TOPIC]
+    batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
+    with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} says what was written before"):
         list(tables_by_topic(batch, None))
 
 
