@@ -106,16 +106,14 @@ class RealTimeStreamReader(MqStreamReader):
             return None
         offset = self._ahead(offset)
         self._bounds = self._queues.hold(self._options.hold_timeout_seconds, offset.next, {})
-        if not self._has_all():
-            return None
-        batch = self._begin(offset)
-        if not batch.begin:
+        planned = self._planned(offset, lambda batch: batch.begin)
+        if planned is None or not planned.next:
             return None
         if before is None or before.reader != self._reader_id:
             self._ledger.prepare(self._reader_id)
         number = before.epoch + 1 if before is not None else 0
-        tasks = pack(batch.begin, self._options.real_time_partitions or self._slots or os.cpu_count() or 1)
-        self._known = EpochOffset(number, self._reader_id, tasks, self._queues.last(batch.begin, batch)).to_json()
+        tasks = pack(planned.next, self._options.real_time_partitions or self._slots or os.cpu_count() or 1)
+        self._known = EpochOffset(number, self._reader_id, tasks, planned.last).to_json()
         return self._known
 
     def _resolve(self, epoch: EpochOffset) -> StreamOffset:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -203,8 +204,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _queues(self) -> Queues:
         return Queues(self._log, self._options)
 
-    def _end(self, offset: StreamOffset, once: bool, strange: Sequence[Queue] = ()) -> StreamOffset | None:
-        """The end of the batch after `offset`, up to the ends last seen: `offset` itself where nothing came.
+    def _end(self, offset: StreamOffset, once: bool) -> StreamOffset | None:
+        """The end of the batch after `offset`: that itself where nothing came. Otherwise as `_planned`."""
+        end = self._planned(offset, partial(self._limited, offset, once))
+        return offset if end is not None and end.next is offset.next else end
+
+    def _planned(
+        self, offset: StreamOffset, up_to: Callable[[BatchStart], Positions], strange: Sequence[Queue] = ()
+    ) -> StreamOffset | None:
+        """The end of the batch after `offset`, which is where `up_to` says by what was seen last.
 
         None while not all queues are this query's. strange: queues of which it is known that they are others now.
         Whether more are is looked at last of all, for a topic may be deleted and created anew while this plans. Raises
@@ -213,24 +221,24 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._has_all():
             return None
         batch = begin_batch(offset, self._bounds, strange)
-        ranges = self._available(offset, batch)
-        is_idle = not batch.losses and {r.queue: r.end for r in ranges} == offset.next
-        if not (once or is_idle):
-            ranges = self._limit(ranges)
-        following = {r.queue: r.end for r in ranges}
+        following = up_to(batch)
         last = self._queues.last(following, batch)
         others = [queue for queue in self._others(offset) if queue not in strange]
-        if others or are_gone(self._log, following, last):
+        firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in offset.next}
+        if others or are_gone(self._log, following, last) or self._log.fingerprints(firsts):
             self._bounds = self._queues.bounds_behind(offset.next)
-            return self._end(offset, once, [*strange, *others])
-        self._lose(batch)
-        return offset if is_idle else StreamOffset(following, batch.starts, last)
+            return self._planned(offset, up_to, [*strange, *others])
+        for loss in batch.losses:
+            lose(self._options.fail_on_data_loss, loss)
+        return StreamOffset(following, batch.starts, last)
 
-    def _begin(self, offset: StreamOffset) -> BatchStart:
-        """Where the batch after `offset` begins, up to the ends last seen. Raises `DataLossError`."""
-        batch = begin_batch(offset, self._bounds, self._others(offset))
-        self._lose(batch)
-        return batch
+    def _limited(self, offset: StreamOffset, once: bool, batch: BatchStart) -> Positions:
+        """Where the batch after `offset` ends by the limits, which count unless it is the only one, `once`;
+        `offset.next` itself where nothing came."""
+        ranges = self._available(offset, batch)
+        if not batch.losses and {r.queue: r.end for r in ranges} == offset.next:
+            return offset.next
+        return {r.queue: r.end for r in (ranges if once else self._limit(ranges))}
 
     def _others(self, offset: StreamOffset) -> list[Queue]:
         """The queues that are others than when `offset` was noted, as far as that can be told.
@@ -241,10 +249,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_noted = bool(offset.last) and self._orderly is None
         deleted = {queue: at for queue, at in offset.next.items() if queue not in offset.last} if is_noted else {}
         return [*self._log.strangers(offset.next, offset.last), *self._log.fingerprints(deleted)]
-
-    def _lose(self, batch: BatchStart) -> None:
-        for loss in batch.losses:
-            lose(self._options.fail_on_data_loss, loss)
 
     def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
         """Where another message stands before a position than `last` says it is data loss."""

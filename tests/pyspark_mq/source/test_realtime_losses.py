@@ -81,6 +81,36 @@ def test_another_life_inside_a_held_batch_ends_a_query_that_may_lose_nothing(fil
     assert sorted(query.rows) == sorted(before)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("real_time", [True, False])
+@pytest.mark.parametrize("call", range(1, 10))
+def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
+    tmp_path: Path, call: int, real_time: bool, is_known: bool
+) -> None:
+    """To a query that has been there, and to one that does not know the topic yet."""
+    filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
+    filled.put("orders", 0, 5)
+    filled.put("other", 0, 300, size=1000)
+    filled.store.clean(forced=True)
+    latest_of_both = {"subscribe": "orders,other", "startingOffsets": "latest"}
+    it = reader(filled, real_time=real_time, **latest_of_both, **ACCEPTING)
+    start = it.initialOffset()
+    if not is_known:
+        for by_topic in (start, start["$start"]):
+            del by_topic["orders"]
+    filled.put("orders", 0, 4)
+    with filled.store, Meddled(MessageStore.open(filled.path, read_only=True)) as log:
+        log.call, log.count = call, 9
+        planning = RealTimeStreamReader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
+        end = latest(planning, start)
+        log.call = min(log.call, 1)  # now, where there were fewer calls
+        log.bounds([])
+        rows = run(it, planning.partitions(start, end))
+    if (following := latest(it, end)) != end:
+        rows += run(it, it.partitions(end, following))
+    assert [offset for _, _, offset, body in rows if body == b"body"] == list(range(9))
+
+
 @pytest.mark.parametrize("count", [3, 4, 30])
 def test_another_life_inside_a_batch_held_where_retention_took_what_is_before(filled: Filled, count: int) -> None:
     it = reader(filled, batch_seconds=2, **behind_what_was_deleted(filled), **ACCEPTING)
