@@ -94,8 +94,9 @@ class RangeReader:
 
         Raises as `read`.
         """
-        self._wait(log, wanted, task)
-        yield from self.scan_seen(log, wanted, task)
+        if wanted.length > 0:
+            self._wait(log, wanted, task)
+            yield from self.scan_seen(log, wanted, task)
 
     def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
         """`scan` of messages that `log` has shown already."""

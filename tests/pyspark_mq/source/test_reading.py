@@ -16,7 +16,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, MessageTooLarge
-from store.any_log import Bounds, Queue, QueueRange
+from store.any_log import Bounds, Positions, Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.local import LocalLog
 from tests.filled import Filled
@@ -100,6 +100,21 @@ def test_a_topic_that_is_gone_amid_a_range_and_there_again_is_data_loss(tmp_path
         delete_topic(path, "orders")
         with pytest.raises(DataLossError, match=r"orders/0 \[0, 2\) is lost: the queue is gone"):
             list(batches)
+
+
+class Hurried(LocalLog):
+    """A log in which nobody is to wait."""
+
+    def wait(self, seen: Positions, timeout: float) -> None:
+        raise AssertionError(seen)
+
+
+def test_nothing_is_waited_for_where_nothing_is_wanted(filled: Filled) -> None:
+    """As of a queue that was made anew with fewer messages, while a task held it."""
+    reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
+    wanted = QueueRange("orders", 0, 9, 9)
+    with Hurried(MessageStore.open(filled.path, read_only=True)) as log:
+        assert list(reader.scan(log, wanted, RangeTask((wanted,), {}, {}))) == []
 
 
 def test_deleted_messages_are_data_loss(expired: Filled) -> None:
