@@ -55,6 +55,7 @@ def test_a_real_time_batch_is_as_far_as_where_it_began() -> None:
         {"endOffset": None, "latestOffset": None},
         source({"orders": {"0": 5}}, {"orders": [1, 2]}),
         {"endOffset": "17", "latestOffset": "20"},
+        {**source({"orders": {"0": 5}}, {"orders": {"0": 9}}), "description": "KafkaV2[Subscribe[orders]]"},
         {"endOffset": '{"logOffset": 3}', "latestOffset": "null"},
     ],
 )
