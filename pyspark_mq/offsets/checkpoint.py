@@ -185,8 +185,8 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Co
             begin[queue] = there.min_offset if position is None else position
             if position is None or start.starts.get(queue) == position:
                 starts[queue] = begin[queue]
-    last = {queue: was for queue, was in start.last.items() if begin.get(queue) == start.next.get(queue)}
-    return BatchStart(begin, starts, losses, {queue: was for queue, was in last.items() if queue not in strange})
+    kept = {queue for queue, position in begin.items() if position == start.next.get(queue) and queue not in strange}
+    return BatchStart(begin, starts, losses, {queue: was for queue, was in start.last.items() if queue in kept})
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:

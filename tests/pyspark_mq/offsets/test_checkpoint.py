@@ -183,6 +183,10 @@ def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
     assert "begins at 10" in str(batch.losses[0])
 
 
+def test_what_a_checkpoint_says_of_a_queue_that_it_does_not_have_is_passed_over() -> None:
+    assert begin_batch(StreamOffset({A0: 5}, last={B0: Fingerprint(100, 1)}), {A0: Bounds(0, 9)}).last == {}
+
+
 def test_the_first_batch_is_pinned_until_it_is_read() -> None:
     initial = StreamOffset({A0: 5, A1: 0}, starts={A0: 5, A1: 0})
     bounds = {A0: Bounds(0, 9), A1: Bounds(0, 0)}
