@@ -165,7 +165,10 @@ class Ledger:
     def prune(self) -> None:
         """Delete the readers that nobody needs any more: passed long ago, or planned long ago and never begun."""
         oldest = time.time() - RETENTION_SECONDS
-        for folder in filter(READER_ID.fullmatch, self._folders.folders()):
+        folders: list[str] = []
+        with suppress(OSError):
+            folders = self._folders.folders()
+        for folder in filter(READER_ID.fullmatch, folders):
             with suppress(OSError):  # another process does the same, or it is another user's
                 files = self._folders.files(folder)
                 if _is_over(files, oldest):

@@ -195,6 +195,11 @@ def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {C}  # a stopped query may go on from it at any time
 
 
+def test_a_place_that_cannot_be_listed_is_not_pruned(tmp_path: Path) -> None:
+    (tmp_path / "ledger").touch()
+    Ledger(tmp_path / "ledger").prune()
+
+
 def test_nothing_is_deleted_that_is_not_the_ledgers(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     other = tmp_path / "other"
