@@ -91,10 +91,12 @@ class Mark:
 
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
-        numbers = [self.batch, self.since, *(self.rows or {}).values(), *(self.last or ())]
+        rows = {} if self.rows is None else self.rows
+        last = (0, 0) if self.last is None else self.last
+        numbers = [self.batch, self.since, *rows.values(), *last]
         flags = (bool, self.written), (bool, self.consecutive)
         kinds = *flags, (str, self.run), (str, self.plan), *((int, number) for number in numbers)
-        if any(type(value) is not kind for kind, value in kinds) or len(self.last or (0, 0)) != 2:
+        if any(type(value) is not kind for kind, value in kinds) or len(last) != 2:
             raise ValueError("values of other kinds")
 
 

@@ -302,7 +302,8 @@ def test_without_its_file_the_records_tell(store: MessageStore) -> None:
 DAMAGED = [
     *(b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000),
     *(b'{"batch": 0, "written": true, "since": 0, %s: 1}' % name for name in (b'"consecutive"', b'"plan"')),
-    *(b'{"batch": 0, "written": true, "since": 0, "rows": %s}' % rows for rows in (b"3", b"[3]", b'{"orders": "3"}')),
+    *(b'{"batch": 0, "written": true, "since": 0, "rows": %s}' % rows for rows in (b"3", b"[]", b'{"orders": "3"}')),
+    b'{"batch": 0, "written": true, "since": 0, "last": []}',
 ]
 
 
