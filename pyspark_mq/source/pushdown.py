@@ -106,7 +106,7 @@ def _stored(filters: Iterable[Filter]) -> tuple[int, int]:
             case GreaterThanOrEqual(value=bound) if _is_moment(bound):
                 begin = max(begin, _ms(bound))
             case LessThan(value=bound) if _is_moment(bound):
-                end = min(end, _ms(bound - timedelta(microseconds=1)))
+                end = min(end, -((_EPOCH - bound) // timedelta(milliseconds=1)) - 1)
             case LessThanOrEqual(value=bound) if _is_moment(bound):
                 end = min(end, _ms(bound))
             case _ if (values := _values(one)) and all(map(_is_moment, values)):

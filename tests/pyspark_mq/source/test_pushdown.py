@@ -122,6 +122,7 @@ def asked(filters: list[Filter]) -> Asked:
         ([GreaterThan(TIME, AT), LessThanOrEqual(TIME, AT + timedelta(microseconds=1999))], [(1, 1)]),
         ([GreaterThanOrEqual(TIME, AT - timedelta(microseconds=1)), LessThan(TIME, AT)], [(-1, -1)]),
         ([GreaterThan(TIME, AT), GreaterThan(TIME, AT + timedelta(milliseconds=5)), EqualTo(TIME, AT)], [(6, 0)]),
+        ([GreaterThan(TIME, AT), LessThan(TIME, datetime.min.replace(tzinfo=UTC))], [(1, -63935596800001)]),
         ([EqualTo(TIME, None), In(TIME, (AT, None)), Not(EqualTo(TIME, AT))], []),
         ([GreaterThan(TIME, AT.replace(tzinfo=None))], []),
         ([EqualTo(("bornTimestamp",), AT)], []),
