@@ -19,7 +19,6 @@ from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopi
 from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, make_root, sync_directory
-from store.format.delayed import WAITING_TOPICS
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
@@ -28,7 +27,6 @@ from store.system_errors import system_errors
 from store.upkeep.directory import Directory
 
 _BYTES_AT_ONCE = 8 << 20
-_ACTED_UPON = NOT_FOR_PUTTING.union(WAITING_TOPICS)
 _SHOWN = 3  # light queues that an error names
 UNFINISHED = ".restoring"  # behind the name of the directory until it is whole
 
@@ -71,7 +69,7 @@ def restore(
                 f"{archive}: {', '.join(topics)}: of light queues, which come with what they are made of: "
                 "name the topics that their messages were sent to"
             )
-        if acted := sorted(_ACTED_UPON.intersection(names)):
+        if acted := sorted(NOT_FOR_PUTTING.intersection(names)):
             rest = [topic for topic in names if topic not in acted]
             raise UnsupportedStore(
                 f"{archive}: {', '.join(acted)}: what waited there, and was delivered or ended, would be delivered or "

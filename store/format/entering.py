@@ -39,6 +39,7 @@ from store.format.layout import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
     SYSTEM_TOPIC_PREFIX,
+    TIMER_TOPIC,
 )
 from store.format.property_columns import PropertyColumns
 from store.format.topic_names import check_topic_name, is_folder_name
@@ -67,10 +68,12 @@ RESERVED: Mapping[str, str] = {
 """Properties that a broker, or this store, acts upon when it meets them in a log, and why that cannot be."""
 _RESERVED = texts(list(RESERVED))
 
-# Those that RocketMQ's broker takes from no client (TopicValidator); the last two since 5.4.
+# Those that RocketMQ's broker takes from no client (TopicValidator); the last two since 5.4. It takes TIMER_TOPIC's,
+# which it delivers anywhere.
 NOT_FOR_PUTTING = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
