@@ -159,9 +159,7 @@ class Clients:
 
         Raises `RequestRefused` where none did, or none as lately as the version says.
         """
-        with self._lock:
-            consumers = list(self._consumers.get(group, {}).values())
-        found = [consumer.topics[topic] for consumer in consumers if topic in consumer.topics]
+        found = [consumer.topics[topic] for consumer in self._of(group) if topic in consumer.topics]
         if not found:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {topic}@{group}"
@@ -240,12 +238,16 @@ class Clients:
             self._emptied()
         with self._telling:
             self._changed(group, self._sharing(group))
-        for consumer in self.consumers(group).values():
-            consumer.connection.send_soon(told)
+        for connection in {each.connection for each in self._of(group)}:  # once, whoever is at its other end
+            connection.send_soon(told)
+
+    def _of(self, group: str) -> list[Consumer]:
+        with self._lock:
+            return list(self._consumers.get(group, {}).values())
 
     def _sharing(self, group: str) -> int:
         """How many a group's queues are shared by."""
-        return sum(not each.is_broadcasting for each in self.consumers(group).values())
+        return sum(not each.is_broadcasting for each in self._of(group))
 
     # --- what is kept --------------------------------------------------------------------------------------
 

@@ -132,6 +132,18 @@ def test_members_are_told_of_each_other(broker: Broker) -> None:
     assert Group.of(told.fields) == Group("group")
 
 
+def test_a_connection_is_told_once_however_many_clients_it_has(broker: Broker) -> None:
+    """Three thousand on one, each told of each, kept everybody else waiting for minutes."""
+    host, _, port = broker.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as many:
+        for name in ("a", "b", "c"):
+            many.sendall(encode(Command(RequestCode.HEART_BEAT, body=heartbeat(name))))
+            assert {read(many).is_response, read(many).is_response} == {True, False}
+        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))
+        many.sendall(encode(Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("group").texts())))
+        assert [read(many).is_response, read(many).is_response] == [False, True]
+
+
 def read(connection: socket.socket) -> Command:
     def exactly(count: int) -> bytes:
         data = b""
