@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,6 +44,11 @@ class Consumer:
     def is_broadcasting(self) -> bool:
         """Whether it reads all queues, whoever else is in the group."""
         return self.said.get("messageModel") == "BROADCASTING"
+
+    @property
+    def reads(self) -> tuple[bool, Set[str]]:
+        """Who says something else here is told of anew."""
+        return self.is_broadcasting, self.topics.keys()
 
 
 class Producer(NamedTuple):
@@ -194,13 +199,14 @@ class Clients:
         changed = []
         refused: StoreError | None = None
         for group, consumer in consumers.items():
-            before = self.consumers(group).get(id)
-            if before is None or before.topics.keys() != consumer.topics.keys():
-                self._joined(group)
-                changed.append(group)
+            with self._lock:
+                before = self._consumers.get(group, {}).get(id)
             try:
+                if before is None or before.reads != consumer.reads:
+                    self._joined(group)
+                    changed.append(group)
                 with self._telling:
-                    if before is None and not consumer.is_broadcasting:
+                    if not consumer.is_broadcasting and (before is None or before.is_broadcasting):
                         self._admit(group)
                     self._keep(self._consumers, group, id, consumer)
             except StoreError as error:  # its other groups are none the worse for it

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from store import BadFrame, Message, MessageStore
+from store import BadFrame, InvalidGroup, Message, MessageStore
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
+from store.files.consumer_offsets import check_group_name
+from store.publish.figures import served_members
 from store.remoting.client import Client
 from store.remoting.clients import MAX_HEARTBEAT_BYTES, Clients, Heartbeat, Subscribed
 from store.remoting.codes import RequestCode
@@ -91,11 +93,39 @@ def test_who_is_gone_before_it_was_heard_is_no_member() -> None:
     assert (clients.consumers("group"), clients.producers("producers")) == ({}, {})
 
 
+def beat(*groups: str, model: str = "CLUSTERING") -> Command:
+    consumers = [{"groupName": group, "messageModel": model} for group in groups]
+    return Command(RequestCode.HEART_BEAT, body=json.dumps({"clientID": "a", "consumerDataSet": consumers}).encode())
+
+
+def test_a_group_that_cannot_be_is_none_of_the_others_business(broker: Broker, store: MessageStore) -> None:
+    said = beat("before", "a/b", "behind")
+    assert broker.ask(RequestCode.HEART_BEAT, body=bytes(said.body)).code == ResponseCode.INVALID_PARAMETER
+    assert [served_members(store.path, group) for group in ("before", "behind")] == [1, 1]
+
+
+def test_who_is_gone_before_it_was_heard_is_not_told_of() -> None:
+    """It counted as a member for ever, where another group that it named cannot be."""
+    told: dict[str, int] = {}
+    clients = Clients(joined=check_group_name, changed=told.__setitem__)
+    connection = Connection(lambda connection, command: None, lambda connection, error: clients.lost(connection))
+    connection.connection_lost(None)
+    with pytest.raises(InvalidGroup):
+        clients.others()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), connection))
+    assert told == {"group": 0}
+
+
+def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageStore) -> None:
+    for model, shared in (("BROADCASTING", 0), ("CLUSTERING", 1), ("CLUSTERING", 1), ("BROADCASTING", 0)):
+        broker.ask(RequestCode.HEART_BEAT, body=bytes(beat("group", model=model).body))
+        assert served_members(store.path, "group") == shared
+
+
 def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under whatever names. Who says it again says no more, and who is gone makes room."""
     monkeypatch.setattr("store.remoting.clients.MAX_HEARTBEAT_BYTES", 10_000)
 
-    def beat(broker: Broker, id: str, size: int = 3000, group: str = "group", kind: str = "consumer") -> bool:
+    def fits(broker: Broker, id: str, size: int = 3000, group: str = "group", kind: str = "consumer") -> bool:
         body = {"clientID": id, f"{kind}DataSet": [{"groupName": group, "said": "x" * size}]}
         answer = broker.ask(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
         assert answer.code in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY)
@@ -104,20 +134,20 @@ def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monk
     def leave(id: str) -> None:
         broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient(id, consumer_group="group"))
 
-    assert all(beat(broker, id) for id in "abcab")
-    assert not any((beat(broker, "d"), beat(broker, "a", group="other"), beat(broker, "a", 5000)))
-    assert sum(beat(broker, "p", group=f"p{number}", kind="producer") for number in range(20)) < 3
+    assert all(fits(broker, id) for id in "abcab")
+    assert not any((fits(broker, "d"), fits(broker, "a", group="other"), fits(broker, "a", 5000)))
+    assert sum(fits(broker, "p", group=f"p{number}", kind="producer") for number in range(20)) < 3
     leave("b")
-    assert beat(broker, "d", 2000)
+    assert fits(broker, "d", 2000)
     with Client() as client:
         other = Broker(broker.serving, client)
-        assert beat(other, "a", 6000)
-        assert beat(broker, "e")  # for a came on another one
-        assert not beat(other, "c", 6000)
+        assert fits(other, "a", 6000)
+        assert fits(broker, "e")  # for a came on another one
+        assert not fits(other, "c", 6000)
     until(lambda: members(broker) == ["c", "d", "e"])
     for id in "cde":
         leave(id)
-    assert beat(broker, "f", 8000)
+    assert fits(broker, "f", 8000)
 
 
 def test_members_are_told_of_each_other(broker: Broker) -> None:
