@@ -9,6 +9,8 @@ from store import MessageStore, RequestRefused
 from store.any_log import Positions, Queue
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import MAX_QUEUES
+from store.integers import INT_MAX, integer
 from store.local_group import LocalGroup
 from store.remoting.clients import Clients
 from store.remoting.codes import CommandFlag, RequestCode
@@ -21,8 +23,11 @@ from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.topics import message_queue, table_of_queues
 
 _TO_THE_END = -1
-# Those that count here.
-_NUMBERS, _SWITCHES = ("retryMaxTimes", "retryQueueNums"), ("consumeEnable", "consumeBroadcastEnable")
+# Those that count here: numbers up to, and those that are true or false.
+_NUMBERS = {"retryMaxTimes": INT_MAX, "retryQueueNums": MAX_QUEUES}
+_SWITCHES = ("consumeEnable", "consumeBroadcastEnable")
+# Of one group: everybody reads the file of all, also whose stack has less room for what is nested.
+_MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
 class ServedGroups:
@@ -56,10 +61,15 @@ class ServedGroups:
         }
 
     def _configure(self, request: Request) -> Response:
-        settings = parse_object(bytes(request.command.body))
-        for names, kind, what in ((_NUMBERS, int, "numbers"), (_SWITCHES, bool, "true or false")):
-            if any(type(settings.get(name, kind())) is not kind for name in names):
-                raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{', '.join(names)} are {what}")
+        body = bytes(request.command.body)
+        if len(body) > _MAX_SETTINGS_BYTES or body.count(b"{") + body.count(b"[") > _MAX_NESTED:
+            why = f"settings of a group have at most {_MAX_SETTINGS_BYTES:,} bytes and {_MAX_NESTED} objects and lists"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, why)
+        settings = parse_object(body)
+        for name in settings.keys() & _NUMBERS.keys():
+            integer(name, settings[name], maximum=_NUMBERS[name])
+        if any(type(settings.get(name, True)) is not bool for name in _SWITCHES):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{', '.join(_SWITCHES)} are true or false")
         self._group(str(settings.get("groupName") or "")).configure(settings)
         return Response()
 

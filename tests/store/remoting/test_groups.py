@@ -18,6 +18,13 @@ from tests.store.remoting.test_clients import heartbeat
 CONFIGURE, DELETE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP
 
 
+def nested(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> None:
     for settings in ({"retryMaxTimes": 3}, {"retryQueueNums": 2}):
         assert broker.ask(CONFIGURE, None, json.dumps({"groupName": "g", **settings}).encode()).code == 0
@@ -30,8 +37,14 @@ def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> N
     [
         ({"groupName": "a/b"}, "only letters"),
         ({}, "only letters"),
-        ({"groupName": "g", "retryMaxTimes": "many"}, "numbers"),
-        ({"groupName": "g", "retryQueueNums": None}, "numbers"),
+        ({"groupName": "g", "retryMaxTimes": "many"}, "give a whole number"),
+        ({"groupName": "g", "retryQueueNums": None}, "give a whole number"),
+        # The file with these counted as damaged: nobody's messages of the group came again.
+        ({"groupName": "g", "retryMaxTimes": 1 << 31}, "must lie between"),
+        ({"groupName": "g", "retryQueueNums": 1 << 17}, "must lie between"),
+        # Who read it with more on its stack than the server took it for no JSON, and its .bak instead.
+        ({"groupName": "g", "attributes": nested(600)}, "objects and lists"),
+        ({"groupName": "g", "attributes": "x" * (64 << 10)}, "65,536 bytes"),
         ({"groupName": "g", "consumeEnable": 0}, "true or false"),
         ({"groupName": "g", "consumeBroadcastEnable": "no"}, "true or false"),
     ],
