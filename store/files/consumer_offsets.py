@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,15 @@ class ConsumerOffsets:
             for queue_id, offset in self._committed(content, _key(topic, group)).items()
         }
 
+    def of_groups(self, wanted: Iterable[tuple[str, Queue]]) -> dict[tuple[str, Queue], int]:
+        """What `positions` gives, of several groups: the file is read once."""
+        content = read_json(self._offsets)
+        found: dict[tuple[str, Queue], int] = {}
+        for key, each in groupby(sorted(wanted), lambda one: _key(one[1].topic, one[0])):
+            offsets = self._committed(content, key)
+            found |= {(group, queue): offsets[queue.queue_id] for group, queue in each if queue.queue_id in offsets}
+        return found
+
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """`commit_positions` of one topic."""
         self.commit_positions(group, {Queue(topic, queue_id): offset for queue_id, offset in offsets.items()})
@@ -122,10 +132,16 @@ class ConsumerOffsets:
 
     def set_positions(self, group: str, positions: Positions) -> None:
         """`commit_positions` of a group that is there, whatever its name is: a broker takes any."""
+        self.set_of_groups({(group, queue): offset for queue, offset in positions.items()})
+
+    def set_of_groups(self, positions: Mapping[tuple[str, Queue], int]) -> None:
+        """`set_positions` of several groups: the file is written once."""
         content = read_json(self._offsets)
-        for topic in {queue.topic for queue in positions}:
-            key, merged = _key(topic, group), self._committed(content, _key(topic, group))
-            merged |= {int(queue.queue_id): int(offset) for queue, offset in positions.items() if queue.topic == topic}
+        by_key: dict[str, dict[int, int]] = {}
+        for (group, queue), offset in positions.items():
+            by_key.setdefault(_key(queue.topic, group), {})[int(queue.queue_id)] = int(offset)
+        for key, offsets in by_key.items():
+            merged = self._committed(content, key) | offsets
             content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
         next_version(self._offsets, content)
         write_json(self._offsets, content)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import MessageModel, MessageStore, OffsetOutOfRange, StoreError, UnknownTopic
+from store import MessageModel, MessageStore, OffsetOutOfRange, StoreError
 from store.any_log import Queue
 from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets, check_may_commit
@@ -86,56 +87,58 @@ class ServedOffsets:
     def persist(self) -> None:
         """Bring everything new to the files; what cannot be is tried again the next time."""
         with self._persisting:
-            self._persist_all()
-
-    def _persist_all(self) -> None:
-        with self._lock:
-            news = [
-                (group, queue)
-                for group, queues in self._known.items()
-                for queue, known in queues.items()
-                if known.offset != known.persisted
-            ]
-        for group, topic in sorted({(group, queue.topic) for group, queue in news}):
-            queues = [queue for name, queue in news if (name, queue.topic) == (group, topic)]
-            try:
-                self._persist(group, topic, queues)
-            except UnknownTopic:  # it was deleted
-                for queue in queues:
-                    self.drop(group, queue)
-            except (StoreError, OSError) as error:
-                _logger.warning("offsets of group %s in %s: %s", group, topic, error)
-
-    def _persist(self, group: str, topic: str, queues: list[Queue]) -> None:
-        with self._lock:
-            of_group = self._known[group]
-            said = {queue: (known, known.offset) for queue in queues if (known := of_group.get(queue)) is not None}
-        if not said:  # forgotten meanwhile
-            return
-        self._store.flush()  # first, what clients sent back and take for done
-
-        def commit() -> None:
-            """In turn: who resets the group meanwhile is told that it is done."""
-            offsets: dict[int, int] = {}
-            beside = any(each.model is MessageModel.CLUSTERING for each in Roster(self._store.path, group).present())
-            for queue, (known, offset) in said.items():
-                now = self._store.consumer_offset(group, *queue), self._topics.born(topic)
-                if of_group.get(queue) is not known:  # what was said before counts no more
-                    continue
-                is_theirs = beside and offset < (now[0] or 0)  # a client is no member then: it does not set them back
-                if now == (known.persisted, known.born) and not is_theirs:
-                    self._topics.check_queue(*queue)
-                    offsets[queue.queue_id] = offset
-                else:  # somebody else's word, or of a topic that was deleted
-                    self.drop(group, queue)
-            if not offsets:
+            with self._lock:
+                said = {
+                    (group, queue): (known, known.offset)
+                    for group, queues in self._known.items()
+                    for queue, known in queues.items()
+                    if known.offset != known.persisted
+                }
+            if not said:
                 return
-            with self._writing:
-                self._files.commit(group, topic, offsets)
-                for queue_id, offset in offsets.items():
-                    said[Queue(topic, queue_id)][0].persisted = offset
+            try:
+                self._store.flush()  # first, what clients sent back and take for done
+                timeout = self._store.config.lockTimeoutMillis / 1000
+                among_groups(self._store.path, timeout, lambda: self._persist(said))
+            except (StoreError, OSError) as error:
+                _logger.warning("how far groups have read is noted later, in %d queues: %s", len(said), error)
 
-        among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000, commit)
+    def _persist(self, said: Mapping[tuple[str, Queue], tuple[_Known, int]]) -> None:
+        """In turn: who resets a group meanwhile is told that it is done."""
+        before, there = self._files.state(), self._files.of_groups(said)
+        news: dict[tuple[str, Queue], int] = {}
+        for (group, queue), (known, offset) in said.items():
+            if self._known[group].get(queue) is not known:  # what was said before counts no more
+                continue
+            now = there.get((group, queue))
+            if (
+                (now, self._topics.born(queue.topic)) == (known.persisted, known.born)
+                and queue.queue_id < self._topics.queue_count(queue.topic)
+                and not (offset < (now or 0) and self._has_members(group))  # a client is none then, and sets none back
+            ):
+                news[group, queue] = offset
+            else:  # somebody else's word, or of a topic that was deleted
+                self.drop(group, queue)
+        if not news:
+            return
+        with self._writing:
+            self._files.set_of_groups(news)
+            for each, offset in news.items():
+                said[each][0].persisted = offset
+        self._seen(before)
+
+    def _has_members(self, group: str) -> bool:
+        """Whether consumers beside the server share its queues."""
+        return any(each.model is MessageModel.CLUSTERING for each in Roster(self._store.path, group).present())
+
+    def _seen(self, before: tuple[int, int] | None) -> None:
+        """What the files said before this wrote, they say now of all else, for whoever writes does so in turn."""
+        now = self._files.state()
+        with self._lock:
+            for queues in self._known.values():
+                for known in queues.values():
+                    if known.state == before:
+                        known.state = now
 
     def drop(self, group: str, queue: Queue) -> None:
         """What the files say of it counts from now on."""
