@@ -24,11 +24,10 @@ from store.remoting.command import Command
 from store.remoting.connection import Connection, Secure
 from store.remoting.loop import LoopThread
 from store.remoting.request import Handler, Request, Response, refusal
-from store.remoting.turns import Turns
+from store.remoting.turns import LEAVE_SECONDS, Turns
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
-_LEAVE_SECONDS = 5.0
 _THREADS = 8
 
 
@@ -95,7 +94,8 @@ class Server(Opened):
         return len(self._under_way)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Take no more connections, answer what is under way, and close; the second time this does nothing.
+        """Take no more connections, answer what is under way (see `Turns.close`), and close; the second time this does
+        nothing.
 
         stop: makes those answer that wait for something; called once no more connections come.
         """
@@ -130,7 +130,7 @@ class Server(Opened):
         self._sweeping.cancel()
 
     async def _leave(self) -> None:
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        deadline = time.monotonic() + LEAVE_SECONDS
         while any(each.requests for each in self._under_way.values()) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         for connection in list(self._under_way):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from store import RequestRefused
 from store.broker.response_codes import ResponseCode
@@ -15,11 +16,13 @@ from store.remoting.connection import Connection
 from store.remoting.loop import settle
 
 LEAVING = "the broker is leaving"
+LEAVE_SECONDS = 5.0  # in which what was asked may still be begun
 Result = TypeVar("Result")
 
 
 class _Work(NamedTuple):
-    run: Callable[[], None]
+    answered: Future[Any]
+    work: Callable[[], Any]
     is_last: bool
 
 
@@ -39,6 +42,7 @@ class Turns:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
+        self._until = math.inf  # time.monotonic(), after which nothing is begun
 
     def begin(self, connection: Connection, work: Callable[[], Result], *, is_last: bool = False) -> Future[Result]:
         """What `work` answers or raises, called in another thread; also where the connection is over by then. is_last:
@@ -47,13 +51,13 @@ class Turns:
         answered: Future[Result] = Future()
         with self._changed:
             if self._is_over:
-                raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, LEAVING)
+                _leaving()
             if len(self._threads) < self._most and self._idle <= sum(map(len, self._waiting.values())):
                 name = f"{self._name}-{len(self._threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # the system may have none, and the next request tries again
                 self._threads.append(thread)
-            self._waiting.setdefault(connection, deque()).append(_Work(partial(settle, answered, work), is_last))
+            self._waiting.setdefault(connection, deque()).append(_Work(answered, work, is_last))
             self._changed.notify()
         return answered
 
@@ -74,10 +78,12 @@ class Turns:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Take no more; all that was asked is done when this returns."""
+    def close(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Take no more; all that was asked is done when this returns, or refused where it was not begun in time: a
+        client may have asked for hours of it."""
         with self._changed:
             self._is_over = True
+            self._until = time.monotonic() + seconds
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -85,8 +91,8 @@ class Turns:
     def _run(self) -> None:
         connection = None
         while (turn := self._next(connection)) is not None:
-            connection, work = turn
-            work.run()
+            connection, asked = turn
+            settle(asked.answered, asked.work if time.monotonic() < self._until else _leaving)
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
         """done: whose work this thread has done just now."""
@@ -112,3 +118,7 @@ class Turns:
         is_served = connection.is_over or not connection.is_stuck_writing
         most = 1 if self._waiting[connection][0].is_last else self._share
         return self._is_over or (is_served and self._begun[connection] < most)
+
+
+def _leaving() -> NoReturn:
+    raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, LEAVING)

@@ -102,6 +102,30 @@ def test_who_closes_does_what_was_asked(turns: Turns) -> None:
         turns.begin(stuck, lambda: True)
 
 
+def test_what_is_not_begun_in_time_is_refused() -> None:
+    """14,000 heart-beats of a client that was gone kept a server from its end for a minute."""
+    turns, is_begun, gate = Turns(1, "test"), threading.Event(), threading.Event()
+    begun = turns.begin(connection(), lambda: (is_begun.set(), gate.wait(PATIENCE)))
+    late = turns.begin(connection(), lambda: True)
+    assert is_begun.wait(PATIENCE)
+    closing = threading.Thread(target=turns.close, args=(0.0,))
+    closing.start()
+    until(lambda: is_closing(turns))
+    gate.set()
+    closing.join()
+    assert begun.result() == (None, True)
+    with pytest.raises(RequestRefused, match="leaving"):
+        late.result()
+
+
+def is_closing(turns: Turns) -> bool:
+    try:
+        turns.begin(connection(), lambda: True)
+    except RequestRefused:
+        return True
+    return False
+
+
 def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
     """Who asks just then is told, and what is asked later is done."""
     turns = Turns(1, "test")
