@@ -76,25 +76,21 @@ class Brokers:
     def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
         """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
 
-        Brokers that are no longer in it are waited for, as long as the address has patience; once, for all topics.
+        Brokers that are no longer in it are waited for, each as long as the address has patience; once, for all topics.
         """
         with self._lock:
             known = self._routes.get(topic)
         if known is not None and time.monotonic() - known.made < oldest:
             return known
-        found, deadline = self._ask_route(topic), None
+        found = self._ask_route(topic)
         while known is not None and (missed := known.brokers - (set() if found is None else found.brokers)):
             # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
-            if deadline is None:
-                deadline = self._missed_since(missed) + self.address.patience
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= self._missed_since(missed) + self.address.patience:
                 break
             time.sleep(_PAUSE_SECONDS)
             found = self._ask_route(topic)
         with self._lock:
             self._routes[topic] = found
-            for name in () if found is None else found.brokers:
-                self._missed.pop(name, None)
         return found
 
     def _missed_since(self, brokers: Iterable[str]) -> float:
@@ -112,7 +108,11 @@ class Brokers:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
             return None
-        return parse_route(topic, bytes(answer.body), made)
+        route = parse_route(topic, bytes(answer.body), made)
+        with self._lock:
+            for name in route.brokers:
+                self._missed.pop(name, None)
+        return route
 
     def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
         """The brokers of those of `queues` that are there, in their order."""

@@ -13,7 +13,7 @@ from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.remoting.codes import RequestCode
-from store.remoting.request import Request, Response
+from store.remoting.request import Request, Response, of_json
 from store.remoting.serving import Serving, serve
 from tests.name_server import name_server
 from tests.store.cluster.test_pulls import Moody
@@ -48,6 +48,39 @@ def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(tmp_
             took.append(time.monotonic() - since)
             assert route.brokers == {"a"}
         assert took[0] >= WAITED > took[1] + took[2]
+
+
+class Clock:
+    """Time, in which nothing but sleep takes any."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was gone when another one came again had what was left of that one's time."""
+    monkeypatch.setattr("store.cluster.brokers.time", Clock())
+    there = [{"a", "b"}, {"b"}, {"b"}, {"a"}, {"b"}, {"b"}, {"a", "b"}]  # a second apart
+
+    def route(request: Request) -> Response:
+        brokers = sorted(there.pop(0))
+        datas = [{"brokerName": name, "brokerAddrs": {"0": "127.0.0.1:1"}} for name in brokers]
+        queues = [{"brokerName": name, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1} for name in brokers]
+        return of_json({"brokerDatas": datas, "queueDatas": queues})
+
+    with (
+        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})) as names,
+        closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
+    ):
+        for _ in range(2):
+            assert (found := brokers.route("orders", oldest=0.0)) is not None
+            assert found.brokers == {"a", "b"}
 
 
 def test_a_name_server_that_leaves_is_not_asked_any_more(tmp_path: Path) -> None:
