@@ -84,9 +84,8 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
             self._loop.call_soon(self._take)
 
-    def close(self, why: Exception | None = None) -> None:
+    def close(self) -> None:
         """After what was sent went out."""
-        self._error = self._error or why
         while self._unsent and not self._transport.is_closing():
             self._transport.writelines(self._unsent.popleft())
         self._transport.close()

@@ -24,9 +24,11 @@ _logger = logging.getLogger("store.remoting")
 class Neighbours:
     """Of one server. Any thread may call its verbs."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, figures: Figures) -> None:
+        """figures: the server's, where it tells of its clients; also later what was refused, for they are written now
+        and then."""
         self._root = Path(store.path)
-        self._figures = Figures(self._root, f"a server of {store.path}")
+        self._figures = figures
 
     @property
     def client(self) -> str:
@@ -63,12 +65,4 @@ class Neighbours:
     def changed(self, group: str, count: int) -> None:
         """A group has so many members here now, without broadcasting ones."""
         self._figures.of(MEMBERS, "", group).set(count)
-        self.tell()
-
-    def tell(self) -> None:
-        """Say it, also where that was refused before."""
         self._figures.write()
-
-    def close(self) -> None:
-        """There are no members here any more."""
-        self._figures.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from store import (
@@ -46,7 +46,6 @@ class Response:
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
     header: Header | None = None
-    fields: Mapping[str, str] = field(default_factory=dict)
     body: Sequence[Bytes] = ()
 
 

@@ -227,7 +227,7 @@ class Server(Opened):
             return
         command = Command(
             response.code,
-            response.fields if response.header is None else response.header.texts(),
+            {} if response.header is None else response.header.texts(),
             remark=response.remark,
             opaque=asked.opaque,
             flag=CommandFlag.RESPONSE,

@@ -73,13 +73,13 @@ class Serving:
         self._reads = reads = Reads()
         older = Older(store, reads)
         retries = Retries(store, older)
-        self._neighbours = neighbours = Neighbours(store)
+        self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
+        neighbours = Neighbours(store, figures)
         # Where a group has no clients any more others may join beside the server, who go by the files.
         clients = Clients(retries.prepare, neighbours.admit, offsets.persist, neighbours.changed)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, locks.are_held, create_topics=create_topics)
-        self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
         reading = clients, offsets, self._thread, Permissions(store, clients), figures, older
         pulling = Pulling(store, self._hold, *reading, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
@@ -118,7 +118,6 @@ class Serving:
         self._every = [
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
             self._thread.submit(_every(_TELL_SECONDS, figures.write)),
-            self._thread.submit(_every(_TELL_SECONDS, self._neighbours.tell)),
             self._thread.submit(_every(_LOOK_SECONDS, lambda: self._thread.call(pulling.look))),
             self._thread.submit(_every(_LOOK_SECONDS, reads.look)),
             self._thread.submit(_every(LOCK_SECONDS, locks.forget)),
@@ -146,8 +145,7 @@ class Serving:
         self._server.close(self._stop_waiting)
         self._thread.stop()
         self._offsets.persist()
-        self._neighbours.close()
-        self._figures.close()
+        self._figures.close()  # from then on there are no members here any more
 
     def __enter__(self) -> Serving:
         return self
