@@ -149,9 +149,10 @@ class StoreReader(Opened):
             return get_message(*where, max_messages, accept, self.config, as_records=as_records)
         except (CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet):
             with suppress(UnknownTopic):
-                if self.max_offset(topic, queue_id) >= maximum:
+                now = self.offsets(topic, queue_id)
+                if now[0] <= minimum and now[1] >= maximum:
                     raise
-        # The topic was deleted meanwhile.
+        # Retention took some of it meanwhile, or the topic was deleted.
         return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:

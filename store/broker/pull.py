@@ -12,9 +12,7 @@ from store.broker.response_codes import ResponseCode
 
 _CODES = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
-    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
     GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
     GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,

@@ -9,8 +9,7 @@ from store.errors import CorruptRecord
 from store.format.columns import Block, LightBlock
 from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.format.strings import Bytes
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.log.consume_queue import MAKE_ANEW, Entries
 from store.log.sources import EntryQueue, RecordLog
 
 
@@ -40,11 +39,6 @@ def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
     An empty entry may: it is damaged, and who reads its message is told. Its tags code would say that it has no tag.
     """
     return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
-
-
-def was_deleted(log: CommitLog, queue: ConsumeQueue, offset: int, end: int) -> bool:
-    """Whether retention took the message at `offset`, which is not there: or else it is lost. end: of the queue."""
-    return offset < queue.min_offset(log.min_offset(), end)
 
 
 def _stretch(log: RecordLog, queue: EntryQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:

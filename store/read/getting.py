@@ -20,7 +20,7 @@ from store.format.stored_messages import stored_messages
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
-from store.read.blocks import block_of, may_match, was_deleted
+from store.read.blocks import block_of, may_match
 from store.read.slices import slices
 
 _MOST_RECORDS = 4096
@@ -28,12 +28,10 @@ _MANY = 160  # fewer are decoded in less time one by one
 
 
 class GetStatus(Enum):
-    """RocketMQ's GetMessageStatus, those that its file store can answer."""
+    """RocketMQ's GetMessageStatus, those that are answered here."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
-    MESSAGE_WAS_REMOVING = 2
-    OFFSET_FOUND_NULL = 3
     OFFSET_OVERFLOW_BADLY = 4
     OFFSET_OVERFLOW_ONE = 5
     OFFSET_TOO_SMALL = 6
@@ -76,6 +74,7 @@ def get_message(
     Bodies that producers compressed become no larger than `maxDecompressedMessageSize`, all of them together.
     as_records: the records as they stand in the log instead, see `slices`; as many as are asked for, up to a limit
     that is far above RocketMQ's, for they are not decoded here.
+    Raises as `MessageStore.get_message`, and `OffsetLost` where retention takes some of the range meanwhile.
     """
 
     def answer(status: GetStatus, next_begin: int) -> GetResult:
@@ -94,33 +93,26 @@ def get_message(
     examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
     file_end = (offset // queue.entries_per_file + 1) * queue.entries_per_file
     end = min(maximum, offset + examined, file_end)
-    try:
-        entries = queue.entries(offset, end)
-    except OffsetLost:
-        if not was_deleted(log, queue, offset, maximum):
-            raise
-        return answer(GetStatus.OFFSET_FOUND_NULL, file_end)
+    entries = queue.entries(offset, end)
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
     if as_records:
         cut = slices(log, queue, offset, entries, message_filter, min(max_messages, _MOST_RECORDS), config)
-        return GetResult(_status(cut.records, cut.removed), cut.next_begin, minimum, maximum, records=cut.records)
+        return GetResult(_status(cut.records), cut.next_begin, minimum, maximum, records=cut.records)
     found = _together(log, queue, offset, entries, message_filter, count_limit, config)
     if found is None:
         found = _one_by_one(log, queue, offset, entries, message_filter, count_limit, config)
-    return GetResult(_status(found.messages, found.removed), found.next_begin, minimum, maximum, found.messages)
+    return GetResult(_status(found.messages), found.next_begin, minimum, maximum, found.messages)
 
 
-def _status(found: Sequence[object], removed: bool) -> GetStatus:
-    missing = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
-    return GetStatus.FOUND if found else missing
+def _status(found: Sequence[object]) -> GetStatus:
+    return GetStatus.FOUND if found else GetStatus.NO_MATCHED_MESSAGE
 
 
 class _Found(NamedTuple):
-    """next_begin: the queue offset behind what was looked at. removed: whether a message among that was deleted."""
+    """next_begin: the queue offset behind what was looked at."""
 
     messages: list[StoredMessage]
     next_begin: int
-    removed: bool = False
 
 
 def _together(
@@ -165,21 +157,15 @@ def _one_by_one(
     count_limit: int,
     config: StoreConfig,
 ) -> _Found:
-    """The messages of `entries`, the first of which is that of `offset`. Raises as `MessageStore.get_message`."""
+    """The messages of `entries`, the first of which is that of `offset`. Raises as `get_message`."""
     messages: list[StoredMessage] = []
-    taken_bytes, left, removed = 0, config.maxDecompressedMessageSize, False
+    taken_bytes, left = 0, config.maxDecompressedMessageSize
     views: dict[int, Bytes] = {}  # of whole segments, each looked at once a call
     for entry in _candidates(queue, offset, entries, message_filter, max(1, count_limit + 1)):
         too_large = taken_bytes + entry.size > config.maxTransferBytesOnMessageInMemory
         if messages and (len(messages) >= count_limit or too_large):
             return _Found(messages, entry.queue_offset)
-        try:
-            message = decode_record(_record(log, views, entry), entry)
-        except OffsetLost:
-            if not was_deleted(log, queue, entry.queue_offset, offset + len(entries)):
-                raise
-            removed = True
-            continue
+        message = decode_record(_record(log, views, entry), entry)
         must_be_entered(message, entry)
         if not message_filter.match(message.tags, message.properties):
             continue
@@ -194,7 +180,7 @@ def _one_by_one(
         messages.append(message)
         taken_bytes += entry.size
         left = max(0, left - len(message.body))
-    return _Found(messages, offset + len(entries), removed)
+    return _Found(messages, offset + len(entries))
 
 
 def _candidates(

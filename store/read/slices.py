@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from store.any_log import Int64s, MessageFilter
-from store.errors import CorruptRecord, OffsetLost
+from store.errors import CorruptRecord
 from store.files.config import StoreConfig
 from store.format.entering import Entry
 from store.format.layout import MIN_RECORD_BYTES
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
-from store.read.blocks import may_match, was_deleted
+from store.read.blocks import may_match
 
 _BY_TAG = {"tags"}
 _LOOK_SECONDS = 0.02  # for conditions on properties: each message is decoded
@@ -24,11 +24,10 @@ _LOOK_SECONDS = 0.02  # for conditions on properties: each message is decoded
 
 class Slices(NamedTuple):
     """records: bytes of the log, each one record or several that stand one behind another. next_begin: the queue offset
-    behind what was looked at. removed: whether a message among that was deleted."""
+    behind what was looked at."""
 
     records: list[memoryview]
     next_begin: int
-    removed: bool = False
 
 
 def slices(
@@ -44,7 +43,7 @@ def slices(
     the same thread waits for no more than a condition's look at one message, and then `_LOOK_SECONDS`.
 
     By tags as RocketMQ's broker: the hash decides here, and the client compares the tags themselves. Raises
-    `CorruptRecord`.
+    `CorruptRecord`, `OffsetLost`.
     """
     count_limit = max(1, count_limit)
     rows = np.flatnonzero(may_match(entries, message_filter))
@@ -56,8 +55,7 @@ def slices(
     fitting = int(np.searchsorted(np.cumsum(sizes), config.maxTransferBytesOnMessageInMemory, side="right"))
     chosen = chosen[: max(1, fitting)]
     next_begin = offset + (int(rows[len(chosen)]) if len(chosen) < len(rows) else len(entries))
-    found, removed = _mapped(log, queue, offset, entries, chosen)
-    return Slices(found, next_begin, removed)
+    return Slices(_mapped(log, queue, offset, entries, chosen), next_begin)
 
 
 def _matching(
@@ -79,36 +77,23 @@ def _matching(
         if len(matching) == count_limit:
             matching.append(row)
             break
-        try:
-            record = _view(log, queue, offset, entries, row, row + 1).tobytes()
-        except OffsetLost:
-            if not was_deleted(log, queue, offset + row, offset + len(entries)):
-                raise
-            continue
+        record = _view(log, queue, offset, entries, row, row + 1).tobytes()
         message = decode_record(record, Entry(queue.topic, queue.queue_id, offset + row, *entries[row].item()))
         if message_filter.match(message.tags, message.properties):
             matching.append(row)
     return np.array(matching, np.int64), len(entries)
 
 
-def _mapped(
-    log: CommitLog, queue: ConsumeQueue, offset: int, entries: Entries, rows: Int64s
-) -> tuple[list[memoryview], bool]:
-    """The records of these rows, neighbours together; and whether some of them were deleted."""
+def _mapped(log: CommitLog, queue: ConsumeQueue, offset: int, entries: Entries, rows: Int64s) -> list[memoryview]:
+    """The records of these rows, neighbours together."""
     if not len(rows):
-        return [], False
+        return []
     physical, sizes = entries["physical_offset"][rows].astype(np.int64), entries["size"][rows].astype(np.int64)
     apart = np.flatnonzero((physical[1:] != physical[:-1] + sizes[:-1]) | (physical[1:] % log.segments.size == 0)) + 1
     bounds = [0, *apart.tolist(), len(rows)]
-    found, removed = [], False
-    for first, end in pairwise(bounds):
-        try:
-            found.append(_view(log, queue, offset, entries, int(rows[first]), int(rows[end - 1]) + 1))
-        except OffsetLost:
-            if not was_deleted(log, queue, offset + int(rows[first]), offset + len(entries)):
-                raise
-            removed = True
-    return found, removed
+    return [
+        _view(log, queue, offset, entries, int(rows[first]), int(rows[end - 1]) + 1) for first, end in pairwise(bounds)
+    ]
 
 
 def _view(log: CommitLog, queue: ConsumeQueue, offset: int, entries: Entries, first: int, end: int) -> memoryview:

@@ -41,6 +41,7 @@ from store.format.layout import (
     segment_name,
 )
 from store.read.filters import EVERYTHING
+from store.read.published import PublishedQueues
 from store.through import ThroughAddress, ThroughLog, address_at
 from tests.filled import Filled
 from tests.waiting import until
@@ -221,6 +222,27 @@ def test_get_message(shortened: Filled) -> None:
     assert none.next_begin_offset > 0
     records = store.get_message("readers", *ORDERS, 0, as_records=True)
     assert (records.status, records.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
+
+
+@pytest.mark.parametrize(("tags", "step"), [("*", 1), ("A", 2)])
+def test_what_retention_takes_amid_get_message_comes_from_the_archive(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, step: int
+) -> None:
+    """It was passed over."""
+    filled.put("orders", 0, 250, 1000)
+    filled.store.archive(str(tmp_path / "archive"))
+    offsets = PublishedQueues.offsets
+
+    def overtaken(published: PublishedQueues, topic: str, queue_id: int) -> tuple[int, int]:
+        monkeypatch.setattr(PublishedQueues, "offsets", offsets)
+        found = offsets(published, topic, queue_id)
+        assert filled.store.clean(forced=True).log
+        return found
+
+    with MessageStore.open(filled.path, read_only=True) as reader:
+        monkeypatch.setattr(PublishedQueues, "offsets", overtaken)
+        got = reader.get_message("g", *ORDERS, 40, 8, message_filter(tags))
+    assert [each.queue_offset for each in got.messages] == list(range(40, 40 + 8 * step, step))
 
 
 def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path: Path) -> None:

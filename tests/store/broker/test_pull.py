@@ -39,9 +39,7 @@ def request(offset: int, queue_id: int = 0, *, seconds: float = 0, tags: str | N
     ("status", "offset", "code"),
     [
         (GetStatus.FOUND, 5, 0),
-        (GetStatus.MESSAGE_WAS_REMOVING, 5, 20),
         (GetStatus.NO_MATCHED_MESSAGE, 5, 20),
-        (GetStatus.OFFSET_FOUND_NULL, 5, 19),
         (GetStatus.OFFSET_OVERFLOW_ONE, 5, 19),
         (GetStatus.OFFSET_OVERFLOW_BADLY, 5, 21),
         (GetStatus.OFFSET_TOO_SMALL, 5, 21),

@@ -30,7 +30,7 @@ from store.format.java_hash import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
 from store.read import getting
-from store.read.filters import EVERYTHING
+from store.read.published import PublishedQueues
 
 SMALL = StoreConfig(
     mappedFileSizeCommitLog=4096,
@@ -100,23 +100,30 @@ def test_a_filter_ends_where_it_has_looked_enough(store: MessageStore, only_b: M
     assert collected == [b"4", b"9", b"14", b"19", b"24"]
 
 
-def test_messages_that_are_being_removed(store: MessageStore) -> None:
-    """They are passed over; only when there is nothing else does the status tell. But not where a segment is lost."""
-    store.put_many([Message("t", bytes(800), queue_id=1) for _ in range(18)])
-    segments = sorted((store.path / "commitlog").iterdir())
+@pytest.mark.parametrize("as_records", [False, True])
+@pytest.mark.parametrize("condition", [None, "TAGS = 'A'"])
+def test_messages_that_are_being_removed(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, condition: str | None, as_records: bool
+) -> None:
+    """Who asks for them is told where to go on, as he was a moment later. But not where a segment is lost."""
+    store.put_many([Message("t", bytes(800), "A", queue_id=1) for _ in range(18)])
+    segments, accept = sorted((store.path / "commitlog").iterdir()), condition and message_filter(condition, "SQL92")
+    offsets, files = PublishedQueues.offsets, segments[:2]
+
+    def overtaken(published: PublishedQueues, topic: str, queue_id: int) -> tuple[int, int]:
+        found = offsets(published, topic, queue_id)
+        while files:
+            files.pop().unlink()
+        return found
+
+    monkeypatch.setattr(PublishedQueues, "offsets", overtaken)
     with MessageStore.open(store.path, read_only=True) as reader:
-        seen = reader.offsets("t", 1)
-        for file in segments[:2]:  # behind that look
-            file.unlink()
-        rooms = reader._log, reader._queues.of("t", 1)
-        got = [getting.get_message(*rooms, offset, *seen, 1, EVERYTHING, SMALL) for offset in range(9)]
-        assert [result.messages[0].queue_offset for result in got] == [5, 5, 5, 5, 5, 5, 6, 7, 8]
-        segments[2].unlink()
-        result = getting.get_message(*rooms, 1, *seen, 5, EVERYTHING, SMALL)
-        assert (result.status, result.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 7)
-        segments[4].unlink()
-        with pytest.raises(OffsetLost):
-            getting.get_message(*rooms, 13, *seen, 32, EVERYTHING, SMALL)
+        got = reader.get_message("g", "t", 1, 3, 5, accept, as_records=as_records)
+        assert (got.status, got.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 5)
+        assert (got.min_offset, got.max_offset, got.messages, got.records) == (5, 18, [], [])
+        files = segments[4:5]
+        with pytest.raises(OffsetLost, match="the file was lost"):
+            reader.get_message("g", "t", 1, 13, 32, accept, as_records=as_records)
 
 
 def change_entry(store: MessageStore, index: int, field: str, value: int) -> None:
@@ -177,7 +184,7 @@ def reference(
     maximum, per_file = store.max_offset(topic, queue_id), queue.entries_per_file
     end = min(maximum, offset + max(config.maxFilterMessageSize // 20, count), (offset // per_file + 1) * per_file)
     messages: list[StoredMessage] = []
-    taken, left, status = 0, config.maxDecompressedMessageSize, "NO_MATCHED_MESSAGE"
+    taken, left = 0, config.maxDecompressedMessageSize
     for at, fields in enumerate(queue.entries(offset, end).tolist(), offset):
         entry = Entry(topic, queue_id, at, *fields)
         is_hash = -(1 << 31) <= entry.tags_code < 1 << 31
@@ -195,10 +202,7 @@ def reference(
                 continue
             message = inflated(message._replace(queue_id=queue_id), entry, left)
         except OffsetLost:
-            if at >= store.min_offset(topic, queue_id):
-                return ""  # some error
-            status = "MESSAGE_WAS_REMOVING"
-            continue
+            return ""  # some error
         except MessageTooLarge:
             if not messages:
                 return f"{entry}"
@@ -207,7 +211,7 @@ def reference(
             return f"{entry}"
         messages.append(message)
         taken, left = taken + entry.size, left - len(message.body)
-    return "FOUND" if messages else status, end, messages
+    return "FOUND" if messages else "NO_MATCHED_MESSAGE", end, messages
 
 
 def answer(

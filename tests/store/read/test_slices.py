@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptRecord, GetStatus, Message, MessageStore, StoreConfig, TagFilter, message_filter
+from store import CorruptRecord, Message, MessageStore, StoreConfig, TagFilter, message_filter
 from store.any_log import MessageFilter
-from store.format.layout import RECORD_HEADER, segment_name
+from store.format.layout import RECORD_HEADER
 from store.format.stored_message import decode_record
-from store.read.filters import EVERYTHING
-from store.read.getting import get_message
 from tests.store.read.test_getting import change_entry
 
 SMALL = StoreConfig(
@@ -68,22 +66,6 @@ def test_the_hash_decides(store: MessageStore) -> None:
     store.put_many([Message("alike", b"", tags=tag) for tag in ("Aa", "BB", "C")])
     raw = store.get_message("g", "alike", 0, 0, 32, TagFilter.parse("Aa"), as_records=True)
     assert [decode_record(record, 0).tags for record in split(raw.records)] == ["Aa", "BB"]
-
-
-def test_what_is_being_removed_is_passed_over(store: MessageStore) -> None:
-    with MessageStore.open(store.path, read_only=True) as reader:
-        seen = reader.offsets("t", 0)
-        (store.path / "commitlog" / segment_name(0)).unlink()  # behind that look
-        rooms = reader._log, reader._queues.of("t", 0)
-        bodies, offset, statuses = [], 0, set()
-        while offset < 100:
-            raw = get_message(*rooms, offset, *seen, 32, EVERYTHING, SMALL, as_records=True)
-            bodies += [decode_record(record, 0).queue_offset for record in split(raw.records)]
-            statuses.add(raw.status)
-            offset = raw.next_begin_offset
-    assert GetStatus.MESSAGE_WAS_REMOVING in statuses
-    assert 20 < len(bodies) < 90
-    assert bodies == list(range(100))[-len(bodies) :]
 
 
 def test_an_entry_that_is_wrong(store: MessageStore) -> None:
