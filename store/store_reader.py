@@ -104,11 +104,14 @@ class StoreReader(Opened):
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
         """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.
 
-        Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` where a file is missing.
+        Raises `UnknownTopic`, also when the topic is deleted meanwhile, `UnknownQueue`, and `OffsetLost` where a file
+        is missing.
         """
-        queue, timestamp = self._published.of(topic, queue_id), integer("timestamp", timestamp)
+        timestamp = integer("timestamp", timestamp)
         one_of("boundary", boundary, tuple(Boundary))
-        return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
+        with self.of_one_life(topic):
+            queue = self._published.of(topic, queue_id)
+            return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def get_message(
         self,
