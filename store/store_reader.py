@@ -160,6 +160,7 @@ class StoreReader(Opened):
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
+        start, end = integer("start", start), integer("end", end)
         with self.of_one_life(topic):
             queue = self._published.holding(QueueRange(topic, queue_id, start, end))
             return queue.entries(start, end)["size"].astype(np.int64)
@@ -212,7 +213,7 @@ class StoreReader(Opened):
             max_body_bytes=None if max_body_bytes is None else integer("max_body_bytes", max_body_bytes, 1),
             oversized=oversized,
         )
-        return self.read(QueueRange(topic, queue_id, start, end), spec)
+        return self.read(QueueRange(topic, queue_id, integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`.
@@ -305,7 +306,7 @@ class StoreReader(Opened):
 
         If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
         """
-        return can_have(self._log, self._published.of(topic, queue_id), offset, was)
+        return can_have(self._log, self._published.of(topic, queue_id), integer("offset", offset, 0), was)
 
     # --- waiting ---------------------------------------------------------------------------------------
 

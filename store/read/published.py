@@ -9,7 +9,6 @@ from typing import TypeVar
 from store.any_log import Bounds, Queue, QueueRange
 from store.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
-from store.integers import integer
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
@@ -147,7 +146,7 @@ class PublishedQueues:
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
-        start, end = integer("start", wanted.start), integer("end", wanted.end)
+        start, end = wanted.start, wanted.end
         minimum, maximum = self.offsets(*wanted.queue)
         where = f"{self._log.segments.directory.parent}: topic {wanted.topic!r}, queue {wanted.queue_id}"
         if start < minimum and start < end:

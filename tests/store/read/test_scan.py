@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,17 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         it.create_topic("t", 1)
         it.put_many([Message("t", f"{n}".encode() * 50, tags=["Aa", "BB", None][n % 3]) for n in range(60)])
         yield it
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16])
+def test_offsets_of_numpys_kinds(store: MessageStore, kind: Callable[[int], int]) -> None:
+    """Reckoned with as they came, small ones were too narrow."""
+    start, end, was = kind(20), kind(50), store.fingerprint("t", 0, 20)
+    assert was is not None
+    for batches in (store.scan("t", 0, start, end), store.to_arrow("t", queues={kind(0): (start, end)})):
+        assert [offset for batch in batches for offset in batch["queueOffset"].to_pylist()] == list(range(20, 50))
+    assert len(store.sizes("t", 0, start, end)) == 30
+    assert store.can_have("t", 0, start, was)
 
 
 def test_columns_in_the_order_asked_for(store: MessageStore) -> None:
