@@ -2,12 +2,13 @@
 
 Store times ascend and keys are in the index from some offset of the log on, which the published end knows; what lies
 before it, as in a directory that was a broker's, stays whole. Only queues and index are read, and a few records.
+Where a topic is deleted meanwhile, what was found is of none that is there: `UnknownTopic`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import groupby, islice
 
 from store.any_log import QueueRange
@@ -49,7 +50,11 @@ class Narrowing:
         times_from = self._end.times_from
         if times_from is None:
             return list(ranges)
-        return [piece for wanted in ranges for piece in self._stored_between(wanted, times_from, begin, end)]
+        found: list[QueueRange] = []
+        for wanted in ranges:
+            with self._of_one_life(wanted.topic):
+                found += self._stored_between(wanted, times_from, begin, end)
+        return found
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """What can hold messages that have one of `keys`, among their keys or as their id."""
@@ -58,15 +63,17 @@ class Narrowing:
             before = self._keys_from(), self._index.names()
             if before[0] is None or self._filed_keys.lost() is not None:
                 return ranges
-            found = [
-                piece
-                for topic, of_topic in groupby(ranges, lambda wanted: wanted.topic)
-                for piece in self._with_keys(topic, list(of_topic), before[0], keys)
-            ]
+            found: list[QueueRange] = []
+            for topic, of_topic in groupby(ranges, lambda wanted: wanted.topic):
+                with self._of_one_life(topic):
+                    found += self._with_keys(topic, list(of_topic), before[0], keys)
             is_same = (self._keys_from(), self._index.names()) == before
         except (ConfigError, FileNotFoundError):  # it has other sizes; retention took a file
             return ranges
         return found if is_same else ranges  # or else files went, or are made anew
+
+    def _of_one_life(self, topic: str) -> AbstractContextManager[None]:
+        return self._published.of_one_life(topic, self._published.born(topic))
 
     def _keys_from(self) -> int | None:
         """Log offset from which on the index has all keys, None without one. Raises as `Index.file`."""
