@@ -28,10 +28,14 @@ class StoreFinder(StoreReader):
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
-        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment` where files of the index are lost,
-        `ConfigError` for an index of other sizes than configured, and `ArchiveError`.
+        Raises `UnknownTopic`, also when the topic is deleted meanwhile, `CorruptRecord`, `MessageTooLarge`,
+        `CorruptSegment` where files of the index are lost, `ConfigError` for an index of other sizes than configured,
+        and `ArchiveError`.
         """
-        self._topics.known(topic)
+        with self.of_one_life(topic):
+            return self._with_key(topic, key, max_messages, begin, end)
+
+    def _with_key(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> list[StoredMessage]:
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset

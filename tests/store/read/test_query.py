@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageStore, StoreConfig, StoredMessage
 from store.any_log import Boundary, Fingerprint, QueueRange
 from store.broker.deletion import delete_topic
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownTopic
@@ -229,6 +229,28 @@ def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch
         monkeypatch.setattr(MessageStore, "offsets", stale)
         with MessageStore.open(filled.path, read_only=True) as reader:
             assert reader.offset_by_time("t", 0, 0) == filled.store.min_offset("t", 0) > 0
+
+
+def test_by_key_of_a_topic_that_is_made_anew_amid_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It found the newest messages of the old one only."""
+    filled, message_at = Filled(tmp_path / "mq", {"t": 1}), query.message_at
+
+    def overtaken(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
+        found = message_at(log, physical_offset, confirm_offset)
+        if found.queue_offset == 3:
+            delete_topic(filled.path, "t")
+            filled.store.create_topic("t", 1)
+            filled.put("t", 0, 10)
+        return found
+
+    with filled.store as store, MessageStore.open(filled.path, read_only=True) as reader:
+        store.put_many([Message("t", b"", keys=("k0",)) for _ in range(10)])
+        assert len(reader.query("t", "k0")) == 10
+        monkeypatch.setattr(query, "message_at", overtaken)
+        with pytest.raises(UnknownTopic, match="deleted meanwhile"):
+            reader.query("t", "k0")
+        monkeypatch.undo()
+        assert [message.body for message in reader.query("t", "k0")] == [b"0-0......."]
 
 
 def test_by_time_of_a_topic_that_is_made_anew_amid_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
