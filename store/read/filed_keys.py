@@ -33,12 +33,15 @@ class FiledKeys:
         self._whole: tuple[int | None, list[str]] | None = None  # what was seen when all were there
 
     def searched(self, search: Callable[[], Found]) -> Found:
-        """What a search by key finds in an index of which nothing is gone, or goes meanwhile. Raises as `check`."""
+        """What a search by key finds in a log and an index of which nothing is gone, or goes meanwhile. Raises as
+        `check`.
+        """
         while True:
-            names = self._index.names()
+            begin, names = self._log.min_offset(), self._index.names()
             self.check()
             found = search()
-            if set(names) <= set(self._index.names()):  # retention is at work, or a recovery
+            # Or else retention is at work, or a recovery.
+            if begin == self._log.min_offset() and set(names) <= set(self._index.names()):
                 return found
 
     def check(self) -> None:

@@ -231,6 +231,29 @@ def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch
             assert reader.offset_by_time("t", 0, 0) == filled.store.min_offset("t", 0) > 0
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_by_key_when_retention_was_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool) -> None:
+    """What it took is not found: of that the reader found what it had open still, with gaps up to what is left."""
+    config, look = StoreConfig(mappedFileSizeCommitLog=8192, mappedFileSizeConsumeQueue=200), query.message_at
+
+    def overtaken(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
+        monkeypatch.setattr(query, "message_at", look)
+        found = look(log, physical_offset, confirm_offset)
+        assert store.clean(forced=True).log
+        return found
+
+    with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path, read_only=True) as reader:
+        store.create_topic("t", 1)
+        store.put_many([Message("t", bytes(300), keys=("k",)) for _ in range(40)])
+        assert len(reader.query("t", "k")) == len(reader.query("t", "k")) == 40
+        if meanwhile:
+            monkeypatch.setattr(query, "message_at", overtaken)
+        else:
+            assert store.clean(forced=True).log
+        found = [message.queue_offset for message in reader.query("t", "k")]
+        assert found == list(range(store.min_offset("t", 0), 40))
+
+
 def test_by_key_of_a_topic_that_is_made_anew_amid_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It found the newest messages of the old one only."""
     filled, message_at = Filled(tmp_path / "mq", {"t": 1}), query.message_at
