@@ -15,23 +15,20 @@ _MAX_BYTES = 1 << 20  # far more than any has
 
 def read_checkpoint(root: Path) -> int | None:
     """The time (ms) up to which every record and its queue entry is on the device; None when nothing says so."""
-    try:
-        data = read_file(root / CHECKPOINT_FILE, _MAX_BYTES)
-    except FileNotFoundError:
-        return None
-    if len(data) < CHECKPOINT.itemsize:
-        return None
-    fields = np.frombuffer(data, CHECKPOINT, 1)[0]
-    return min(int(fields["log_timestamp"]), int(fields["queues_timestamp"])) or None
+    return min(_read(root, "log_timestamp"), _read(root, "queues_timestamp")) or None
 
 
 def read_index_checkpoint(root: Path) -> int:
     """The time (ms) up to which index files are on the device, as RocketMQ keeps it; 0 when nothing says so."""
+    return _read(root, "index_timestamp")
+
+
+def _read(root: Path, name: str) -> int:
     try:
         data = read_file(root / CHECKPOINT_FILE, _MAX_BYTES)
     except FileNotFoundError:
         return 0
-    return int(np.frombuffer(data, CHECKPOINT, 1)["index_timestamp"][0]) if len(data) >= CHECKPOINT.itemsize else 0
+    return int(np.frombuffer(data, CHECKPOINT, 1)[name][0]) if len(data) >= CHECKPOINT.itemsize else 0
 
 
 def create_checkpoint(root: Path) -> None:

@@ -10,7 +10,7 @@ Everything is read anew in every call, for other processes write the files, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -165,16 +165,6 @@ class ConsumerOffsets:
             next_version(self._offsets, content)
             write_json(self._offsets, content)
 
-    def _forget(self, is_over: Callable[[str], bool]) -> None:
-        content = read_json(self._offsets)
-        found = table(self._offsets, content, _OFFSETS)
-        over = list(filter(is_over, found))
-        if over:
-            for key in over:
-                del found[key]
-            next_version(self._offsets, content)
-            write_json(self._offsets, content)
-
     def beyond(self, ends: Mapping[tuple[str, int], int]) -> dict[str, Positions]:
         """By group, what it has committed of queues that end before that.
 
@@ -236,8 +226,15 @@ class ConsumerOffsets:
         if table(self._groups, content, _GROUPS).pop(group, None) is not None:
             next_version(self._groups, content)
             write_json(self._groups, content)
-        if with_offsets:
-            self._forget(lambda key: key.partition(GROUP_SEPARATOR)[2] == group)
+        if not with_offsets:
+            return
+        content = read_json(self._offsets)
+        before = table(self._offsets, content, _OFFSETS)
+        after = {key: said for key, said in before.items() if key.partition(GROUP_SEPARATOR)[2] != group}
+        if after != before:
+            content[_OFFSETS] = after
+            next_version(self._offsets, content)
+            write_json(self._offsets, content)
 
     def delay_offsets(self) -> dict[int, int]:
         """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""

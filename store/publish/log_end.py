@@ -115,7 +115,7 @@ class LogEnd:
         self._place.check()
         self._next_look = time.monotonic() + LOOK_SECONDS
         if self._published_end is None or self._published_end.is_replaced:
-            self._published_end = _published_end_of(self._root)
+            self._published_end = published_end_of(self._root)
         published = self._published_end
         if published is not None and (numbers := published.numbers) != self._overtaken:
             counts = _counts(self._root, self._log, published)
@@ -197,7 +197,8 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
 
 
-def _published_end_of(root: Path) -> PublishedEnd | None:
+def published_end_of(root: Path) -> PublishedEnd | None:
+    """To read; None without one."""
     try:
         return PublishedEnd(root, writable=False)
     except FileNotFoundError:

@@ -95,13 +95,23 @@ class Putting:
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
         now = _now()
-        records = encode_list(messages, self._choose_for_each(messages), self._encoding, now)
+        records = encode_list(messages, self.choose(messages), self._encoding, now)
         waits = Waits.of_messages(messages, now)
         return records if waits is None else self._waiting(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
         """The queues that messages go to. Raises as `of_messages` for what is refused at the door."""
-        return self._choose_for_each(messages)
+        queues = {topic: self._queues(topic) for topic in {_text("topic", message.topic) for message in messages}}
+        for message in messages:
+            if message.properties or type(message.properties) is not dict:
+                check_mapping(message.properties)
+                check_names(message.properties)
+        return [
+            next(self._turns[message.topic]) % queues[message.topic]
+            if message.queue_id is None and message.sharding_key in (None, "")
+            else self._named_queue(message, queues[message.topic])
+            for message in messages
+        ]
 
     def of_own(self, messages: Sequence[Message]) -> Records | list[Record]:
         """Records of a broker's own messages, past the door: any topic and properties; each names its queue.
@@ -173,19 +183,6 @@ class Putting:
             if message.properties:
                 ids[row] = message.properties.get(PROPERTY_UNIQ_KEY) or ids[row]
         return [PutResult(PutStatus.PUT_OK, *each, msg_id) for each, msg_id in zip(went, ids, strict=True)]
-
-    def _choose_for_each(self, messages: Sequence[Message]) -> list[int]:
-        queues = {topic: self._queues(topic) for topic in {_text("topic", message.topic) for message in messages}}
-        for message in messages:
-            if message.properties or type(message.properties) is not dict:
-                check_mapping(message.properties)
-                check_names(message.properties)
-        return [
-            next(self._turns[message.topic]) % queues[message.topic]
-            if message.queue_id is None and message.sharding_key in (None, "")
-            else self._named_queue(message, queues[message.topic])
-            for message in messages
-        ]
 
     def _queues(self, topic: str) -> int:
         """How many queues a topic has that can be put into."""

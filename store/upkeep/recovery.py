@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
-from store.publish.log_end import is_message, last_segment, refused_from
+from store.publish.log_end import is_message, last_segment, published_end_of, refused_from
 from store.publish.published_end import PublishedEnd
 from store.upkeep.misplaced import misplaced, place_of
 from store.upkeep.plans import Filed, Plan, Point
@@ -87,6 +87,7 @@ class Recovery:
         self._root = root
         self._log = log
         self._index = index
+        self._was = published_end_of(root)
         self._is_there = Topics(root).are_there()
         self._queues = ConsumeQueues(root, queue_file_size, writable=True)
         self._existing_queues = self._queues.existing()
@@ -111,7 +112,8 @@ class Recovery:
             self._queues.of(*name).check()
             is_known = plan.begin is Point.FLUSHED and begin > first_byte  # or else a broker's retention went on there
             queues.begin(name, ends.get(name, 0) if is_known else self._queues.of(*name).max_offset(begin))
-        end, store_timestamp, times = begin, _last_timestamp(self._root), _Times(begin)
+        end, times = begin, _Times(begin)
+        store_timestamp = 0 if self._was is None else self._was.store_timestamp
         until = trusted if plan.trusted is Point.CONFIRMED else self._refused_from()
         torn_from = trusted if plan.trusted is Point.FLUSHED and self._may_be_torn() else None
         for chunk in walk(self._log, begin, until=until, torn_from=torn_from):
@@ -205,11 +207,11 @@ class Recovery:
         been a broker, and what it left of the index may be any part.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
-        with suppress(FileNotFoundError), closing(PublishedEnd(self._root, writable=False)) as was:
-            if begin == end and was.times_from is not None:
-                times_from = min(times_from, was.times_from)
-            if begin == end and was.keys_from is not None and self._index.is_enabled:
-                keys_from = min(keys_from, was.keys_from)
+        if self._was is not None and begin == end:
+            if self._was.times_from is not None:
+                times_from = min(times_from, self._was.times_from)
+            if self._was.keys_from is not None and self._index.is_enabled:
+                keys_from = min(keys_from, self._was.keys_from)
         return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
@@ -302,20 +304,16 @@ class Recovery:
 
     def _may_be_torn(self) -> bool:
         """Whether what was not flushed may have come to the device in parts; a broker that appended lost nothing."""
-        with closing(PublishedEnd(self._root, writable=False)) as published:
-            return published.has_failed or not published.same_boot
+        return self._was is not None and (self._was.has_failed or not self._was.same_boot)
 
     def _refused_from(self) -> int | None:
-        with suppress(FileNotFoundError), closing(PublishedEnd(self._root, writable=False)) as published:
-            return refused_from(self._root, self._log, published)
-        return None
+        return None if self._was is None else refused_from(self._root, self._log, self._was)
 
     def _offset(self, point: Point) -> int:
         first_byte = self._log.min_offset()
         if point in (Point.FLUSHED, Point.CONFIRMED):
-            with closing(PublishedEnd(self._root, writable=False)) as published:
-                confirmed = point is Point.CONFIRMED
-                return max(published.confirm_offset if confirmed else published.flushed_offset, first_byte)
+            assert self._was is not None, "no plan names these without it"
+            return max(self._was.confirm_offset if point is Point.CONFIRMED else self._was.flushed_offset, first_byte)
         if point is Point.LAST_SEGMENT:
             return last_segment(self._log)
         if point is Point.CHECKPOINT:
@@ -373,11 +371,3 @@ def must_reach(log: CommitLog, end: int) -> None:
             f"{log.segments.path(start)}: the log goes up to {end}, but this segment of it is missing, or empty at its "
             "beginning; restore it from a copy, or read what is left with read_only=True"
         )
-
-
-def _last_timestamp(root: Path) -> int:
-    try:
-        with closing(PublishedEnd(root, writable=False)) as published:
-            return published.store_timestamp
-    except FileNotFoundError:
-        return 0
