@@ -141,7 +141,7 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, mon
         store.create_topic("t", 1)
         store.put_many([message, message])
         with monkeypatch.context() as patched:
-            patched.setattr("store.files.segments.sync_directory", die)
+            patched.setattr("store.files.segments.sync_names", die)
             with pytest.raises(KeyboardInterrupt):
                 store.put(message)
         assert store.put(message).queue_offset == 2

@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant(
         "a new segment whose name is not flushed",
         "store/files/segments.py",
-        "            with flushing(directory):\n                sync_directory(directory)\n",
+        "            sync_names(directory)\n",
         "            pass\n",
         (CRASHES,),
     ),
