@@ -97,8 +97,8 @@ class Lot:
         return [some[number::WIDTH] for number in range(WIDTH)]
 
     def has(self, row: int) -> bool:
-        """Whether it is known what became of a row; of one that came too late it never will."""
-        return bool(self._ends) and row < self._ends[-1]
+        """Whether it is known what became of a row; of one that came when all was settled it never will."""
+        return self.is_settled and not self.fields and row < self._ends[-1]
 
     def settle(self, end: int, outcome: Outcome) -> None:
         """Say what became of the rows behind those that were settled, up to `end`; of the last ones all are told."""

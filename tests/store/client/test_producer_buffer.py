@@ -27,7 +27,7 @@ from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import WIDTH, Lot, Row, Sent
 from tests.interrupts import at_every_place
 from tests.interrupts import interrupted_at as handled_at
-from tests.store.client.producers import nobody_appends
+from tests.store.client.producers import bodies, nobody_appends
 from tests.waiting import PATIENCE, until
 
 
@@ -188,11 +188,14 @@ def test_a_signals_handler_amid_send(store: MessageStore, handler: Callable[[Pro
     assert max(offsets) < store.max_offset("u", 0)
 
 
-def test_what_interrupts_a_send_closes(store: MessageStore) -> None:
-    """And what it interrupts is sent, or refused."""
+@pytest.mark.parametrize("before", [0, 2])
+def test_what_interrupts_a_send_closes(store: MessageStore, before: int) -> None:
+    """And what it interrupts is sent, or refused, also behind others that waited."""
     told = Counter[bool]()
     for place in range(1, 200):
-        producer = Producer(store.path)
+        producer = Producer(store.path, linger=PATIENCE)
+        for _ in range(before):
+            producer.send("u", b"")
         try:
             if handled_at(place, partial(producer.send, "u", b"x"), producer.close, "add") < place:
                 break
@@ -201,6 +204,6 @@ def test_what_interrupts_a_send_closes(store: MessageStore) -> None:
             told[False] += 1
         finally:
             producer.close()
-        assert store.max_offset("u", 0) == told[True]
+        assert bodies(store, "u").count(b"x") == told[True]
     assert told[True]
     assert told[False]
