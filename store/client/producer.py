@@ -246,11 +246,12 @@ class Producer(Opened):
 
         Raises as `flush`; also then all is closed.
         """
-        if self._dropped.detach() is None:
+        sender, replies = vars(self).get("_sender"), vars(self).get("_replies")
+        if sender is not None:
+            sender.must_be_another_thread()
+        if sender is None or self._dropped.detach() is None:
             return
-        self._sender.must_be_another_thread()
         self._is_over = True
-        sender, replies = self._sender, self._replies
         self._let_go()
         if replies is not None:
             replies.close()

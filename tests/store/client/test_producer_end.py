@@ -7,8 +7,10 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from store import (
     Producer,
     PutStatus,
     StoreClosed,
+    StoreError,
     StoreForked,
     StoreLocked,
     StoreNotOpen,
@@ -114,6 +117,25 @@ with Producer({str(store.path)!r}, linger=0.1) as producer:
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "called\n"
+
+
+def test_who_may_not_close_it_leaves_it_open(store: MessageStore) -> None:
+    """What a future calls: it would wait for itself."""
+    told: Queue[StoreError | None] = Queue()
+    with Producer(store.path, linger=60) as producer:
+        producer.send("u", b"1").add_done_callback(lambda _: told.put(raised_by(producer.close)))
+        producer.flush()
+        assert isinstance(told.get(timeout=PATIENCE), StoreLocked)
+        producer.send("u", b"2")
+    assert bodies(store, "u") == [b"1", b"2"]
+
+
+def raised_by(verb: Callable[[], object]) -> StoreError | None:
+    try:
+        verb()
+    except StoreError as error:
+        return error
+    return None
 
 
 def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
