@@ -303,8 +303,8 @@ _unfinished: WeakSet[Sender] = WeakSet()
 def _drop(sender: Sender) -> None:
     """What `close` would have done, for a producer that was dropped, by the garbage collector in any thread; so this
     waits for nothing."""
-    warnings.warn(f"{sender.what}: was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
     sender.drop()
+    warnings.warn(f"{sender.what}: was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
 
 
 @cache
@@ -314,7 +314,9 @@ def _finish_at_exit() -> None:
 
 
 def _finish_all() -> None:
-    for sender in list(_unfinished):
-        if sender.is_alive():
-            _drop(sender)
-            sender.finish()
+    left = [sender for sender in list(_unfinished) if sender.is_alive()]
+    for sender in left:
+        sender.drop()
+        sender.finish()
+    for sender in left:  # at last: a warning may be an error
+        _drop(sender)

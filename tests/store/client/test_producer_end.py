@@ -104,6 +104,19 @@ producer.send("u", bytes(1 << 24))
     assert bodies(store, "u") == [str(number).encode() for number in range(100)]
 
 
+def test_the_end_of_the_program_appends_what_is_left_where_warnings_are_errors(store: MessageStore) -> None:
+    program = f"""
+from store import Producer
+producers = [Producer({str(store.path)!r}, linger=60) for _ in range(3)]
+for producer in producers:
+    producer.send("u", "x")
+del producer, producers[1]
+"""
+    done = subprocess.run([sys.executable, "-Werror", "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert "ResourceWarning" in done.stderr
+    assert bodies(store, "u") == [b"x"] * 3
+
+
 def test_the_end_of_the_program_waits_for_what_futures_call(store: MessageStore) -> None:
     """Also where another thread waited for the same future, which is told before what it calls is called."""
     program = f"""
