@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from contextlib import suppress
 
 # A signal that comes as a wait begins, or is given to another thread, ends no wait: Python calls its handler, in the
@@ -26,15 +28,12 @@ class Latch:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until it is set, at most `timeout` seconds; whether it is."""
-        while timeout is None and not self.wait(LONGEST_WAIT_SECONDS):
-            pass
-        try:  # two `finally`, for one may be interrupted, and others wait
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.is_set and (left := deadline - time.monotonic()) > 0:
             try:
-                self._closed.acquire(timeout=min(max(0.0, timeout or 0.0), threading.TIMEOUT_MAX))
+                self._closed.acquire(timeout=min(left, LONGEST_WAIT_SECONDS))
             finally:
                 self._pass_on()
-        finally:
-            self._pass_on()
         return self.is_set
 
     def _pass_on(self) -> None:

@@ -24,9 +24,14 @@ def test_who_is_interrupted_keeps_no_other_waiting() -> None:
 
     def at(place: int) -> int:
         latch, places = Latch(), 0
-        latch.set()
+
+        def set_and_raise() -> None:
+            latch.set()
+            raise Interrupt
+
         with suppress(Interrupt):
-            places = interrupted_at(place, latch.wait)
+            places = interrupted_at(place, partial(latch.wait, 0.001), set_and_raise)
+        latch.set()
         latch.wait()
         return places
 
@@ -44,7 +49,15 @@ def wait_for_a_publication() -> None:
         watch.wait(math.inf)
 
 
-@pytest.mark.parametrize("wait", [Latch().wait, wait_for_waiters, wait_for_a_publication])
+WAITS: list[Callable[[], object]] = [
+    Latch().wait,
+    partial(Latch().wait, PATIENCE),
+    wait_for_waiters,
+    wait_for_a_publication,
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
 def test_a_signal_that_another_thread_is_given(wait: Callable[[], object]) -> None:
     """Its handler is called though, and may raise: as one that comes in the moment in which the wait begins."""
 
