@@ -97,6 +97,12 @@ class Transactions:
         self._turn = threading.RLock()  # at what is known of half messages
         self._halves = HalfMessages(store)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of a verb that others wait for: what asks has interrupted it."""
+        inside: bool = self._turn._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
+        return inside
+
     # --- the producer's verbs ----------------------------------------------------------------------------
 
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:

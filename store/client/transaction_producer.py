@@ -21,6 +21,7 @@ from store.format.message import Message
 from store.format.stored_message import StoredMessage
 from store.integers import integer, seconds
 from store.message_store import MessageStore
+from store.publish.latch import Latch
 from store.publish.locks import Turn
 from store.publish.putting import PutResult
 
@@ -113,12 +114,15 @@ class TransactionProducer(Opened):
         return TransactionResult(outcome, half.transaction_id, None)
 
     def close(self) -> None:
-        """Leave the group, after the check that is under way; others go on. The second time this does nothing."""
+        """Leave the group, after the check that is under way; others go on. The second time this does nothing.
+
+        Amid `send`, as a signal's handler may call this, that check ends when `send` does, for which it waits.
+        """
         if self._is_over:
             return
         self._is_over = True
         self._dropped()
-        if self._checker is not threading.current_thread():
+        if not self._transactions.is_inside and self._checker is not threading.current_thread():
             self._checker.join()
         if self._owns:
             self._store.close()
@@ -150,7 +154,7 @@ class _Checker(threading.Thread):
     ) -> None:
         """limits: immunity in seconds, and how often one is asked about."""
         super().__init__(name="mq-check", daemon=True)
-        self.stopping = threading.Event()
+        self.stopping = Latch()  # the garbage collector may set it, in any thread
         self._what = what
         self._transactions = transactions
         self._turn = turn
@@ -167,7 +171,7 @@ class _Checker(threading.Thread):
 
     def _check_now_and_then(self) -> None:
         next_check, told = time.monotonic(), ""
-        while not self.stopping.is_set():
+        while not self.stopping.is_set:
             try:
                 if self._turn.take():
                     self._transactions.check(self._decide, *self._limits)
@@ -178,7 +182,7 @@ class _Checker(threading.Thread):
                         self._transactions.forget()
                         next_check = time.monotonic() + self._interval
             except (FlushFailed, StoreNotOpen, CorruptStore):
-                if not self.stopping.is_set():
+                if not self.stopping.is_set:
                     _logger.exception("%s: nobody is asked here any more", self._what)
                 break
             except (StoreError, OSError) as error:
