@@ -61,7 +61,7 @@ class Buffer:
             if not number:
                 self._lots[topic] = lot
             self._bytes += size
-            if attends:
+            if attends or self._bytes >= self._attend_at:
                 self._work.notify()
                 self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
             if self._is_closed:  # by what interrupted this
@@ -87,7 +87,7 @@ class Buffer:
             )
 
     def _attend(self) -> None:
-        """Before a message is added to none, to a whole batch, or to a full buffer."""
+        """Before a message is added to none, or to a full buffer."""
         if self._bytes >= self._max_bytes:
             self._wait_for_room()
         if self._is_closed:
