@@ -93,7 +93,7 @@ class Rebalancer:
         self._correct(now)
         known = self._known()
         wanted = set(allocate(known, self._member.members(), self._member.id))
-        self._gone |= {name: queue.stored_at for name, queue in self._mine.items() if name not in known}
+        self._gone |= {name: queue.stored_at for name, queue in self._held.items() if name not in known}
         self._gone = {name: at for name, at in self._gone.items() if name in wanted or name not in known}
         for name in self._mine.keys() - wanted:
             self._leave(name, now)
@@ -109,7 +109,7 @@ class Rebalancer:
         now = time.monotonic()
         if now < self._renewed + _RENEW_SECONDS:
             return
-        held = {**self._mine, **{queue: leaving.queue for queue, leaving in self._leaving.items()}}
+        held = self._held
         kept = self._member.lock(held)
         for queue in held.keys() - kept:
             _logger.warning("%s: not renewed in time, and another's now; what is in hand comes twice", queue)
@@ -122,6 +122,11 @@ class Rebalancer:
     def wait(self) -> None:
         """Until there may be something to do."""
         self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
+
+    @property
+    def _held(self) -> dict[Queue, ProcessQueue]:
+        """Those that are this member's: that are consumed here, or leave."""
+        return {**self._mine, **{name: leaving.queue for name, leaving in self._leaving.items()}}
 
     def _known(self) -> set[Queue]:
         topics = self._log.topics()
@@ -180,7 +185,7 @@ class Rebalancer:
                 self._member.unlock([name])
             del self._leaving[name]
             if again_at is not None:
-                self._add({name: again_at})
+                self._consume([name], {name: again_at})
 
     def _take_over(self, wanted: Collection[Queue]) -> None:
         got = self._member.lock(sorted(wanted)) if wanted else set()
@@ -190,8 +195,12 @@ class Rebalancer:
             where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if topic in self._were_gone else self._where
             # Of all its queues: one that has no offset when others have some is taken for a new one.
             self._member.begin(first_offsets(self._log, topic, self._member.committed, where, self._timestamp))
+        self._consume(got, self._member.committed(got))
+
+    def _consume(self, got: Collection[Queue], positions: Positions) -> None:
+        """Consume queues that are this member's now, from there on; give those back that are not there."""
         bounds, begins = self._log.bounds(got), dict[Queue, int]()
-        for queue, position in self._member.committed(got).items():
+        for queue, position in positions.items():
             if queue in bounds:
                 begin = _within(queue, self._of_this_one(queue, position), bounds[queue])
                 if begin < position:  # or what is done from there on would not count
@@ -199,7 +208,7 @@ class Rebalancer:
                 else:
                     begins[queue] = begin
         self._add(begins)
-        if gone := got - self._mine.keys():
+        if gone := set(got) - self._mine.keys():
             self._member.unlock(gone)
 
     def _of_this_one(self, queue: Queue, position: int) -> int:
@@ -235,7 +244,7 @@ class Rebalancer:
         return time.time() * 1000
 
     def _name_what_hangs(self, now: float) -> None:
-        for queue in (*self._mine.values(), *(leaving.queue for leaving in self._leaving.values())):
+        for queue in self._held.values():
             for handful in self._queues.in_hand(queue):
                 if not handful.is_told and now > handful.since + self._consume_timeout:
                     handful.is_told = True

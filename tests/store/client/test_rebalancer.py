@@ -122,6 +122,17 @@ def test_a_reset_while_the_group_consumes(store: MessageStore, orderly: bool) ->
     assert committed(store) == dict.fromkeys(TOPIC, 10)
 
 
+def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) -> None:
+    put(store, range(40))
+    with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
+        until(lambda: len(seen.numbers) == 40)
+        LocalGroup(store.path, "g").reset({TOPIC[1]: 1000})
+        until(lambda: consumer._member._seat.entry.resets == 2 and consumer.assigned == TOPIC)  # type: ignore[attr-defined]
+        put(store, range(40, 44))
+        until(lambda: len(seen.numbers) == 44)
+    assert committed(store) == dict.fromkeys(TOPIC, 11)
+
+
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_way(
     store: MessageStore, is_deleted: bool
