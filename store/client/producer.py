@@ -228,7 +228,7 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """Raises for a topic that cannot be put to. One that can stays so: none is deleted while a writer is open."""
+        """Raises for a topic that cannot be put to. Where one is deleted later, futures tell."""
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 
