@@ -153,15 +153,14 @@ class QueueEnds:
         self._merge({name: stop for name, (_, stop) in ranges.items() if deleted.get(name[0], -1) < end})
         self.at = max(self.at, end)
 
-    def complete(self, log: CommitLog, written: QueueEnds | None, deleted: Mapping[str, int] = NOTHING) -> bool:
+    def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
         """Close the gaps, by what another may have written meanwhile and by the log; whether all are closed.
 
         They are not where the log is damaged, or its beginning was deleted; then the next opening looks at everything.
         """
-        if written is not None:
-            self._merge(written.of)
-            self.index |= written.index
-            self.gaps = [(max(begin, written.at), end) for begin, end in self.gaps if end > written.at]
+        self._merge(written.of)
+        self.index |= written.index
+        self.gaps = [(max(begin, written.at), end) for begin, end in self.gaps if end > written.at]
         for gap in self.gaps:
             ranges = ranges_of(log, *gap, deleted)
             if ranges is None:

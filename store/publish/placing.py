@@ -6,7 +6,6 @@ Many are laid out as columns; a few, side by side, as plain values, which takes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,8 +30,8 @@ class NextOffsets(dict[QueueName, int]):
         self,
         queues: ConsumeQueues,
         confirm_offset: int,
-        deletions: int = 0,
-        given: Mapping[QueueName, int] = MappingProxyType({}),
+        deletions: int,
+        given: Mapping[QueueName, int],
     ) -> None:
         """given: how many offsets of queues were given away, as far as that is known."""
         super().__init__()

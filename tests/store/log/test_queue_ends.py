@@ -228,9 +228,9 @@ def test_what_others_flushed_is_read_from_the_log(path: Path) -> None:
     for _ in range(2):
         ends = QueueEnds(0, {})
         ends.follow(middle, end, ours)
-        assert ends.complete(log, None)
+        assert ends.complete(log, QueueEnds(0, {}))
         assert ends.of == {("t", 0): 25, ("t", 1): 25, ("t", 2): 10}
-        assert ends.complete(log, None), "nothing is missing any more"
+        assert ends.complete(log, QueueEnds(0, {})), "nothing is missing any more"
     ends = QueueEnds(0, {})
     ends.follow(middle, end, ours)
     assert ends.complete(log, QueueEnds(middle, {("t", 2): 9})), "what another one wrote is not read again"
@@ -243,7 +243,7 @@ def test_what_cannot_be_read_is_not_asked_for_with_each_flush(path: Path) -> Non
     ends, none = QueueEnds(0, {}), Index.of(path / "nowhere", SMALL, writable=False)
     ends.follow(4096, 64 << 20, {})
     assert ends.is_due(none)
-    assert not ends.complete(CommitLog(path, 4096, writable=False), None)
+    assert not ends.complete(CommitLog(path, 4096, writable=False), QueueEnds(0, {}))
     assert not ends.is_due(none)
 
 

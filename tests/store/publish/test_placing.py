@@ -25,7 +25,7 @@ HOST = bytes([127, 0, 0, 1]), 10911
 
 def next_offsets() -> NextOffsets:
     """Of queues without files, but some had messages."""
-    found = NextOffsets(ConsumeQueues(Path(), 200, writable=False), 0)
+    found = NextOffsets(ConsumeQueues(Path(), 200, writable=False), 0, 0, {})
     found.update({("orders", queue_id): 5 * queue_id for queue_id in range(0, 8, 2)})
     return found
 
