@@ -141,18 +141,13 @@ def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[
     """
     if batch.num_rows == 0:
         return
-    columns = {name: _filled(name, batch.column(name)) for name in _names(batch, topic)}
-    of_rows = columns.pop("topic", None)
-    messages = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-    if topic is not None:
+    names = [name for name in batch.schema.names if name != "topic"]
+    columns = [_filled(name, batch.column(name)) for name in names]
+    messages = pa.RecordBatch.from_arrays(columns, names)
+    if topic is not None:  # it overrides the column topic, as in Spark's Kafka sink
         yield topic, messages
-    elif of_rows is not None:
-        yield from _split(messages, of_rows)
-
-
-def _names(batch: pa.RecordBatch, topic: str | None) -> list[str]:
-    """The columns that count: an option overrides the column topic, as in Spark's Kafka sink."""
-    return [name for name in batch.schema.names if name != "topic" or topic is None]
+    else:
+        yield from _split(messages, _filled("topic", batch.column("topic")))
 
 
 def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[str, pa.RecordBatch]]:
