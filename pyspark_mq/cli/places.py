@@ -37,12 +37,10 @@ def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pl
     for word in _ENDS:
         if value == word:
             return word
-    if value.isascii() and value.isdecimal():
-        return int(value)
     if age := _AGE.fullmatch(value):
         return Moment(round((time.time() - int(age[1]) * _UNITS[age[2]]) * 1000))
     try:
-        return Moment(milliseconds(value))
+        return int(value) if value.isascii() and value.isdecimal() else Moment(milliseconds(value))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is none of: {FORMS}") from error
 

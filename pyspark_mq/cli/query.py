@@ -17,10 +17,10 @@ from store.through import address_at
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
     """Milliseconds since 1970, or ISO 8601; without a time zone it is local time."""
-    if value is None or value.isdecimal():
-        return value if value is None else int(value)
+    if value is None:
+        return None
     try:
-        return milliseconds(value)
+        return int(value) if value.isdecimal() else milliseconds(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is neither like 2013-01-31T06:00:00 nor milliseconds") from error
 
@@ -72,16 +72,22 @@ def query(
     for message in found:
         click.echo((JSON if as_json else BODIES).line(row(message)))
     if not found:
-        raise click.ClickException(f"no message of {topic} has the {f'key {key!r}' if key else f'id {msg_id!r}'}")
+        what = f"key {key!r}" if msg_id is None else f"id {msg_id!r}"
+        raise click.ClickException(f"no message of {topic} has the {what}")
 
 
 def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
-    """The message with this id: a producer's own, which is a key, or else one that names the place in the log.
+    """The message with this id: a producer's own, which is found as keys are, or else one that names the place in the
+    log.
 
     Raises `UnknownTopic` when another topic has it, and as `MessageStore.message_by_id`.
     """
-    if found := store.query(topic, msg_id, max_messages=1):
-        return found
+    most, having = 0, list[StoredMessage]()
+    while len(having) == most:  # a newer one may have this id as a key, as an answer does
+        most = 2 * most + 1
+        having = store.query(topic, msg_id, most)
+        if found := [each for each in having if each.msg_id == msg_id]:
+            return found
     message = store.message_by_id(msg_id)
     if message.topic != topic:
         raise UnknownTopic(f"{msg_id}: a message of topic {message.topic!r}, not of {topic!r}")

@@ -27,13 +27,24 @@ def test_query(path: Path) -> None:
     assert json.loads(one) == {"queueId": 1, "queueOffset": 3}
 
 
+def test_a_message_with_the_id_of_another_as_a_key_is_not_that_one(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        placed = store.put(Message("orders", b"placed")).msg_id
+        store.put(Message("orders", b"own id", properties={"UNIQ_KEY": "7F000001ABCD"}))
+        store.put_many(Message("orders", b"answer", keys=(placed, "7F000001ABCD")) for _ in range(5))
+    assert succeed("query", path, "orders", "--id", "7F000001ABCD") == "own id\n"
+    assert succeed("query", path, "orders", "--id", placed) == "placed\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["orders", "--key", "nobody"], 1, "no message of orders has the key 'nobody'"),
+        (["orders", "--key", ""], 1, "no message of orders has the key ''"),
         (["orders", "--id", "nobody"], 1, "is no offset message id"),
         (["nobody", "--key", "k"], 1, "no topic 'nobody'"),
         (["orders", "--time", "soon"], 2, "'soon' is neither like"),
+        (["orders", "--time", "9" * 5000], 2, "is neither like"),
         (["orders"], 2, "give one of --key, --id and --time"),
         (["orders", "--key", "k", "--time", "1"], 2, "give one of --key, --id and --time"),
         (["orders", "--time", "1", "--queue", "7"], 1, "has queues 0 to 1, not 7"),
