@@ -179,6 +179,7 @@ def _text(field: str, value: object, *, blank: bool = False) -> str:
 def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
     """The lines of `source` without their ends, as many at a time as there are to read; with a bar."""
     begun = b""
+    os.set_blocking(source.fileno(), True)  # or else where nothing is there yet would look like the end
     status = os.fstat(source.fileno())
     size = status.st_size - source.tell() if stat.S_ISREG(status.st_mode) else None
     with tqdm(total=size, unit="B", unit_scale=True, desc="sent", delay=0.5, disable=None) as bar:

@@ -1,6 +1,7 @@
 """`pyspark-mq send`, as a process."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_lines_are_sent_while_the_input_is_still_open(path: Path) -> None:
         assert tail.communicate(timeout=TIMEOUT_SECONDS)[0] == "first\n"
         send.communicate(b"second\n", timeout=TIMEOUT_SECONDS)
     assert sorted(str(row["body"]) for row in bodies(path)) == ["b'first'", "b'second'"]
+
+
+def test_an_input_that_does_not_block_ends_where_it_is_closed(path: Path) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with started("send", path, "orders", stdin=read) as send:
+        until(lambda: os.get_blocking(read) or send.poll() is not None)
+        os.close(read)
+        with open(write, "wb") as pipe:
+            pipe.write(b"later\n")
+        assert send.communicate(timeout=TIMEOUT_SECONDS)[0] == b"1 sent to orders\n"
 
 
 MESSAGES = [
