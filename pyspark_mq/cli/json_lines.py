@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -123,10 +123,11 @@ def message(line: bytes) -> Row:
 
 def message_table(rows: list[Row]) -> pa.Table:
     """Rows of `message` as `MessageStore.append_table` takes them; columns that no row has are left out."""
+    otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # for null is none of these
     columns = {_BODY: pa.array([row[_BODY] for row in rows], pa.binary())}
     for name, kind in _SENT.items():
         if any(name in row for row in rows):
-            columns[name] = pa.array([row.get(name) for row in rows], kind)
+            columns[name] = pa.array([row.get(name, otherwise.get(name)) for row in rows], kind)
     return pa.table(columns)
 
 
@@ -141,7 +142,10 @@ def _body(given: dict[str, Any]) -> bytes:
 
 def _time(value: object) -> datetime:
     found = datetime.fromisoformat(_need("bornTimestamp", value, str, "a text such as 2013-01-31T06:00:00+00:00"))
-    return found.astimezone()  # without a zone it is local time
+    try:
+        return found.astimezone(UTC)  # without a zone it is local time
+    except OverflowError as error:
+        raise ValueError("'bornTimestamp' is outside of the years 1 to 9999") from error
 
 
 def _need(name: str, value: Any, kind: type, wanted: str, where: str = "") -> Any:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_what_tail_prints_send_takes_and_the_messages_are_equal(path: Path, tmp_
     assert both[0] == both[1]
 
 
+def test_lines_need_not_have_the_same_fields(path: Path) -> None:
+    lines = ['{"body": "bare"}', '{"body": "full", "flag": 7, "bornTimestamp": "2013-01-31T06:00+00:00"}']
+    assert succeed("send", path, "orders", "--json", "--queue", 0, *lines) == "2 sent to orders\n"
+    bare, full = bodies(path, ("flag", "bornTimestamp", "storeTimestamp"))
+    assert (bare["flag"], full["flag"]) == (0, 7)
+    assert full["bornTimestamp"] == datetime(2013, 1, 31, 6, tzinfo=UTC)
+    assert full["bornTimestamp"] < bare["bornTimestamp"] <= bare["storeTimestamp"]  # type: ignore[operator]
+
+
 def test_spread_chooses_queues_by_sharding_key_anew(path: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"body": f"{n}", "queueId": 7, "shardingKey": "always the same"}) for n in range(20)]
     refused = run("send", path, "orders", "--json", stdin="\n".join(lines).encode())
@@ -137,6 +147,7 @@ GOOD = '{"body": "x"}'
         (["--json"], '{"body": "a", "customer": 7}', "unknown field 'customer'; put it into 'properties'"),
         (["--json"], '{"body": "a", "properties": {"n": 7}}', "properties: 'n' is 7, not a text"),
         (["--json"], '{"body": "a", "bornTimestamp": "now"}', "Invalid isoformat string: 'now'"),
+        (["--json"], '{"body": "a", "bornTimestamp": "0001-01-01T00:00+14:00"}', "line 2: 'bornTimestamp' is"),
         (["--json"], '{"body": "a", "queueId": true}', "'queueId' is true, not a whole number"),
         (
             ["--json"],
