@@ -64,7 +64,9 @@ def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
     if local is not None:
         return Directory(Path(local))
     files, root = _file_system(url, options)
-    return (Renaming if _renames(files) else Remote)(url, files, root)
+    if not _renames(files):
+        return Remote(url, files, root)
+    return Renaming(url, files, root, lambda: _file_system(url, {**options, "skip_instance_cache": True})[0])
 
 
 def local_path(url: str) -> str | None:
@@ -215,22 +217,8 @@ class Remote:
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def _try(self, path: str, verb: Any) -> Any:
-        where = f"{self.url}/{path}".rstrip("/")
-        left = _TRIES
-        with _explained(where):
-            while True:
-                left -= 1
-                try:
-                    return verb()
-                except OSError as error:
-                    if not left or not _is_late(error):
-                        raise
-                except Exception as error:  # whatever the library behind this file system raises
-                    said = f"{where}: {type(error).__name__}: {error}"
-                    if any(secret in said for secret in self._secrets):
-                        raise ArchiveUnavailable(f"{where}: {type(error).__name__}, of an URL with a secret") from None
-                    raise ArchiveUnavailable(said) from error
+    def _try(self, path: str, verb: Callable[[], Any]) -> Any:
+        return _tried(f"{self.url}/{path}".rstrip("/"), self._secrets, verb)
 
 
 class Renaming(Remote):
@@ -243,8 +231,10 @@ class Renaming(Remote):
 
     ahead = 1
 
-    def __init__(self, url: str, files: Any, root: str) -> None:
+    def __init__(self, url: str, files: Any, root: str, connected: Callable[[], Any]) -> None:
+        """connected: the same files, over a connection of their own."""
         super().__init__(url, files, root)
+        self._connected = connected
         self._turn = threading.Lock()
 
     def read(self, path: str, begin: int, end: int) -> bytes:
@@ -292,9 +282,13 @@ class Renaming(Remote):
         if self._is_there(path):  # ftp does not say why it cannot delete
             super().delete(path)
 
-    def _try(self, path: str, verb: Any) -> Any:
+    def _try(self, path: str, verb: Callable[[], Any]) -> Any:
         with self._turn:
-            return super()._try(path, verb)
+            try:
+                return super()._try(path, verb)
+            except ArchiveUnavailable:  # as where the server closed the connection, which was idle: it stays closed
+                self._files = self._connected()
+                return super()._try(path, verb)
 
     def _move(self, path: str, to: str) -> None:
         try:
@@ -322,17 +316,42 @@ def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
     scheme = url.partition("://")[0].lower()
     shown = without_secrets(url)
-    try:
-        listings = {} if scheme in _WITHOUT_LISTINGS else {"use_listings_cache": False}
-        files, root = fsspec.url_to_fs(url, **{**listings, **options})
-    except ImportError as error:
-        extra = f"pip install 'pyspark-mq[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else f"install it: {error}"
-        raise ArchiveUnavailable(f"{shown}: what reads {scheme}:// is not installed; {extra}") from error
-    except ValueError as error:
-        raise ArchiveUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+    listings = {} if scheme in _WITHOUT_LISTINGS else {"use_listings_cache": False}
+
+    def made() -> tuple[Any, str]:
+        try:
+            files, root = fsspec.url_to_fs(url, **{**listings, **options})  # some connect at once
+            return files, root
+        except ImportError as error:
+            extra = f"pip install 'pyspark-mq[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else f"install it: {error}"
+            raise ArchiveUnavailable(f"{shown}: what reads {scheme}:// is not installed; {extra}") from error
+        except (ValueError, FileNotFoundError) as error:
+            raise ArchiveUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+
+    files, root = _tried(shown, _SECRET.findall(url), made)
     if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
         raise ArchiveUnavailable(f"{shown}: what keeps copies may give an old one; name the file system behind it")
     return files, root.rstrip("/")
+
+
+def _tried(where: str, secrets: Sequence[str], verb: Callable[[], Found]) -> Found:
+    """What `verb` gives; what takes too long is tried again. Raises `FileNotFoundError`, `ArchiveUnavailable`."""
+    left = _TRIES
+    with _explained(where):
+        while True:
+            left -= 1
+            try:
+                return verb()
+            except OSError as error:
+                if not left or not _is_late(error):
+                    raise
+            except ArchiveUnavailable:
+                raise
+            except Exception as error:  # whatever the library behind a file system raises
+                said = f"{where}: {type(error).__name__}: {error}"
+                if any(secret in said for secret in secrets):
+                    raise ArchiveUnavailable(f"{where}: {type(error).__name__}, of an URL with a secret") from None
+                raise ArchiveUnavailable(said) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from store import MessageStore, NoArchive
+from store import ArchiveUnavailable, MessageStore, NoArchive
 from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from store.archive.objects import objects_at
@@ -171,3 +171,54 @@ def test_whose_puts_are_atomic_is_written_at_once(tmp_path: Path) -> None:
         (f"{tmp_path}", "Directory"),
     ):
         assert type(objects_at(url, {})).__name__ == kind
+
+
+class Connected(InPlace):
+    """As ftp, or sftp: over a connection, which the server closes. refuses: whoever connects; closed: those before."""
+
+    protocol = "connected"
+    refuses: Exception | None = None
+    made = closed = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.refuses is not None:
+            raise self.refuses
+        Connected.made += 1
+        self.number = Connected.made
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("connected://", "inplace://"))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        if self.number <= Connected.closed:
+            raise EOFError
+        return bytes(super().cat_file(path, start, end, **more))
+
+
+class LoginError(Exception):
+    """As ftplib and paramiko have them."""
+
+
+def test_a_connection_that_the_server_closes_is_made_anew(
+    tmp_path: Path, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had one for long, a stream or a consumer, was refused ever after."""
+    fsspec.register_implementation("connected", Connected, clobber=True)
+    url = f"connected://{tmp_path}/archive"
+    filled.store.archive(url)
+    there = {ORDERS: filled.store.offsets(*ORDERS)}
+    with ArchiveAddress(url).open() as log:
+        assert log.bounds([ORDERS]) == there
+        monkeypatch.setattr(Connected, "closed", Connected.made)
+        assert log.bounds([ORDERS]) == there
+        for refused in (ConnectionRefusedError("no"), LoginError("no")):
+            monkeypatch.setattr(Connected, "closed", Connected.made)
+            monkeypatch.setattr(Connected, "refuses", refused)
+            for use in (lambda: log.bounds([ORDERS]), lambda: filled.store.archive(url)):
+                with pytest.raises(ArchiveUnavailable, match=r"connected://.*: (no answer in time|LoginError: no)"):
+                    use()
+            monkeypatch.setattr(Connected, "refuses", None)
+            assert log.bounds([ORDERS]) == there
+            filled.store.archive(url)
