@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import click
 
@@ -45,6 +45,7 @@ class Commands(click.Group):
         """As every group does."""
         with one_line(), warnings.catch_warnings():
             warnings.showwarning = show_warning
+            write_whole()
             return super().invoke(ctx)
 
 
@@ -61,8 +62,11 @@ def one_line() -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         raise Interrupted("what was under way is done wholly, or not at all") from interrupt
     except OSError as error:
-        if error.errno == errno.EPIPE:  # whoever reads our output has seen enough
+        try:
+            sys.stdout.flush()
+        except OSError:  # or else it would be tried again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever reads our output has seen enough
             raise click.exceptions.Exit(0) from error
         raise click.ClickException(str(error)) from error
     except StoreError as error:
@@ -74,10 +78,13 @@ def show_warning(message: Warning | str, *_where: object, **_to: object) -> None
     click.echo(f"Warning: {message}", err=True)
 
 
-def standard_output() -> BinaryIO:
-    """For bytes. PYTHONUNBUFFERED makes it one that is written at once, before that is counted, and perhaps in part."""
-    out = sys.stdout.buffer
-    return os.fdopen(os.dup(out.fileno()), "wb") if isinstance(out, io.RawIOBase) else out
+def write_whole() -> None:
+    """From now on what is printed is written whole, or an error: with PYTHONUNBUFFERED it is cut without a word."""
+    out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # None where it is closed
+    sys.stdout = out
+    if isinstance(out.buffer, io.RawIOBase):
+        whole = os.fdopen(os.dup(out.fileno()), "wb")
+        sys.stdout = io.TextIOWrapper(whole, out.encoding, out.errors, line_buffering=True)
 
 
 @contextmanager

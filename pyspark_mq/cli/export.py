@@ -1,6 +1,7 @@
 """`pyspark-mq export`: a topic, or a part of it, as a file that other programs read."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -12,7 +13,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of, log_at
-from pyspark_mq.cli.commands import interruptible, standard_output
+from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from store import COLUMNS
@@ -192,9 +193,8 @@ def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]
     """Where to write: standard output, a pipe or a device as it is, or a file that takes its name when it is whole, on
     the device. force: also where another has it by now."""
     if output == STANDARD_OUTPUT:
-        out = standard_output()
-        yield out
-        out.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
         return
     if target.exists() and not target.is_file():
         with target.open("wb") as out:

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import click
 
 from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of, log_at
-from pyspark_mq.cli.commands import interruptible, standard_output
+from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
@@ -100,7 +100,7 @@ def tail(
         begin = "latest" if waits and newest_only is None else "earliest"
     printed_as = JSON if as_json else BODIES
     spec = rows_of(printed_as.columns, filter_of(tags, sql))
-    printer = Printer(standard_output(), printed_as, count)
+    printer = Printer(sys.stdout.buffer, printed_as, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
         log_at(store).open() as log,

@@ -1,12 +1,13 @@
 """How commands end: results, errors of one line, exit codes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,22 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     for arguments in (("stats", tmp_path / "loop"), ("verify", tmp_path / "loop")):
         done = run(*arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["query", "tail", "export"])
+def test_what_cannot_be_printed_whole_is_an_error(path: Path, tmp_path: Path, command: str, unbuffered: str) -> None:
+    more = {"query": ["--key", "k"], "tail": ["--until-end"], "export": ["--to", "jsonl", "-o", "-"]}[command]
+    succeed("send", path, "orders", "x" * 5000, "--keys", "k")
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", SCRIPT, command, path, "orders", *more]
+    with (tmp_path / "printed").open("wb") as out:
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(limited, stdout=out, stderr=subprocess.PIPE, env=environment, timeout=TIMEOUT_SECONDS)
+    assert (done.returncode, done.stderr) == (1, b"Error: [Errno 27] File too large\n")
+
+
+def test_an_output_that_is_closed_is_none(path: Path) -> None:
+    for command in (["tail", path, "orders", "--until-end"], ["send", path, "orders", "x"], ["stats", path]):
+        closed = ["bash", "-c", 'exec "$@" >&-', "-", SCRIPT, *command]
+        done = subprocess.run(closed, stderr=subprocess.PIPE, timeout=TIMEOUT_SECONDS)
+        assert (done.returncode, done.stderr) == (0, b"")
