@@ -20,7 +20,6 @@ from store.cluster.address import SCHEME, ClusterAddress
 from store.cluster.credentials import Credentials
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
-from store.local import LocalAddress
 from store.remoting.tls import Tls
 from store.through import address_at
 
@@ -57,13 +56,11 @@ _ACCESS_KEY, _SECRET_KEY, _CA_FILE = "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY
 _PATIENCE_SECONDS = 5.0  # of somebody who waits before a screen
 
 
-def address_of(store: str) -> LogAddress:
-    """Of a directory; or of a cluster, see `cluster_at`. Raises `InvalidArgument`."""
-    return cluster_at(store) or LocalAddress(store)
-
-
 def log_at(store: str) -> LogAddress:
-    """Likewise; of an archive, too, and of a store with its archive."""
+    """Of a store, with its archive if it has one; of an archive alone; or of a cluster, see `cluster_at`.
+
+    Raises `InvalidArgument`, `ConfigError`.
+    """
     return cluster_at(store) or address_at(store)
 
 

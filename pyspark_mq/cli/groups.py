@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC, address_of
+from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC, log_at
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
@@ -32,7 +32,7 @@ def list_groups(store: str, as_json: bool) -> None:
 
     STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
     """
-    with address_of(store).open() as log:
+    with log_at(store).open() as log:
         found = [(*key, total(list(part))) for key, part in groupby(lags(log), key=attrgetter("group", "topic"))]
         idle = log.groups().keys() - {group for group, _, _ in found}
     lines: list[tuple[str, str | None, int | None]] = sorted([*found, *((group, None, None) for group in idle)])
@@ -55,7 +55,7 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
 
     STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876. Members are not shown there.
     """
-    address = address_of(store)
+    address = log_at(store)
     with address.open() as log:
         if topic is not None and topic not in log.topics():
             raise click.ClickException(f"{address}: no topic {topic!r}")

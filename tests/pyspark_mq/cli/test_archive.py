@@ -191,3 +191,7 @@ def test_messages_are_found_in_an_archive_and_through_the_store(filled: Filled, 
     assert "topic 'nothing': not archived" in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
     succeed("groups", "reset", filled.path, "readers", "orders", "--to", "earliest", "--create")
     assert filled.store.consumer_offset("readers", "orders", 0) == 0
+    everything = sum(filled.store.max_offset("orders", queue_id) for queue_id in range(2))
+    (lag,) = map(json.loads, succeed("groups", "list", filled.path, "--json").splitlines())
+    assert lag == {"group": "readers", "topic": "orders", "lag": everything}
+    assert f"\n{everything} messages behind" in succeed("groups", "show", filled.path, "readers")
