@@ -64,7 +64,10 @@ class StoreCollector:
             found = extents(self._store, self._seen)
             for key, each in found.items():
                 before = self._seen.get(key)
-                self._bytes[each.topic] += each.size if before is None else _new_bytes(self._store, before, each)
+                if before is None or before.born != each.born:
+                    self._bytes[each.topic] += each.size
+                else:
+                    self._bytes[each.topic] += _new_bytes(self._store, before, each)
             self._seen = found
             self._deliverer = delivers = deliverer(self._store, self._deliverer)
             bytes_in = Counter(self._bytes)

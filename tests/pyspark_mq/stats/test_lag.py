@@ -87,3 +87,21 @@ def test_a_topic_that_goes_between_two_looks(store: MessageStore, looking: Calla
     assert all("kept" in topics for topics in found)
     assert {"kept", "passing"} in found  # else there was nothing between two looks
     assert {"kept"} in found
+
+
+def test_a_topic_that_was_made_anew_has_no_bytes_of_the_one_before(store: MessageStore) -> None:
+    path, registry = str(store.path), CollectorRegistry()
+    registry.register(StoreCollector(store))
+
+    def counted() -> float | None:
+        return registry.get_sample_value("rocketmq_throughput_in_total", {"topic": "kept"})
+
+    before, first = extents(store, {}), counted()
+    delete_topic(path, "kept")
+    with MessageStore.open(path) as writing:
+        writing.create_topic("kept", 1)
+        writing.put_many([Message("kept", b"another body")] * 3)
+    now = extents(store, before)
+    assert now == extents(store, {})
+    assert first is not None
+    assert counted() == first + now["kept", 0].size
