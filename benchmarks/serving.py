@@ -57,9 +57,11 @@ def _served(path: Path, settings: dict[str, int] | None = None) -> Iterator[tupl
     words = [sys.executable, "-c", _CLI, "serve", str(path), "--listen", address, "--config", str(conf)]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        yield address, psutil.Process(process.pid)
-        process.terminate()
+        try:
+            process.stdout.readline()
+            yield address, psutil.Process(process.pid)
+        finally:
+            process.terminate()
 
 
 @contextmanager

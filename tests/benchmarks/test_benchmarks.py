@@ -7,13 +7,16 @@ or Kafka's, run with `make test-rocketmq`: what they measure of the project's is
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
+from tests.waiting import QUERY_PATIENCE
 
 ROOT = Path(__file__).parents[2]
 ALONE = {"kafka_sink", "kafka_source"}
@@ -34,13 +37,18 @@ OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - BESIDE_A_BROKER - {"latency"}
 )
 def test_they_print_their_tables(names: list[str], tmp_path: Path) -> None:
     """Those of a list in one process: one Spark session, and one import of everything."""
-    run = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "--small", *names],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("| --- |") >= len(names)
+        start_new_session=True,
+    ) as process:
+        late = threading.Timer(QUERY_PATIENCE, os.killpg, [process.pid, signal.SIGABRT])  # they say where they were
+        late.start()
+        out, err = process.communicate()
+        late.cancel()
+    assert process.returncode == 0, out + err
+    assert out.count("| --- |") >= len(names)
