@@ -3,8 +3,8 @@
     python -m tests.end_to_end.churning write STORE NAME SECONDS
     python -m tests.end_to_end.churning rule STORE NAME SECONDS
 
-`write`: opens the store, appends to its topics, closes it, and now and then has retention delete what it can. What was
-acknowledged is in STORE.acks/NAME, a line `topic life queue offset body` a message.
+`write`: opens the store, appends to its topics, closes it, and now and then has retention delete what it can; at least until
+it put into a topic that was made anew. What was acknowledged is in STORE.acks/NAME, a line `topic life queue offset body` a message.
 `rule`: deletes topics and creates them anew, makes new ones and adds queues. For a topic to be deleted nobody may have
 the store open to write: STORE.gate keeps the others out meanwhile. STORE.lives says how often each topic was created.
 """
@@ -48,8 +48,9 @@ def acknowledged(path: Path) -> Path:
 
 def write(path: Path, name: str, seconds: float) -> None:
     chance, end, numbers = random.Random(name), time.monotonic() + seconds, itertools.count()
+    newest = 0  # life of a topic that this one put into
     with (acknowledged(path) / name).open("w") as said:
-        while time.monotonic() < end:
+        while time.monotonic() < end or newest < 2:
             with gate(path, fcntl.LOCK_SH), MessageStore.open(path) as store:
                 lives = json.loads(_lives(path).read_text())
                 for _ in range(chance.randrange(1, 8)):
@@ -58,6 +59,7 @@ def write(path: Path, name: str, seconds: float) -> None:
                     bodies = [f"{name}-{next(numbers)}-{'x' * chance.randrange(200)}" for _ in range(count)]
                     for queue, offset, body in put(store, topic, bodies, by_table=chance.random() < 0.5):
                         said.write(f"{topic} {lives[topic]} {queue} {offset} {body}\n")
+                    newest = max(newest, lives[topic])
                 if chance.random() < 0.05:
                     store.clean(forced=True)
             time.sleep(chance.random() * 0.05)
@@ -74,7 +76,7 @@ def put(store: MessageStore, topic: str, bodies: list[str], *, by_table: bool) -
 
 def rule(path: Path, name: str, seconds: float) -> None:
     chance, end = random.Random(name), time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or max(json.loads(_lives(path).read_text()).values()) < 2:
         topic = chance.choice(CHURNING)
         with gate(path, fcntl.LOCK_EX):
             with MessageStore.open(path, read_only=True) as store:
