@@ -20,7 +20,7 @@ from store.errors import CorruptSegment, InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.kinds import warn_of_topics
-from store.files.opened import Place
+from store.files.opened import Place, must_not_be_opening
 from store.files.topics import Topics
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
@@ -307,9 +307,10 @@ class MessageStore(StoreFinder):
         time, and in a forked process, this does nothing.
 
         Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: everything is closed then, but the directory is not marked.
-        Raises `StoreLocked` in a thread that is in the middle of an append, as a signal's handler may be; then nothing
-        is closed: close it later.
+        Raises `StoreLocked` in a thread that is in the middle of an append, or of opening something, as a signal's
+        handler may be; then nothing is closed: close it later.
         """
+        must_not_be_opening()
         writer: Writer | None = vars(self).get("_writer")
         if writer is not None:
             writer.must_be_outside()

@@ -25,7 +25,7 @@ from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
 from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, StoreClosed, UnknownTopic, Unreachable
-from store.files.opened import Opened
+from store.files.opened import Opened, must_not_be_opening
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.integers import integer, one_of, span
 from store.local_group import LocalGroup
@@ -226,8 +226,10 @@ class Consumer(Opened):
 
         The second time this does nothing; where the listener was first, it waits for that. Where it interrupts
         iterating in the middle, as a signal's handler may, that ends, and closes then; where the listener calls it,
-        that is done first. Raises what ended the consumer before.
+        that is done first. Raises what ended the consumer before; and `StoreLocked` where a signal's handler calls it
+        as something is opened in its thread: then nothing is closed, close it later.
         """
+        must_not_be_opening()
         if self._is_over:
             if self._is_to_close and threading.current_thread() not in (*self._threads, *self._workers):
                 self._threads[0].join(self._config.await_termination_when_shutdown)  # or the process may end before it

@@ -22,7 +22,7 @@ from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
 from store.errors import InvalidArgument, NoReply
-from store.files.opened import Opened
+from store.files.opened import Opened, must_not_be_opening
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
@@ -244,8 +244,10 @@ class Producer(Opened):
     def close(self) -> None:
         """Append what was sent, and end. Does nothing the second time, nor in a forked process.
 
-        Raises as `flush`; also then all is closed.
+        Raises as `flush`; also then all is closed. Raises `StoreLocked` where a signal's handler calls it as something
+        is opened in its thread; then nothing is closed: close it later.
         """
+        must_not_be_opening()
         sender, replies = vars(self).get("_sender"), vars(self).get("_replies")
         if sender is not None:
             sender.must_be_another_thread()

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import NoReturn
 from weakref import WeakSet
 
-from store.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced
+from store.errors import StoreClosed, StoreForked, StoreLocked, StoreNotOpen, StoreReplaced
 
 # Hold it from opening a descriptor until its `Opened` knows it: no process is forked meanwhile.
 opening = threading.RLock()
 _all: WeakSet[Opened] = WeakSet()
+
+
+def must_not_be_opening() -> None:
+    """Raises `StoreLocked` in a signal's handler amid the opening of something: other threads cannot end meanwhile."""
+    if opening._is_owned():  # type: ignore[attr-defined]  # as `threading.Condition` asks
+        raise StoreLocked(
+            "called by what interrupted the opening of a file in the same thread (a signal's handler?), which cannot "
+            "end meanwhile; call it from another thread, or later"
+        )
 
 
 class Opened:

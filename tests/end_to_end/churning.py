@@ -3,8 +3,9 @@
     python -m tests.end_to_end.churning write STORE NAME SECONDS
     python -m tests.end_to_end.churning rule STORE NAME SECONDS
 
-`write`: opens the store, appends to its topics, closes it, and now and then has retention delete what it can; at least until
-it put into a topic that was made anew. What was acknowledged is in STORE.acks/NAME, a line `topic life queue offset body` a message.
+`write`: opens the store, appends to its topics, closes it, and now and then has retention delete what it can; at least
+until it put into a topic that was made anew. What was acknowledged is in STORE.acks/NAME, a line
+`topic life queue offset body` a message.
 `rule`: deletes topics and creates them anew, makes new ones and adds queues. For a topic to be deleted nobody may have
 the store open to write: STORE.gate keeps the others out meanwhile. STORE.lives says how often each topic was created.
 """

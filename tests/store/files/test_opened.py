@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreClosed, StoreError
+from store import Consumer, Message, MessageStore, Producer, StoreClosed, StoreError, StoreLocked
 from store.broker.hold import PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor
+from store.files.opened import opening
 from store.publish.published_end import PublishedEnd
 from tests.store.files.open_things import ALL, HOLD, NO_VERBS, PULL, STORE, WATCH, Verb, outcome
 from tests.waiting import until
@@ -146,3 +147,19 @@ def test_closing_while_others_append(tmp_path: Path) -> None:
         assert published.flushed_offset == published.confirm_offset
         with MessageStore.open(tmp_path, read_only=True) as reader:
             assert reader.max_offset("t", 0) == before + sum(done)
+
+
+@pytest.mark.parametrize("kind", ["store", "producer", "consumer"])
+def test_closed_by_a_handler_amid_opening(tmp_path: Path, kind: str) -> None:
+    """Whose threads, which it would wait for, may be about to open something."""
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders")
+    made = {
+        "store": lambda: MessageStore.open(tmp_path),
+        "producer": lambda: Producer(tmp_path),
+        "consumer": lambda: Consumer(tmp_path, "readers", "orders", print),
+    }
+    with made[kind]() as it:
+        with opening, pytest.raises(StoreLocked, match="or later"):
+            it.close()
+        assert not it._is_over
