@@ -83,9 +83,11 @@ class Brokers:
         if known is not None and time.monotonic() - known.made < oldest:
             return known
         found = self._ask_route(topic)
+        since: dict[str, float] = {}  # of those that were missed at the last look, too, wherever else they were seen
         while known is not None and (missed := known.brokers - (set() if found is None else found.brokers)):
             # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
-            if time.monotonic() >= self._missed_since(missed) + self.address.patience:
+            since = {name: since.get(name, self._missed_since(name)) for name in missed}
+            if time.monotonic() >= max(since.values()) + self.address.patience:
                 break
             time.sleep(_PAUSE_SECONDS)
             found = self._ask_route(topic)
@@ -93,11 +95,10 @@ class Brokers:
             self._routes[topic] = found
         return found
 
-    def _missed_since(self, brokers: Iterable[str]) -> float:
-        """Since when the last of them is missed (time.monotonic())."""
-        now = time.monotonic()
+    def _missed_since(self, broker: str) -> float:
+        """Since when it is in no route that had it (time.monotonic())."""
         with self._lock:
-            return max(self._missed.setdefault(name, now) for name in brokers)
+            return self._missed.setdefault(broker, time.monotonic())
 
     def _ask_route(self, topic: str) -> Route | None:
         made = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -51,16 +52,26 @@ def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(tmp_
 
 
 class Clock:
-    """Time, in which nothing but sleep takes any."""
+    """Time, in which nothing but sleep takes any, and meanwhile others do `meanwhile`."""
 
-    def __init__(self) -> None:
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self._now = 0.0
+        self._meanwhile = meanwhile
 
     def monotonic(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:
         self._now += seconds
+        self._meanwhile()
+
+
+def said(brokers: Iterable[str]) -> Response:
+    """The route of a topic that these have."""
+    names = sorted(brokers)
+    datas = [{"brokerName": name, "brokerAddrs": {"0": "127.0.0.1:1"}} for name in names]
+    queues = [{"brokerName": name, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1} for name in names]
+    return of_json({"brokerDatas": datas, "queueDatas": queues})
 
 
 def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,19 +79,38 @@ def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("store.cluster.brokers.time", Clock())
     there = [{"a", "b"}, {"b"}, {"b"}, {"a"}, {"b"}, {"b"}, {"a", "b"}]  # a second apart
 
-    def route(request: Request) -> Response:
-        brokers = sorted(there.pop(0))
-        datas = [{"brokerName": name, "brokerAddrs": {"0": "127.0.0.1:1"}} for name in brokers]
-        queues = [{"brokerName": name, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1} for name in brokers]
-        return of_json({"brokerDatas": datas, "queueDatas": queues})
-
+    routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(there.pop(0))}
     with (
-        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})) as names,
+        closing(Moody(tmp_path, others=routes)) as names,
         closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
     ):
         for _ in range(2):
             assert (found := brokers.route("orders", oldest=0.0)) is not None
             assert found.brokers == {"a", "b"}
+
+
+def test_one_that_has_other_topics_still_is_waited_for_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked where those are began to wait anew each time, for ever."""
+    there = {"orders": {"a", "b"}, "others": {"a", "b"}}
+    routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(there[request.command.fields["topic"]])}
+    with (
+        closing(Moody(tmp_path, others=routes)) as names,
+        closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
+    ):
+
+        def ask_for_others() -> None:
+            assert brokers.route("others", oldest=0.0) is not None
+            assert clock.monotonic() < 10.0
+
+        clock = Clock(ask_for_others)
+        monkeypatch.setattr("store.cluster.brokers.time", clock)
+        for topic in there:
+            brokers.route(topic)
+        there["orders"] = {"a"}
+        assert (found := brokers.route("orders", oldest=0.0)) is not None
+        assert found.brokers == {"a"}
 
 
 def test_a_name_server_that_leaves_is_not_asked_any_more(tmp_path: Path) -> None:
