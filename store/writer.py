@@ -230,8 +230,13 @@ class Writer:
         """Raises `StoreClosed`, `StoreForked`."""
         self._lock.must_be_open()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of an append, or another verb that takes turns."""
+        return self._lock.is_inside
+
     def must_be_outside(self) -> None:
-        """Raises `StoreLocked` where this thread is in the middle of an append, or another verb that takes turns."""
+        """Raises `StoreLocked` where this thread `is_inside`."""
         self._lock.must_be_outside()
 
     def flush(self) -> None:

@@ -100,8 +100,8 @@ class Transactions:
     @property
     def is_inside(self) -> bool:
         """Whether this thread is in the middle of a verb that others wait for: what asks has interrupted it."""
-        inside: bool = self._turn._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
-        return inside
+        is_ours: bool = self._turn._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
+        return is_ours or self._store.is_inside
 
     # --- the producer's verbs ----------------------------------------------------------------------------
 

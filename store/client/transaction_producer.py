@@ -116,10 +116,9 @@ class TransactionProducer(Opened):
     def close(self) -> None:
         """Leave the group, after the check that is under way; others go on. The second time this does nothing.
 
-        Amid `send`, as a signal's handler may call this, that check ends when `send` does, for which it waits.
+        Amid `send`, as a signal's handler may call this, that check ends when `send` does, for which it waits. Raises
+        as `MessageStore.close` of a store that it opened: where that is `StoreLocked`, the next call closes it.
         """
-        if self._is_over:
-            return
         self._is_over = True
         self._dropped()
         if not self._transactions.is_inside and self._checker is not threading.current_thread():

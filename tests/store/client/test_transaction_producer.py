@@ -22,6 +22,7 @@ from store import (
     StoreConfig,
     StoredMessage,
     StoreForked,
+    StoreLocked,
     TransactionEnded,
     TransactionProducer,
     UnknownTopic,
@@ -45,6 +46,10 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 def never(message: StoredMessage) -> Outcome:
     raise AssertionError("nobody is to be asked")
+
+
+def unknown(message: StoredMessage) -> Outcome:
+    return Outcome.UNKNOWN
 
 
 def bodies(store: MessageStore) -> list[bytes]:
@@ -288,3 +293,22 @@ def test_a_signals_handler_closes_it_amid_send(store: MessageStore) -> None:
 
     at_every_place(close_at, 3)
     assert bodies(store) == [b"x"] * len(bodies(store))
+
+
+def test_a_signals_handler_closes_it_amid_an_append(store: MessageStore) -> None:
+    """While the thread that asks waits for its turn to append; the store that it opened refuses until that is over."""
+    with TransactionProducer(store.path, GROUP, unknown, check_interval=0.001, immunity=0) as producer:
+        prepare = partial(producer._transactions.prepare, [Message("orders", b"x")])
+        prepare()
+        own, checker = producer._store, producer._checker
+
+        def close() -> None:
+            until(lambda: sys._current_frames()[checker.ident or 0].f_code.co_name == "exclusively")
+            with pytest.raises(StoreLocked):
+                producer.close()
+            assert checker.is_alive()
+
+        assert interrupted_at(1, prepare, close, "_take_next_offsets")
+    assert not checker.is_alive()
+    with pytest.raises(StoreClosed):
+        own.topics()

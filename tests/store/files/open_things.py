@@ -78,7 +78,7 @@ PULL: dict[str, Verb] = {
     "pull": lambda it: it.pull(PullRequest("g", "t", 0, 9, suspend_timeout=0.0)),
 }
 NO_VERBS = {
-    MessageStore: {"open", "close", "is_forked", "path", "config"},
+    MessageStore: {"open", "close", "is_forked", "is_inside", "path", "config"},
     Watch: {"of", "close", "is_forked"},
     PullRequestHoldService: {"stop", "is_forked"},
     PullMessageProcessor: set(),
