@@ -38,8 +38,11 @@ def check_topic_name(topic: str) -> None:
 
 def is_folder_name(topic: str) -> bool:
     """Whether a topic can be a folder of the store: what says its name may be damaged, and must not lead elsewhere."""
-    is_short = len(topic) <= MAX_RETRY_TOPIC_BYTES >= len(topic.encode(errors="surrogatepass"))
-    return is_short and topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    try:
+        size = len(topic.encode(errors="surrogateescape"))  # as the system gives names that are no UTF-8
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return size <= MAX_RETRY_TOPIC_BYTES and topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
 
 
 def not_a_name(topic: object) -> InvalidTopic:

@@ -167,7 +167,8 @@ def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [('"t"', "5"), ('"t"', '"../t"'), ('"index": {', '"index": {"\\u0000": 1, ')]
+    ("name", "other"),
+    [('"t"', "5"), ('"t"', '"../t"'), ('"t"', '"%LMQ%\\ud800"'), ('"index": {', '"index": {"\\u0000": 1, ')],
 )
 def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> None:
     """Where a version before wrote no checksum: an error of the program came of them."""
