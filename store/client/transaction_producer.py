@@ -15,7 +15,7 @@ from weakref import finalize
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
 from store.errors import CorruptStore, FlushFailed, InvalidArgument, PutStatus, StoreError, StoreNotOpen
 from store.files.atomic import make_folder
-from store.files.opened import Opened
+from store.files.opened import Opened, must_not_be_opening
 from store.files.reached import PRODUCERS_FOLDER
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
@@ -117,8 +117,10 @@ class TransactionProducer(Opened):
         """Leave the group, after the check that is under way; others go on. The second time this does nothing.
 
         Amid `send`, as a signal's handler may call this, that check ends when `send` does, for which it waits. Raises
-        as `MessageStore.close` of a store that it opened: where that is `StoreLocked`, the next call closes it.
+        as `MessageStore.close` of a store that it opened: where that is `StoreLocked`, the next call closes it. Raises
+        `StoreLocked` as something is opened in its thread, too.
         """
+        must_not_be_opening()
         self._is_over = True
         self._dropped()
         if not self._transactions.is_inside and self._checker is not threading.current_thread():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Consumer, Message, MessageStore, Producer, StoreClosed, StoreError, StoreLocked
+from store import Consumer, Message, MessageStore, Producer, StoreClosed, StoreError, StoreLocked, TransactionProducer
 from store.broker.hold import PullRequestHoldService, Wake
 from store.broker.pull import PullMessageProcessor
 from store.files.opened import opening
@@ -149,7 +149,7 @@ def test_closing_while_others_append(tmp_path: Path) -> None:
             assert reader.max_offset("t", 0) == before + sum(done)
 
 
-@pytest.mark.parametrize("kind", ["store", "producer", "consumer"])
+@pytest.mark.parametrize("kind", ["store", "producer", "transactions", "consumer"])
 def test_closed_by_a_handler_amid_opening(tmp_path: Path, kind: str) -> None:
     """Whose threads, which it would wait for, may be about to open something."""
     with MessageStore.open(tmp_path) as store:
@@ -157,6 +157,7 @@ def test_closed_by_a_handler_amid_opening(tmp_path: Path, kind: str) -> None:
     made = {
         "store": lambda: MessageStore.open(tmp_path),
         "producer": lambda: Producer(tmp_path),
+        "transactions": lambda: TransactionProducer(tmp_path, "sellers", print),
         "consumer": lambda: Consumer(tmp_path, "readers", "orders", print),
     }
     with made[kind]() as it:
