@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,17 @@ class Program:
     """realtime_query.py: a driver with a Spark session of its own, for one query after the other."""
 
     def __init__(self) -> None:
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - one process after the other has it
+        self._begin()
+
+    def _begin(self) -> None:
         log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
         conf = {"spark.driver.extraJavaOptions": log4j}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("realtime_query.py")), json.dumps(conf)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
             start_new_session=True,
@@ -60,6 +66,9 @@ class Program:
         self.pid = self._process.pid
 
     def start(self, query: dict[str, Any]) -> None:
+        """In a new session where the last one ended: a test that failed for that may run again."""
+        if self._process.poll() is not None:
+            self._begin()
         assert self._ask(json.dumps(query)) == "started\n"
 
     def stop(self) -> float:
@@ -72,10 +81,17 @@ class Program:
         self._process.communicate()
 
     def _ask(self, line: str) -> str:
+        """Its answer. Where it ends instead, what it said last of why is the failure."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(line, file=self._process.stdin, flush=True)
-        return self._process.stdout.readline()
+        with suppress(BrokenPipeError):
+            print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            self.kill()
+            self._said.seek(0)
+            pytest.fail(self._said.read())
+        return answer
 
 
 @pytest.fixture(scope="module")
