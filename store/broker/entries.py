@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 from store.any_group import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
@@ -70,14 +71,23 @@ class Entry:
         """Raises `ValueError` for what `to_json` did not make."""
         try:
             content: dict[str, Any] = json.loads(text)
-            content["model"] = MessageModel(content["model"])
-            content["subscriptions"] = {topic: Subscription(*of) for topic, of in content["subscriptions"].items()}
-            content["claims"] = {Queue(topic, queue_id): asked for topic, queue_id, asked in content["claims"]}
-            content["asks"] = tuple(Queue(*queue) for queue in content["asks"])
-            content["slots"] = tuple(Queue(*queue) for queue in content["slots"])
+            content |= {
+                "id": str(content["id"]),
+                "subscriptions": {topic: Subscription(*map(str, of)) for topic, of in content["subscriptions"].items()},
+                "model": MessageModel(content["model"]),
+                "resets": int(content["resets"]),
+                "heard": float(content["heard"]),
+                "claims": {_queue(topic, queue_id): float(asked) for topic, queue_id, asked in content["claims"]},
+                "asks": tuple(starmap(_queue, content["asks"])),
+                "slots": tuple(starmap(_queue, content["slots"])),
+            }
             return Entry(**content)
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"no member's entry: {error}") from error
+
+
+def _queue(topic: object, queue_id: int) -> Queue:
+    return Queue(str(topic), int(queue_id))
 
 
 def client_id(instance: str | None = None) -> str:

@@ -130,9 +130,12 @@ class Resets:
             return 0, {}
         try:
             content = json.loads(text)
-            resets = [(Queue(topic, queue_id), Reset(*reset)) for topic, queue_id, *reset in content["queues"]]
-            return content["count"], {(queue, reset.whose): reset for queue, reset in resets}
-        except (ValueError, KeyError, TypeError) as error:
+            resets = [
+                (Queue(str(topic), int(queue_id)), Reset(int(count), int(offset), *whose))
+                for topic, queue_id, count, offset, *whose in content["queues"]
+            ]
+            return int(content["count"]), {(queue, reset.whose): reset for queue, reset in resets}
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise CorruptStore(f"{self._path}: not what a reset writes ({error}); remove the file") from error
 
     def since(self, count: int, instance: str) -> tuple[int, Positions]:

@@ -79,7 +79,20 @@ def test_each_reset_is_told_to_who_does_not_know_it(tmp_path: Path) -> None:
     assert resets.since(0, "x") == (0, {})
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"count": 1, "queues": [["t"]]}', '{"count": 1, "queues": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "{}",
+            "[]",
+            '{"count": 1, "queues": [["t"]]}',
+            '{"count": 1, "queues": 3}',
+            '{"count": [], "queues": []}',
+        ),
+        *('{"count": 1, "queues": [["t", 0, "x", 1]]}', '{"count": Infinity, "queues": []}'),
+    ],
+)
 def test_a_note_of_resets_that_is_none(tmp_path: Path, text: str) -> None:
     resets = Resets(tmp_path, "g")
     resets.add({Q0: 1})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -16,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import CorruptStore, FlushFailed, Message, MessageStore, StoreClosed, StoreConfig, StoreLocked
+from store import CorruptStore, FlushFailed, GroupConflict, Message, MessageStore, StoreClosed, StoreConfig, StoreLocked
 from store.any_group import MessageModel, Subscription
 from store.any_log import Queue
-from store.broker.entries import Entry
+from store.broker.entries import Entry, check_fit
 from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets
@@ -76,6 +78,21 @@ def test_a_piece_of_an_entry_is_none(entry: Entry, data: st.DataObject) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"id": 3, "claims": [[1]]}', "[" * 100_000])
 def test_what_is_no_entry(text: str) -> None:
     assert not is_entry(text.encode())
+
+
+@pytest.mark.parametrize("odd", [None, "x", 3, [], {}, [["t", None, 1.0], ["t", 0, 1.0]], {"t": [3, None]}])
+def test_an_entry_of_which_a_field_is_of_another_kind(odd: object) -> None:
+    """It is none, or one that others can go by."""
+    entry = Entry("host@x", EVERYTHING, MessageModel.CLUSTERING, orderly=False)
+    for name in vars(entry):
+        text = json.dumps(json.loads(entry.to_json()) | {name: odd}).encode()
+        if is_entry(text):
+            found = Entry.of_json(text)
+            assert found.info(1.0).id == found.id
+            assert found.instance in ("x", "")
+            assert found.resets < 10
+            with suppress(GroupConflict):
+                check_fit("g", replace(entry, id="host@y"), found, "")
 
 
 def test_an_entry_that_shrinks_is_read(group: LocalGroup) -> None:
