@@ -225,7 +225,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = self._queues.last(following, batch)
         others = [queue for queue in self._others(offset) if queue not in strange]
         firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in offset.next}
-        if others or are_gone(self._log, following, last) or self._log.fingerprints(firsts):
+        unknown = {queue: end for queue, end in following.items() if queue not in last}
+        if others or are_gone(self._log, following, last) or any(map(self._log.fingerprints, (firsts, unknown))):
             self._bounds = self._queues.bounds_behind(offset.next)
             return self._planned(offset, up_to, [*strange, *others])
         for loss in batch.losses:

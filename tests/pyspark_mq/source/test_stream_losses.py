@@ -21,7 +21,7 @@ from store.local import LocalAddress, LocalLog
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import recreate
 from tests.pyspark_mq.source import driving
-from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, reader
+from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, reader, rows
 
 
 def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:
@@ -177,6 +177,18 @@ class Meddled(LocalLog):
             fill(str(self._store.path), self.count)
 
 
+class SlowlyMeddled(Meddled):
+    """Likewise, and what it has then is put just before the call after that."""
+
+    def _meddle(self) -> None:
+        if self.call == 0:
+            fill(str(self._store.path), self.count)
+        self.call -= 1
+        if self.call == 0:
+            delete_topic(self._store.path, "orders")
+            fill(str(self._store.path), 0)
+
+
 @dataclass(frozen=True)
 class OfOne(LocalAddress):
     log: Meddled
@@ -207,6 +219,28 @@ def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call
         fill(path, 1)
         with pytest.raises(DataLossError, match="orders/0"):
             latest(it, second)
+
+
+@pytest.mark.parametrize("call", range(1, 10))
+def test_made_anew_while_a_batch_is_planned_and_filled_a_moment_later(tmp_path: Path, call: int) -> None:
+    """Nothing said which message stood before the batch's end: what it had read came again."""
+    filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
+    for topic in ("orders", "other"):
+        filled.put(topic, 0, 5)
+    it = reader(filled, **EARLIEST, subscribe="orders,other", failOnDataLoss="false")
+    with filled.store, SlowlyMeddled(MessageStore.open(filled.path, read_only=True)) as log:
+        start = it.initialOffset()
+        log.call, log.count = call, 9
+        planning = MqStreamReader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
+        end = latest(planning, start)
+        log.call = min(log.call, 1)  # now, where there were fewer calls
+        while log.call >= 0:
+            log.bounds([])
+        read = rows(it, start, end)
+        while (following := latest(it, end)) != end:
+            read += rows(it, end, following)
+            end = following
+    assert sorted(offset for topic, _, offset, body in read if body == b"body") == list(range(9))
 
 
 def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) -> None:
