@@ -86,12 +86,14 @@ class Seat(Opened):
         self._path = path
         self._size = 0
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
+        fds: list[int] = []
+        self._closes = finalize(self, _close, fds)
+        self._closes.atexit = False
         with opening:
-            self._fd = open_file(path, os.O_EXCL)
-            self._done_fd = open_file(done_path(path), os.O_TRUNC)
+            fds.append(open_file(path, os.O_EXCL))
+            fds.append(open_file(done_path(path), os.O_TRUNC))
+            self._fd, self._done_fd = fds
             spare_path(path).unlink(missing_ok=True)
-            self._closes = finalize(self, _close, self._fd, self._done_fd)
-            self._closes.atexit = False
         self._place = Place(path, os.fstat(self._fd))
         set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
@@ -234,6 +236,6 @@ def _boot() -> str:
     return current_boot_id().decode()
 
 
-def _close(*fds: int) -> None:
+def _close(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)

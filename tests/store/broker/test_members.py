@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,12 +19,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import CorruptStore, FlushFailed, GroupConflict, Message, MessageStore, StoreClosed, StoreConfig, StoreLocked
+from store import (
+    CorruptStore,
+    FlushFailed,
+    GroupConflict,
+    Message,
+    MessageStore,
+    StoreClosed,
+    StoreConfig,
+    StoreLocked,
+    StoreUnavailable,
+)
 from store.any_group import MessageModel, Subscription
 from store.any_log import Queue
+from store.broker import members
 from store.broker.entries import Entry, check_fit
 from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Roster
+from store.files.atomic import open_file
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from store.publish.locks import set_lock
@@ -208,6 +221,23 @@ def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
         assert "had done is done again: the device did not take it" in caplog.text
         with pytest.raises(FlushFailed):
             store.close()
+
+
+def test_who_cannot_join_leaves_nothing_open(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is one descriptor left."""
+    opened: list[int] = []
+
+    def one(path: Path, flags: int = 0) -> int:
+        if opened:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        opened.append(open_file(path, flags))
+        return opened[0]
+
+    monkeypatch.setattr(members, "open_file", one)
+    with pytest.raises(StoreUnavailable):
+        group.join(EVERYTHING)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(opened[0])
 
 
 def test_a_file_that_somebody_else_holds(group: LocalGroup, tmp_path: Path) -> None:
