@@ -28,7 +28,7 @@ from store.integers import integer
 from store.publish.figures import served_members
 from store.publish.locks import Result
 from store.publish.watch import Watch
-from store.system_errors import explained_verbs
+from store.system_errors import explained_verbs, system_errors
 from store.upkeep.directory import Directory
 
 _DEFAULT_INSTANCE = "DEFAULT"
@@ -44,11 +44,12 @@ class LocalGroup:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
-        directory = Directory.at(path)
-        directory.must_be_store()
-        self.path = directory.root
-        self.name = name
-        self._files = GroupFiles(self.path, name, directory.configuration(None).lockTimeoutMillis / 1000)
+        with system_errors(path):
+            directory = Directory.at(path)
+            directory.must_be_store()
+            self.path = directory.root
+            self.name = name
+            self._files = GroupFiles(self.path, name, directory.configuration(None).lockTimeoutMillis / 1000)
 
     def join(
         self,

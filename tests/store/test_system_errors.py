@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreUnavailable
+from store.local_group import LocalGroup
 from store.system_errors import explained
 from store.upkeep.verify import verify
+from tests.descriptors import allowed
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, messageIndexEnable=False)
 ROOT = Path(__file__).parents[2]
@@ -73,6 +75,11 @@ def run(path: Path, what: str) -> str:
 
 def test_no_descriptor_left(path: Path) -> None:
     assert re.match(rf"StoreUnavailable EMFILE {path}.*: Too many open files; .* raise the limit", run(path, "files"))
+
+
+def test_a_group_without_a_descriptor(path: Path) -> None:
+    with allowed(0), pytest.raises(StoreUnavailable, match=rf"{path}.*: Too many open files; .* raise the limit"):
+        LocalGroup(path, "g")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit of a file's length")
