@@ -234,10 +234,10 @@ MUTANTS = [
         ("tests/device/test_archive.py",),
     ),
     Mutant(
-        "a new folder of settings whose name is not flushed",
+        "settings whose name is not flushed",
         "store/files/atomic.py",
-        "    sync_directory(path.parent)\n\n\ndef write_at",
-        "\n\ndef write_at",
-        (CRASHES,),
+        "        temporary.unlink(missing_ok=True)\n    sync_directory(path.parent)\n",
+        "        temporary.unlink(missing_ok=True)\n",
+        ("tests/device/test_names.py",),
     ),
 ]
