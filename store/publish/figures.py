@@ -57,9 +57,11 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
 }
 
 Floats = npt.NDArray[np.float64]
+Labels = tuple[str, str, str]  # name, topic, group
 _COUNTS: int = FIGURE["counts"].shape[0]
 _NUMBERS = struct.Struct(f">d{_COUNTS}q")  # the end of a `FIGURE`, from `sum` on
 _NUMBERS_AT = FIGURE.itemsize - _NUMBERS.size
+_NOTHING = bytes(_NUMBERS.size)
 _LOCK_BYTE = 0
 _MAX_BYTES = 256 << 20  # of one file: 400,000 figures
 _YOUNG_SECONDS = 60.0  # a file may be new, and its lock not taken yet
@@ -97,9 +99,10 @@ class Figure:
         """So many there are now."""
         self._counts[0] = count
 
-    def change(self, by: int) -> None:
-        """So many more there are now."""
+    def change(self, by: int) -> int:
+        """So many more there are now; how many that are."""
         self._counts[0] += by
+        return self._counts[0]
 
     def numbers(self) -> bytes:
         """As a `FIGURE` ends."""
@@ -116,7 +119,9 @@ class Figures(Opened):
         super().__init__(f"figures of {what}", what)
         self._root = root
         self._turn = threading.RLock()  # a signal's handler may close whose they are
-        self._figures: dict[tuple[str, str, str], Figure] = {}
+        self._figures: dict[Labels, Figure] = {}
+        self._places: dict[Labels, int] = {}  # in the file
+        self._free: list[int] = []  # places of those that were given back
         self._written: list[bytes] = []
         self._refusal = ""  # that was told
         self._client = ""
@@ -131,20 +136,23 @@ class Figures(Opened):
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
+    def give_back(self, figure: Figure) -> None:
+        """There is nothing to count any more, and others get its place: whoever counts with it asks `of` anew."""
+        self._figures.pop(figure.labels, None)
+
     def write(self) -> bool:
         """Tell what has changed since the last time; whether all is told. What the system refuses is tried again with
         the next call, in another file.
         """
-        if self._root is None or self._is_over or not self._figures:  # before the turn: a child's may be taken for ever
-            return False
+        if self._root is None or self._is_over or not (self._figures or self._places):
+            return False  # before the turn: a child's may be taken for ever
         with self._turn:
             try:
                 if self._is_over or not self._root.is_dir():
                     return False
                 if self._fd < 0:
                     self._open(self._root / CLIENTS_DIR)
-                for place, figure in enumerate(list(self._figures.values())):
-                    self._write(place, figure)
+                self._write(dict(self._figures))  # others count meanwhile
             except OSError as error:
                 if self._refusal != (refusal := repr(error)):  # once, not at every turn
                     _logger.warning("%s: are not told: %s", self._what, error)
@@ -158,20 +166,32 @@ class Figures(Opened):
         make_folder(folder)
         _tidy(folder)
         path = folder / f"{os.getpid()}#{time.monotonic_ns()}"
-        self._written, self._client = [], path.name
+        self._written, self._places, self._free, self._client = [], {}, [], path.name
         with opening:
             self._fd = open_file(path, os.O_EXCL)
             self._closes = finalize(self, _close, self._fd, path)
         set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
 
-    def _write(self, place: int, figure: Figure) -> None:
-        begin, numbers = place * FIGURE.itemsize, figure.numbers()
-        if place == len(self._written):
-            labels = np.array([(*(label.encode(errors="replace") for label in figure.labels), 0, 0)], FIGURE)
-            write_at(self._fd, labels.tobytes(), begin)
-            self._written.append(b"")
+    def _write(self, figures: Mapping[Labels, Figure]) -> None:
+        for labels in self._places.keys() - figures.keys():
+            self._write_numbers(place := self._places[labels], _NOTHING)
+            del self._places[labels]  # after that: whoever is interrupted has nobody counted who is gone
+            self._free.append(place)
+        for labels, figure in figures.items():
+            if labels not in self._places:
+                self._places[labels] = self._new_place(labels)
+            self._write_numbers(self._places[labels], figure.numbers())
+
+    def _new_place(self, labels: Labels) -> int:
+        place = self._free.pop() if self._free else len(self._written)
+        row = np.array([(*(label.encode(errors="replace") for label in labels), 0, 0)], FIGURE)
+        write_at(self._fd, row.tobytes(), place * FIGURE.itemsize)
+        self._written[place : place + 1] = [_NOTHING]
+        return place
+
+    def _write_numbers(self, place: int, numbers: bytes) -> None:
         if self._written[place] != numbers:
-            write_at(self._fd, numbers, begin + _NUMBERS_AT)
+            write_at(self._fd, numbers, place * FIGURE.itemsize + _NUMBERS_AT)
             self._written[place] = numbers
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _logger = logging.getLogger("store.remoting")
 
 
 class Neighbours:
-    """Of one server. Any thread may call its verbs."""
+    """Of one server. Any thread may call its verbs, one at a time."""
 
     def __init__(self, store: MessageStore, figures: Figures) -> None:
         """figures: the server's, where it tells of its clients; also later what was refused, for they are written now
@@ -64,5 +64,8 @@ class Neighbours:
 
     def changed(self, group: str, count: int) -> None:
         """A group has so many members here now, without broadcasting ones."""
-        self._figures.of(MEMBERS, "", group).set(count)
+        figure = self._figures.of(MEMBERS, "", group)
+        figure.set(count)
+        if not count:  # clients may make up any number of groups
+            self._figures.give_back(figure)
         self._figures.write()

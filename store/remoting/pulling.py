@@ -224,7 +224,8 @@ class Pulling:
 
     def _forget(self, waits: _Waits) -> None:
         """One is held no longer."""
-        waits.figure.change(-1)
+        if not waits.figure.change(-1):  # clients may make up any number of groups
+            self._figures.give_back(waits.figure)
         self._count -= 1
 
 

@@ -61,6 +61,33 @@ def test_a_bound_belongs_to_its_bucket_however_it_is_counted(tmp_path: Path) -> 
     assert [each.counts for each in told(tmp_path)] == [(n,) * 7 + (0,) for n in (1, 1, 3)]
 
 
+def test_one_that_is_given_back_counts_no_more_and_others_get_its_place(tmp_path: Path) -> None:
+    """Clients of a server may make up names without end, and a file that is too large is one that nobody can read."""
+    figures = Figures(tmp_path, "one")
+    figures.of(SENT, "orders").add(1)
+    for number in range(5):
+        figure = figures.of(HELD, "orders", f"group {number}")
+        assert figure.change(number + 1) == number + 1
+        figures.write()
+        assert [(each.group, each.counts[0]) for each in told(tmp_path)] == [("", 1), (f"group {number}", number + 1)]
+        figures.give_back(figure)
+        figures.write()
+        assert [each.counts[0] for each in told(tmp_path)] == [1, 0]
+    figures.of(HELD, "orders", "group 4").set(7)
+    figures.of(HELD, "orders", "others").set(8)
+    figures.write()
+    assert [(each.group, each.counts[0]) for each in told(tmp_path)] == [("", 1), ("group 4", 7), ("others", 8)]
+
+
+def test_the_last_one_may_be_given_back(tmp_path: Path) -> None:
+    figures = Figures(tmp_path, "one")
+    (figure := figures.of(HELD, "orders", "group")).set(1)
+    figures.write()
+    figures.give_back(figure)
+    assert figures.write()
+    assert [each.counts[0] for each in told(tmp_path)] == [0]
+
+
 def one_more(root: Path) -> None:
     figures = Figures(root, "next")
     figures.of(SENT, "t").add(1)

@@ -17,7 +17,7 @@ from store.broker.group_files import GroupFiles
 from store.broker.response_codes import ResponseCode
 from store.format.layout import CLIENTS_DIR
 from store.local_group import LocalGroup
-from store.publish.figures import served_members
+from store.publish.figures import served_members, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
@@ -61,6 +61,15 @@ def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: 
     assert members(broker) == ["a"]
     with pytest.raises(GroupConflict, match="1 clients consume in it through a server"):
         LocalGroup(store.path, "group").join(ALL)
+
+
+def test_what_is_told_of_groups_without_members_is_forgotten(store: MessageStore, broker: Broker) -> None:
+    """Or who makes up names would fill the file, which nobody can read then: no consumer could join any group."""
+    for number in range(5):
+        group = f"group-{number}"
+        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a").replace(b'"group"', f'"{group}"'.encode()))
+        assert [(each.group, each.counts[0]) for each in told(Path(store.path))] == [(group, 1)]
+        broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, group))
 
 
 def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, broker: Broker) -> None:

@@ -94,6 +94,16 @@ def test_how_many_are_held_is_told(broker: Broker, store: MessageStore) -> None:
     assert held() == []
 
 
+def test_what_is_told_of_groups_that_hold_no_more_is_forgotten(broker: Broker, store: MessageStore) -> None:
+    """Or who makes up names would fill the file in which a server says whose clients consume there."""
+    for number in range(5):
+        header = PullMessage(f"group-{number}", "orders", 0, 0, 32, SUBSCRIPTION | SUSPEND, 0, 60_000, 0, "*")
+        with Client() as other:
+            Broker(broker.serving, other).begin(RequestCode.PULL_MESSAGE, header)
+            until(lambda: [each.counts[0] for each in told(Path(store.path)) if each.name == HELD] == [1])
+        until(lambda: broker.serving.held == 0)
+
+
 def test_held_until_its_time_is_over(broker: Broker) -> None:
     began = time.monotonic()
     assert broker.pull(0, seconds=0.3).result().code == ResponseCode.PULL_NOT_FOUND
