@@ -26,10 +26,12 @@ from store.cached import cached_property
 from store.format.columns import check_columns
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.local import LocalAddress, LocalLog
+from store.system_errors import explained
 
 _LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
 
 
+@explained
 def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:
     """The log at a path: an archive, there or behind a URL; a store; or a store together with its archive.
 
@@ -64,6 +66,7 @@ class ThroughAddress(LocalAddress):
     def __str__(self) -> str:
         return self.path
 
+    @explained
     def open(self) -> ThroughLog:
         """Raises as `LocalAddress.open`. Where the archive is not there, or not reached, whoever asks it is told."""
         store = MessageStore.open(self.path, create=False, read_only=True)
