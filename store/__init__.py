@@ -72,7 +72,8 @@ from store.upkeep.retention import Cleaned
 if TYPE_CHECKING:
     from store.broker.deletion import delete_topic
     from store.broker.transactions import Outcome
-    from store.client.consumer import Consumer, ConsumerConfig
+    from store.client.consumer import Consumer
+    from store.client.consumer_config import ConsumerConfig
     from store.client.listening import ReconsumeLater
     from store.client.messages import ReceivedMessage
     from store.client.producer import Producer
@@ -161,7 +162,7 @@ __all__ = [
 # What stands above the store is loaded when it is asked for.
 _ABOVE = {
     "Consumer": "store.client.consumer",
-    "ConsumerConfig": "store.client.consumer",
+    "ConsumerConfig": "store.client.consumer_config",
     "Outcome": "store.broker.transactions",
     "Producer": "store.client.producer",
     "ReceivedMessage": "store.client.messages",
