@@ -35,7 +35,6 @@ from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, TagFilter
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
-from store.broker.pull import PullMessageProcessor, PullRequest
 
 CONF = Path(__file__).parents[1] / "conf" / "spark-realtime.conf"
 Floats = npt.NDArray[np.float64]
@@ -81,18 +80,20 @@ def percentiles(milliseconds: Floats) -> list[str]:
 
 
 def pulls(count: int) -> None:
-    """`count` messages at 1,000/s from another process, each by one held pull (of as many as arrived together)."""
+    """`count` messages at 1,000/s from another process, each by one held request (with as many as arrived together)."""
     with store_with(queues=QUEUES) as path, MessageStore.open(path, read_only=True) as store:
         writer = start_writer(path, 1000, count / 1000)
         latencies: list[float] = []
         with PullRequestHoldService(store) as hold:
-            processor, offset = PullMessageProcessor(store, hold), 0
+            offset, woken = 0, SimpleQueue[Wake]()
             while writer.poll() is None or offset < store.max_offset(TOPIC, 0):
-                answer = processor.pull(PullRequest("bench", TOPIC, 0, offset, suspend_timeout=1.0))
+                hold.hold(TOPIC, 0, offset, 1.0, lambda held, why: woken.put(why))
+                woken.get()
+                got = store.get_message("bench", TOPIC, 0, offset)
                 now = time.time_ns() // 1000
-                latencies += [(now - int(message.body)) / 1000 for message in answer.messages]
-                offset = answer.next_begin_offset
-    show("put to a held pull in another process, ms", ["p50", "p90", "p99"], [percentiles(np.array(latencies))])
+                latencies += [(now - int(message.body)) / 1000 for message in got.messages]
+                offset = got.next_begin_offset
+    show("put to who holds a request in another process, ms", ["p50", "p90", "p99"], [percentiles(np.array(latencies))])
 
 
 def thousand(requests: int, arrivals: int) -> None:

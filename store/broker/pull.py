@@ -1,13 +1,11 @@
-"""One pull request answered as RocketMQ's broker does (PullMessageProcessor): code, corrected offset, hold or reply."""
+"""One pull request answered as RocketMQ's broker does (PullMessageProcessor): code, corrected offset, messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 from store import GetStatus, MessageStore, StoredMessage, UnknownQueue, UnknownTopic
 from store.any_log import MessageFilter
-from store.broker.hold import PullRequestHoldService, Wake
 from store.broker.response_codes import ResponseCode
 
 _CODES = {
@@ -28,11 +26,7 @@ def response_code(status: GetStatus, offset: int) -> ResponseCode:
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """Messages of one queue from `offset` on, at most `max_messages`.
-
-    suspend_timeout: seconds to be held while there is none; 0 to be answered at once (RocketMQ's flag SUSPEND
-    and suspendTimeoutMillis).
-    """
+    """Messages of one queue from `offset` on, at most `max_messages`."""
 
     group: str
     topic: str
@@ -40,7 +34,6 @@ class PullRequest:
     offset: int
     max_messages: int = 32
     message_filter: MessageFilter | None = None
-    suspend_timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +50,6 @@ class PullResponse:
     max_offset: int = 0
     messages: list[StoredMessage] = field(default_factory=list)
     records: list[memoryview] = field(default_factory=list)
-
-
-class PullMessageProcessor:
-    """Answers pulls from one store, in the thread that asks; all threads of a process share one hold service."""
-
-    def __init__(self, store: MessageStore, hold: PullRequestHoldService) -> None:
-        self._store = store
-        self._hold = hold
-
-    def pull(self, request: PullRequest) -> PullResponse:
-        """Answer, after waiting for a message if there is none and `request` allows it.
-
-        A request is held once: what is there when it is woken is the answer. Raises as `answer`.
-        """
-        response = answer(self._store, request)
-        if response.code is not ResponseCode.PULL_NOT_FOUND or request.suspend_timeout <= 0:
-            return response
-        woken: SimpleQueue[Wake] = SimpleQueue()
-        self._hold.hold(
-            request.topic,
-            request.queue_id,
-            request.offset,
-            request.suspend_timeout,
-            lambda held, why: woken.put(why),
-            request.message_filter,
-        )
-        woken.get()
-        return answer(self._store, request)
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:

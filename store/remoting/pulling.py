@@ -124,7 +124,6 @@ class Pulling:
             header.queue_offset,
             header.max_msg_nums,
             self._filter(header),
-            min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS),
         )
         told = self._told.setdefault(request.connection, {})
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
@@ -138,7 +137,8 @@ class Pulling:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY, f"{self._max_held:,} pulls are held already; try again later"
             )
-        return self._until_arrival(request.connection, pull, born, told)
+        seconds = min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS)
+        return self._until_arrival(request.connection, pull, seconds, born, told)
 
     def _filter(self, header: PullMessage) -> MessageFilter:
         """What the request, or its group, subscribes to. Raises `RequestRefused`, `FilterError`."""
@@ -147,7 +147,7 @@ class Pulling:
         return _parsed(*self._clients.subscription(header.consumer_group, header.topic, header.sub_version))
 
     def _until_arrival(
-        self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue
+        self, connection: Connection, pull: PullRequest, seconds: float, born: int | None, told: _ByQueue
     ) -> Future[Answer]:
         answered: Future[Answer] = Future()
         held_by = self._held.setdefault(connection, {})
@@ -166,7 +166,7 @@ class Pulling:
             pull.topic,
             pull.queue_id,
             pull.offset,
-            pull.suspend_timeout,
+            seconds,
             lambda held, why: self._thread.call(answer, held),
             pull.message_filter,
         )

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from store import Message, MessageStore, StoreUnavailable, TagFilter, UnknownTopic
+from store import Message, MessageStore, StoreUnavailable, TagFilter, UnknownTopic, message_filter
 from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.log.consume_queue import ConsumeQueue
@@ -103,6 +103,13 @@ def test_another_tag_wakes_nobody(store: MessageStore, holding: Holding) -> None
     assert holding.service.held == 1
     put(store, 0, "shipped")
     assert holding.woken() == (paid, Wake.ARRIVED)
+
+
+def test_with_a_condition_any_arrival_wakes(store: MessageStore, holding: Holding) -> None:
+    condition = message_filter("region = 'eu'", "SQL92")
+    request = holding.service.hold("orders", 0, 0, LONG, lambda *event: holding.events.put(event), condition)
+    put(store, 0)
+    assert holding.woken() == (request, Wake.ARRIVED)
 
 
 def test_a_matching_message_behind_others_wakes(store: MessageStore, holding: Holding) -> None:

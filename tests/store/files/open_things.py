@@ -11,7 +11,6 @@ import pyarrow as pa
 from store import Message, MessageStore, StoreError
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.hold import PullRequestHoldService
-from store.broker.pull import PullMessageProcessor, PullRequest
 from store.publish.watch import Watch
 from store.read.filters import EVERYTHING
 
@@ -74,16 +73,12 @@ HOLD: dict[str, Verb] = {
     "hold": lambda it: it.hold("t", 0, 0, 0.0, lambda *woken: None),
     "must_be_open": lambda it: it.must_be_open(),
 }
-PULL: dict[str, Verb] = {
-    "pull": lambda it: it.pull(PullRequest("g", "t", 0, 9, suspend_timeout=0.0)),
-}
 NO_VERBS = {
     MessageStore: {"open", "close", "is_forked", "is_inside", "path", "config"},
     Watch: {"of", "close", "is_forked"},
     PullRequestHoldService: {"stop", "is_forked"},
-    PullMessageProcessor: set(),
 }
-ALL = {MessageStore: STORE, Watch: WATCH, PullRequestHoldService: HOLD, PullMessageProcessor: PULL}
+ALL = {MessageStore: STORE, Watch: WATCH, PullRequestHoldService: HOLD}
 
 
 def outcome(verb: Verb, it: object) -> str:

@@ -12,17 +12,16 @@ import pytest
 
 from store import Consumer, Message, MessageStore, Producer, StoreClosed, StoreError, StoreLocked, TransactionProducer
 from store.broker.hold import PullRequestHoldService, Wake
-from store.broker.pull import PullMessageProcessor
 from store.files.opened import opening
 from store.publish.published_end import PublishedEnd
-from tests.store.files.open_things import ALL, HOLD, NO_VERBS, PULL, STORE, WATCH, Verb, outcome
+from tests.store.files.open_things import ALL, HOLD, NO_VERBS, STORE, WATCH, Verb, outcome
 from tests.waiting import until
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_every_verb_is_named_here(store: MessageStore, kind: type) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
-        all_of_them = {type(it): it for it in (store, watch, service, PullMessageProcessor(store, service))}
+        all_of_them = {type(it): it for it in (store, watch, service)}
         public = {name for name in dir(all_of_them[kind]) if not name.startswith("_")}
     assert public == ALL[kind].keys() | NO_VERBS[kind]
 
@@ -59,9 +58,6 @@ def test_a_hold_service_whose_store_is_closed(store: MessageStore) -> None:
         with pytest.raises(StoreClosed):
             HOLD["hold"](service)
         assert service.held == 0
-        for verb in PULL.values():
-            with pytest.raises(StoreClosed):
-                verb(PullMessageProcessor(store, service))
 
 
 def test_closing_ends_a_wait(store: MessageStore) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from store import Message, MessageStore, StoreForked, StoreNotOpen
 from store.broker.hold import PullRequestHoldService
-from store.broker.pull import PullMessageProcessor
 from store.files.segment_file import OpenFiles
 from store.format.layout import segment_name
 from tests.children import in_a_child
@@ -34,7 +33,7 @@ def test_nothing_open_is_copied(store: MessageStore, hand_over: Callable[[object
 def test_a_forked_child(store: MessageStore, busy: bool) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
         service.hold("t", 0, 1 << 40, 600.0, lambda *woken: None)
-        kinds = (store, watch, service, PullMessageProcessor(store, service))
+        kinds = (store, watch, service)
         stop = threading.Event()
 
         def append() -> None:
