@@ -73,10 +73,11 @@ class Brokers:
         hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
         return sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
 
-    def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
+    def route(self, topic: str, *, oldest: float = ROUTE_SECONDS, waits: bool = True) -> Route | None:
         """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
 
         Brokers that are no longer in it are waited for, each as long as the address has patience; once, for all topics.
+        waits: False to get them, meanwhile, where they were.
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -89,6 +90,8 @@ class Brokers:
             since = {name: since.get(name, self._missed_since(name)) for name in missed}
             if time.monotonic() >= max(since.values()) + self.address.patience:
                 break
+            if not waits:
+                return known if found is None else Route(known.read | found.read, known.write | found.write, found.made)
             time.sleep(_PAUSE_SECONDS)
             found = self._ask_route(topic)
         with self._lock:
@@ -115,15 +118,15 @@ class Brokers:
                 self._missed.pop(name, None)
         return route
 
-    def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
-        """The brokers of those of `queues` that are there, in their order."""
+    def readable(self, queues: Iterable[Queue], *, waits: bool = True) -> dict[Queue, Broker]:
+        """The brokers of those of `queues` that are there, in their order. waits: see `route`."""
         found: dict[Queue, Broker] = {}
         asked: set[str] = set()
         for queue in queues:
-            route = self.route(queue.topic)
+            route = self.route(queue.topic, waits=waits)
             if (route is None or queue not in route.read) and queue.topic not in asked:
                 asked.add(queue.topic)
-                route = self.route(queue.topic, oldest=0.0)
+                route = self.route(queue.topic, oldest=0.0, waits=waits)
             if route is not None and queue in route.read:
                 found[queue] = route.read[queue]
         return found
@@ -237,10 +240,10 @@ class Brokers:
     def _all(self) -> list[Broker]:
         return parse_brokers(parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body)))
 
-    def refresh(self, topics: Iterable[str]) -> None:
-        """Ask for new routes."""
+    def refresh(self, topics: Iterable[str], *, waits: bool = True) -> None:
+        """Ask for new routes. waits: see `route`."""
         for topic in topics:
-            self.route(topic, oldest=0.0)
+            self.route(topic, oldest=0.0, waits=waits)
 
     @staticmethod
     def wait(error: RemotingError, deadline: float, pause: float) -> None:

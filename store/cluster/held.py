@@ -48,7 +48,7 @@ class _Answered(NamedTuple):
 
 class ClusterHeld:
     """A `Held`. A pull that fails is begun again after a second, for as long as an address has patience, or pulls at
-    other queues do not fail."""
+    other queues do not fail. Nor do those wait for a broker that is in no route any more."""
 
     def __init__(
         self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, Records]
@@ -106,13 +106,13 @@ class ClusterHeld:
         now = time.monotonic()
         due = [pull for when, pull in self._failed if when <= now]
         self._failed = [(when, pull) for when, pull in self._failed if when > now]
-        self._brokers.refresh({pull.queue.topic for pull in due})
+        self._brokers.refresh({pull.queue.topic for pull in due}, waits=False)
         for pull in due:
             self._begin(pull)
 
     def _begin(self, pull: _Pull) -> None:
         queue, position, _ = pull
-        broker = self._brokers.readable([queue]).get(queue)
+        broker = self._brokers.readable([queue], waits=False).get(queue)
         if broker is None:
             self._gone.append(pull)
             return

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from contextlib import ExitStack, closing
+from itertools import count
 from pathlib import Path
 
 from store import Message, MessageStore
@@ -11,10 +14,44 @@ from store.any_log import BrokerQueueId, Queue, QueueRange
 from store.cluster.address import ClusterAddress
 from store.cluster.held import _Pull
 from store.read.filters import EVERYTHING
+from store.remoting.codes import RequestCode
+from store.remoting.request import Request, Response
 from store.remoting.serving import serve
+from tests.store.cluster.test_brokers import said
+from tests.store.cluster.test_pulls import Moody
 from tests.waiting import until
 
-QUEUES = 200
+QUEUES, TIMES = 200, 10
+
+
+def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stores, brokers = [], []
+        for name in "ab":
+            stores.append(stack.enter_context(MessageStore.open(tmp_path / name)))
+            stores[-1].create_topic("t", 1)
+            brokers.append(stack.enter_context(serve(stores[-1], "127.0.0.1:0", broker=name)))
+        asked = count()
+
+        def route(request: Request) -> Response:
+            """Of one broker alone, at first when it gets a message, and for some seconds."""
+            there = {name: broker.address for name, broker in zip("ab", brokers, strict=True)}
+            if gone.is_set() and (number := next(asked)) < TIMES:
+                if number == 0:
+                    stores[0].put(Message("t", b""))
+                del there["b"]
+            return said(there)
+
+        gone = threading.Event()
+        names = stack.enter_context(closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})))
+        log = stack.enter_context(ClusterAddress((names.server.address,)).open())
+        queues = [Queue("t", BrokerQueueId(name, 0)) for name in "ab"]
+        with log.hold(dict.fromkeys(queues, 0), math.inf, EVERYTHING, 600.0) as held:
+            until(lambda: [broker.held for broker in brokers] == [1, 1])
+            gone.set()
+            brokers[1].close()
+            assert next(held) == QueueRange(*queues[0], 0, 1)
+            assert next(asked) < TIMES
 
 
 def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
