@@ -27,7 +27,7 @@ from pyspark_mq.cli.upkeep import clean, verify
 def main() -> None:
     """An embedded log store in RocketMQ's file format that Spark streams from with format("mq").
 
-    STORE is the store's directory.
+    STORE is the store's directory, which 'topic create' makes. See 'pyspark-mq COMMAND --help' for each command.
     """
 
 

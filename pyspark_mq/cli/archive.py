@@ -48,10 +48,11 @@ def archive(
     all_topics: bool,
     watch: bool,
 ) -> None:
-    """Copy old messages of STORE to an archive, from where it ends on.
+    """Copy old messages of STORE to an archive.
 
-    The archive is remembered: from then on 'clean' keeps what is not archived yet. It may be interrupted, or killed, at
-    any moment; the next one goes on. With another URL later a copy is made; the first one is remembered still.
+    It goes on where the archive ends. The archive is remembered: from then on 'clean' keeps what is not archived yet.
+    It may be interrupted, or killed, at any moment; the next one goes on. With another URL later a copy is made; the
+    first one is remembered still.
     """
     if topics and all_topics:
         raise click.UsageError("--topic and --all-topics: give one of them")
@@ -119,9 +120,10 @@ def _archive(
 @click.option("--from", "begin", callback=moment, help="Only what was stored then or after: 2013-01-31T06:00, or 3d.")
 @click.option("--to", "end", callback=moment, help="Only what was stored before: a time, or an age, likewise.")
 def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None, end: int | None) -> None:
-    """Make STORE, a directory that is not there yet, of ARCHIVE: the same topics, queues, offsets and times.
+    """Make STORE, a directory that is not there yet, of ARCHIVE.
 
-    What is restored keeps its queue offsets. A RocketMQ broker may run on the directory, too.
+    ARCHIVE is a directory, or a URL such as s3://bucket/mq. The new store has the same topics, queues, offsets and
+    times; of a range of times the messages keep their queue offsets. A RocketMQ broker may run on it, too.
     """
     root = Directory.at(store).root
     with (

@@ -14,14 +14,17 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from store import InvalidArgument, StoreError, message_filter
+from store import FilterError, InvalidArgument, StoreError, message_filter
 from store.any_log import LogAddress, MessageFilter
+from store.archive.objects import local_path
+from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress
 from store.cluster.credentials import Credentials
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.remoting.tls import Tls
 from store.through import address_at
+from store.upkeep.directory import Directory
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -44,7 +47,36 @@ def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionIte
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-STORE = click.argument("store", type=click.Path(file_okay=False))
+def _has_only_archive(place: str) -> bool:
+    """Nothing else lies behind a URL."""
+    local = local_path(place)
+    return local is None or (is_archive(local) and not Directory.at(local).is_store())
+
+
+def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    """No archive. Raises `ClickException`."""
+    if not value.startswith(SCHEME) and _has_only_archive(value):
+        raise click.ClickException(
+            f"{value}: a store's directory is needed here; an archive is only read (tail, export, query), and has no "
+            "groups: name its store, or make one of it ('pyspark-mq restore')"
+        )
+    return value
+
+
+def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """No cluster either. Raises `ClickException`."""
+    if value.startswith(SCHEME):
+        raise click.ClickException(
+            f"{value}: a store's directory is needed here; of a cluster there are tail, export, query --time, groups "
+            "list and groups show, and RocketMQ's mqadmin has the rest"
+        )
+    return _store_or_cluster(ctx, param, value)
+
+
+_PLACE = click.Path(file_okay=False)
+STORE = click.argument("store", type=_PLACE, callback=_store)
+STORE_OR_CLUSTER = click.argument("store", type=_PLACE, callback=_store_or_cluster)
+LOG = click.argument("store", type=_PLACE)  # whatever has messages, see `log_at`
 TOPIC = click.argument("topic", shell_complete=topics)
 GROUP = click.argument("group", shell_complete=groups)
 QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
@@ -78,7 +110,10 @@ def cluster_at(place: str) -> ClusterAddress | None:
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
-    """The filter that --tags or --sql ask for. Raises `FilterError`."""
+    """The filter that --tags or --sql ask for. Raises `UsageError`."""
     if tags is not None and sql is not None:
         raise click.UsageError("--tags and --sql: give one of them; --sql \"TAGS = 'paid' AND ...\" has both")
-    return message_filter(tags) if sql is None else message_filter(sql, "SQL92")
+    try:
+        return message_filter(tags) if sql is None else message_filter(sql, "SQL92")
+    except FilterError as error:  # of SQL it shows in two more lines where that is
+        raise click.UsageError(f"{'--tags' if sql is None else '--sql'}: {str(error).splitlines()[0]}") from error

@@ -10,10 +10,11 @@ PROGRAM = "pyspark-mq"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands, options, stores, topics and groups.
+    """Print what makes SHELL complete words of commands.
 
-    For bash: eval "$(pyspark-mq completion bash)", in ~/.bashrc for good; zsh likewise in ~/.zshrc. For fish:
-    pyspark-mq completion fish > ~/.config/fish/completions/pyspark-mq.fish
+    It completes commands, options, stores, topics and groups. For bash: eval "$(pyspark-mq completion bash)", in
+    ~/.bashrc for good; zsh likewise in ~/.zshrc. For fish: pyspark-mq completion fish >
+    ~/.config/fish/completions/pyspark-mq.fish
     """
     kind = get_completion_class(shell)
     assert kind is not None

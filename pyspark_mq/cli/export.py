@@ -12,12 +12,13 @@ import click
 import pyarrow as pa
 from tqdm import tqdm
 
-from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of, log_at
+from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from store import COLUMNS
 from store.any_log import Bounds, QueueRange, ReadSpec
+from store.files.atomic import sync_directory
 
 ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
 STANDARD_OUTPUT = "-"
@@ -87,7 +88,7 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
 
 
 @click.command()
-@STORE
+@LOG
 @TOPIC
 @click.option("--to", "kind", type=click.Choice(list(WRITERS)), required=True, help="What kind of file.")
 @click.option(
@@ -134,16 +135,19 @@ def export(
     sql: str | None,
     columns: tuple[str, ...] | None,
 ) -> None:
-    """Write the messages of TOPIC, queue after queue, to a Parquet or Arrow file, or as lines of JSON.
+    """Write the messages of TOPIC to a Parquet, Arrow or JSON file.
 
-    The file is there when it is whole. Lines of JSON are those of 'tail --json', which 'send --json' takes.
-    STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
+    They come queue after queue. The file is there when it is whole. Lines of JSON are those of 'tail --json', which
+    'send --json' takes. STORE is a directory; an archive, by its directory or URL; or a cluster, by its name servers:
+    rocketmq://10.0.0.1:9876.
     """
     if columns is not None and kind == "jsonl":
         raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
     target = Path(f"{topic}.{kind}" if output is None else output)
-    if not force and output != STANDARD_OUTPUT:
-        _must_be_free(target)
+    if output != STANDARD_OUTPUT:
+        _must_have_folder(target)
+        if not force:
+            _must_be_free(target)
     wanted = filter_of(tags, sql)
     names = JSON.columns if kind == "jsonl" else columns or EXPORTED
     with (
@@ -168,6 +172,11 @@ def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
     """[start, stop), queue offsets, up to the end of what a queue has; what it has no longer is for a scan to say."""
     begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
+
+
+def _must_have_folder(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise click.ClickException(f"{target}: there is no folder {target.parent}; make it, or name another file")
 
 
 def _must_be_free(target: Path) -> None:
@@ -210,6 +219,12 @@ def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]
             begun.replace(target)
         else:
             _name(begun, target)
+        with suppress(PermissionError):  # one may write into a directory without the right to read it
+            sync_directory(target.parent)
+    except OSError as error:
+        if error.errno is not None:  # some of Arrow's have none
+            error.filename = str(target)
+        raise
     finally:
         with suppress(FileNotFoundError):
             begun.unlink()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, TOPIC, log_at
+from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, STORE_OR_CLUSTER, TOPIC, log_at
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
@@ -25,12 +25,13 @@ def groups() -> None:
 
 
 @groups.command("list")
-@STORE
+@STORE_OR_CLUSTER
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each group and topic.")
 def list_groups(store: str, as_json: bool) -> None:
-    """List the groups of STORE, the topics they read, and how many messages they have not read yet.
+    """List the groups of STORE, and how far each is behind.
 
-    STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
+    Each topic that a group reads has a line, with how many of its messages the group has not read yet. STORE is a
+    directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
     """
     with log_at(store).open() as log:
         found = [(*key, total(list(part))) for key, part in groupby(lags(log), key=attrgetter("group", "topic"))]
@@ -45,15 +46,15 @@ def list_groups(store: str, as_json: bool) -> None:
 
 
 @groups.command()
-@STORE
+@STORE_OR_CLUSTER
 @GROUP
 @click.argument("topic", required=False, shell_complete=complete_topics)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each queue.")
 def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
-    """Show where GROUP stands in each queue of the topics it reads, or of TOPIC, how far it is behind, and which of its
-    members reads the queue.
+    """Show where GROUP stands, and how far it is behind.
 
-    STORE is a directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876. Members are not shown there.
+    Each queue of the topics it reads, or of TOPIC, has a line, with which of its members reads it. STORE is a
+    directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876. Members are not shown there.
     """
     address = log_at(store)
     with address.open() as log:
@@ -81,7 +82,10 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
 @GROUP
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each member.")
 def members(store: str, group: str, as_json: bool) -> None:
-    """Show who is in GROUP now: the processes of this host that read for it, and how many queues each has."""
+    """Show who is in GROUP now.
+
+    These are the processes of this host that read for it, with how many queues each has.
+    """
     it = LocalGroup(store, group)
     it.must_exist()
     found = it.members()
@@ -105,10 +109,10 @@ def members(store: str, group: str, as_json: bool) -> None:
 @click.option("--create", is_flag=True, help="Make GROUP if it is new.")
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
 def reset(store: str, group: str, topic: str, target: Place, queue: int | None, create: bool, dry_run: bool) -> None:
-    """Let GROUP go on reading TOPIC from another place: an offset counts in every queue, and an age before now.
+    """Let GROUP go on reading TOPIC from another place.
 
-    Members that read meanwhile go on from there at once; what they have in hand is not committed. An offset outside of
-    a queue becomes its first or its end.
+    An offset counts in every queue, and an age before now. Members that read meanwhile go on from there at once; what
+    they have in hand is not committed. An offset outside of a queue becomes its first or its end.
     """
     it = LocalGroup(store, group)
     if not create:

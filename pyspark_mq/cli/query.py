@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from pyspark_mq.cli.arguments import STORE, TOPIC, cluster_at, log_at
+from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
 from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
@@ -26,7 +26,7 @@ def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None)
 
 
 @click.command()
-@STORE
+@LOG
 @TOPIC
 @click.option("--key", help="Messages with this key.")
 @click.option("--id", "msg_id", help="The message with this id.")
@@ -46,9 +46,11 @@ def query(
     count: int,
     as_json: bool,
 ) -> None:
-    """Find messages of TOPIC by key or id, or what offset each queue had at a time.
+    """Find messages of TOPIC by key or id, or offsets by time.
 
     Exit code 1 when there is no such message. An offset is that of the first message stored at the time or after.
+    STORE is a directory; an archive, by its directory or URL; or, with --time, a cluster, by its name servers:
+    rocketmq://10.0.0.1:9876.
     """
     if [key, msg_id, timestamp].count(None) != 2:
         raise click.UsageError("give one of --key, --id and --time")

@@ -98,10 +98,11 @@ def send(
     as_json: bool,
     spread: bool,
 ) -> None:
-    """Append messages to TOPIC: each BODY, or each line of a file, or each line of standard input.
+    """Append messages to TOPIC: arguments, or the lines of a file.
 
-    Lines are appended as they come, so a program's output can be piped in while it runs. With --json all that a
-    message is made of is kept: body, tag, keys, properties, sharding key, queue, flag and time of birth.
+    Each BODY is a message; without one, each line of the file, or of standard input. Lines are appended as they come,
+    so a program's output can be piped in while it runs. With --json all that a message is made of is kept: body, tag,
+    keys, properties, sharding key, queue, flag and time of birth.
     """
     if bodies and file:
         raise click.UsageError("give either BODY arguments or --file, not both")

@@ -47,10 +47,10 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
 ) -> None:
-    """Serve STORE to RocketMQ's clients, as name server and broker, until Ctrl-C or SIGTERM.
+    """Serve STORE to RocketMQ's clients, as name server and broker.
 
-    Without --accounts whoever reaches the port may send, read and make topics. A directory that is missing or
-    empty becomes a store.
+    It goes on until Ctrl-C or SIGTERM. Without --accounts whoever reaches the port may send, read and make topics. A
+    directory that is missing or empty becomes a store.
     """
     over = Latch()
     access = None if accounts is None else Access.load(accounts)

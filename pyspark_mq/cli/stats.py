@@ -45,7 +45,7 @@ class Look(NamedTuple):
 )
 @click.option("--address", default="127.0.0.1", show_default=True, help="With --prometheus: where to listen.")
 def stats(store: str, as_json: bool, watch: float | None, looks: int | None, port: int | None, address: str) -> None:
-    """Show the topics of STORE: offsets and messages of each queue; and what the log takes on disk.
+    """Show the queues of STORE, and what its log takes on disk.
 
     With --watch also messages a second: what came into each queue, and what each group got through; how long it took to
     send, to deliver and to process them, as producers and consumers tell, and how many requests of theirs wait.

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import click
 
-from pyspark_mq.cli.arguments import QUEUE, SQL, STORE, TAGS, TOPIC, filter_of, log_at
+from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
@@ -48,7 +48,7 @@ def _is_broken(out: BinaryIO) -> bool:
 
 
 @click.command()
-@STORE
+@LOG
 @TOPIC
 @click.option(
     "--from",
@@ -87,10 +87,11 @@ def tail(
     sql: str | None,
     as_json: bool,
 ) -> None:
-    """Print the messages of TOPIC in the order of appending, and each that arrives, until Ctrl-C.
+    """Print the messages of TOPIC, and each that arrives.
 
-    An offset counts in every queue. What --json prints, 'send --json' takes. STORE is a directory; or a cluster, by its
-    name servers: rocketmq://10.0.0.1:9876.
+    They come in the order of appending; without --until-end, --to or -n it goes on until Ctrl-C. An offset counts in
+    every queue. What --json prints, 'send --json' takes. STORE is a directory; an archive, by its directory or URL; or
+    a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     if waits and end is not None:
         raise click.UsageError("--to ends, --follow does not: give one of them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,16 +48,24 @@ class TopicLine(NamedTuple):
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--count", "looks", type=click.IntRange(1), help="End after so many looks.")
 def top(store: str, interval: float, looks: int | None) -> None:
-    """Show what goes on in STORE, until Ctrl-C: messages and bytes a second, sizes, and the lag of each group."""
+    """Show what goes on in STORE, until Ctrl-C.
+
+    It shows messages and bytes a second, sizes, and the lag of each group: on a terminal as one screen, elsewhere one
+    look after the other.
+    """
     from rich.console import Console
     from rich.live import Live
 
     console, done = Console(), 0
     with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
         before, now = None, look(opened, None)
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
             for done in count(1):
-                live.update(screen(store, before, now), refresh=True)
+                shown = screen(store, before, now)
+                if live is None:
+                    console.print(shown)
+                else:
+                    live.update(shown, refresh=True)
                 if done == looks:
                     return
                 time.sleep(interval)

@@ -40,10 +40,11 @@ def list_topics(store: str) -> None:
 @click.argument("name", shell_complete=complete_topics)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def delete(store: str, name: str, dry_run: bool) -> None:
-    """Delete the topic NAME of STORE, its messages, and the offsets that groups have in it, for good.
+    """Delete the topic NAME of STORE, for good.
 
-    Others may have STORE open, and put into NAME and read it: they are told. The log keeps the records until 'clean'
-    takes their segments. A topic of the same name begins anew, at offset 0.
+    Its messages go, and the offsets that groups have in it. Others may have STORE open, and put into NAME and read it:
+    they are told. The log keeps the records until 'clean' takes their segments. A topic of the same name begins anew,
+    at offset 0.
     """
     with LocalAddress(store).open() as log:
         bounds = bounds_of(log, name).values()

@@ -23,10 +23,11 @@ from store.upkeep.verify import verify as verify_store
 @click.option("--reserved-hours", type=click.IntRange(0), help="Keep what is younger (default: fileReservedTime).")
 @click.option("--force", is_flag=True, help="Delete all but the last segment of the log, whatever its age.")
 def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) -> None:
-    """Delete old messages of STORE: segments of its log, and the queue files that pointed into them.
+    """Delete old messages of STORE.
 
-    A segment goes when it was last written more than fileReservedTime hours ago (72 by default); the last one stays.
-    When the disk is fuller than diskSpaceCleanForciblyRatio the deleteFileBatchMax oldest go, whatever their age.
+    They go by whole segments of its log, with the queue files that pointed into them. A segment goes when it was last
+    written more than fileReservedTime hours ago (72 by default); the last one stays. When the disk is fuller than
+    diskSpaceCleanForciblyRatio the deleteFileBatchMax oldest go, whatever their age.
     """
     with (
         interruptible(lambda: "segments that went are gone, the rest stays; the next 'clean' goes on"),
@@ -55,9 +56,10 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
     "--config", type=click.Path(exists=True, dir_okay=False), help="A broker's settings, for the sizes of its index."
 )
 def verify(store: str, do_repair: bool, config: str | None) -> None:
-    """Check every record, queue entry and index entry of STORE; exit code 1 if anything is wrong.
+    """Check every record, queue entry and index entry of STORE.
 
-    STORE may be in use. A repair needs it alone, does what the next recovery would do, and checks again.
+    Exit code 1 if anything is wrong. STORE may be in use. A repair needs it alone, does what the next recovery would
+    do, and checks again.
     """
     with interruptible(lambda: "not checked to the end; a repair that was begun ends with the next opening"):
         _verify(store, config, do_repair=do_repair)

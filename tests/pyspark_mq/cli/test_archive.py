@@ -171,6 +171,21 @@ def test_an_archive_is_printed_as_a_store_is(filled: Filled, tmp_path: Path) -> 
         assert printed.startswith(shown.partition("\n")[0])
 
 
+def test_an_archive_alone_is_no_store_and_has_no_groups(filled: Filled, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    succeed("archive", filled.path, "--to", archive)
+    for command in (
+        ("groups", "list", archive),
+        ("groups", "show", archive, "billing"),
+        ("groups", "reset", archive, "billing", "orders", "--to", "earliest", "--create"),
+        ("topic", "list", archive),
+        ("stats", archive),
+    ):
+        done = run(*command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"Error: {archive}: a store's directory is needed here; an archive is only read")
+
+
 def test_messages_are_found_in_an_archive_and_through_the_store(filled: Filled, tmp_path: Path) -> None:
     filled.put("orders", 0, 300, 1000)
     filled.store.put(Message("orders", b"by its id", queue_id=0, properties={"UNIQ_KEY": "0A0B0C"}))

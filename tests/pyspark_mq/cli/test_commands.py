@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pyspark_mq.cli import main
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
 
 
@@ -26,6 +28,9 @@ from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
         (("verify", "{other}", "--repair"), "{other}"),
         (("clean", "{other}", "--dry-run"), "{other}"),
         (("topic", "create", "{path}", "a topic"), "a topic"),
+        (("stats", "s3://bucket/{other}"), "an archive is only read"),
+        (("groups", "list", "s3://bucket/{other}"), "an archive is only read (tail, export, query), and has no groups"),
+        (("stats", "rocketmq://127.0.0.1:1"), "of a cluster there are tail, export, query --time, groups list"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(
@@ -55,6 +60,16 @@ def test_a_file_of_another_kind_is_refused_by_every_command(tmp_path: Path) -> N
 def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
     assert run("send", path, "orders", "x", "--file", __file__).returncode == 2
     assert run("tail", path, "orders", "--from", "yesterday").returncode == 2
+    for option, value in (("--sql", "a = "), ("--tags", "paid |")):
+        done = run("tail", path, "orders", "-n", "1", option, value)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith(f"Error: {option}: ")
+
+
+@pytest.mark.parametrize("group", [(), ("topic",), ("groups",)])
+def test_what_a_command_does_is_said_whole_in_the_list_of_them(group: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(main, [*group, "--help"], prog_name="pyspark-mq", terminal_width=80).stdout
+    assert [line for line in shown.partition("Commands:")[2].splitlines() if line.endswith("...")] == []
 
 
 INTERRUPTED = """

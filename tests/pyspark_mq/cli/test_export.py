@@ -1,5 +1,6 @@
 """`pyspark-mq export`."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -112,7 +113,7 @@ def test_a_pipe_by_its_name_stays_one(filled_path: Path, tmp_path: Path) -> None
         (["orders", "--to", "jsonl", "--columns", "body"], 2, "--columns goes with parquet and arrow"),
         (["orders", "--to", "arrow", "--columns", "value"], 2, "no column 'value'; there are topic, queueId"),
         (["orders", "--to", "arrow", "--columns", "body,body"], 1, "columns named twice: body; name each once"),
-        (["orders", "--to", "parquet", "-o", "{missing}/x"], 1, "No such file or directory"),
+        (["orders", "--to", "parquet", "-o", "{missing}/x"], 1, "missing/x: there is no folder {missing}; make it"),
     ],
 )
 def test_what_cannot_be(filled_path: Path, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
@@ -120,7 +121,7 @@ def test_what_cannot_be(filled_path: Path, tmp_path: Path, arguments: list[str],
     names = {name: str(tmp_path / name) for name in ("there", "new", "missing")}
     done = run("export", filled_path, *(argument.format(**names) for argument in arguments))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
-    assert words in done.stderr
+    assert words.format(**names) in done.stderr
     assert (tmp_path / "there").read_text() == "mine"
     assert not (tmp_path / "new").exists()
 
@@ -141,6 +142,28 @@ def test_a_file_that_comes_meanwhile_is_somebodys_own(tmp_path: Path, *, force: 
             write()
     assert target.read_text() == ("exported" if force else "mine")
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_its_name_is_on_the_device_when_it_is_said_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, flushed, fsync = tmp_path / "all.jsonl", list[tuple[Path, bool]](), os.fsync
+
+    def noted(fd: int) -> None:
+        flushed.append((Path(os.readlink(f"/proc/self/fd/{fd}")), target.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with file(str(target), target, force=False) as out:
+        out.write(b"exported")
+    assert flushed[-1] == (tmp_path, True)
+
+
+def test_what_the_system_refuses_is_said_of_the_file_that_was_named(tmp_path: Path) -> None:
+    target = tmp_path / "all.jsonl"
+    with pytest.raises(OSError, match=f"No space left on device: '{target}'"), file(str(target), target, force=False):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ def test_tail_filters_by_tags_and_prints_json(path: Path) -> None:
     assert row["storeTimestamp"].endswith("+00:00")
 
 
-def test_tail_filters_by_a_condition_and_shows_where_it_is_wrong(path: Path) -> None:
+def test_tail_filters_by_a_condition_and_says_where_it_is_wrong(path: Path) -> None:
     for body, tag in (("one", "paid"), ("two", "sent"), ("three", "paid")):
         succeed("send", path, "orders", body, "--tags", tag)
     where = ("tail", path, "orders", "--until-end", "--sql")
     assert succeed(*where, "TAGS = 'paid' AND KEYS IS NULL").split() == ["one", "three"]
-    assert "    TAGS != 'paid'\n         ^" in run(*where, "TAGS != 'paid'").stderr
+    assert "character 6: '!' begins nothing of SQL92; write <> for 'not equal'" in run(*where, "TAGS != 'paid'").stderr
     assert "give one of them" in run(*where, "TAGS = 'paid'", "--tags", "paid").stderr
 
 

@@ -32,11 +32,13 @@ def test_sizes_where_retention_took_the_beginning(tmp_path: Path) -> None:
         assert 0 < now.queues["t", 0].size < before.queues["t", 0].size
 
 
-def test_a_screen(path: Path) -> None:
+def test_where_there_is_no_terminal_looks_come_one_after_the_other(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.put_many([Message("orders", b"x") for _ in range(1234)])
         store.commit_offsets("billing", "orders", {0: 0})
         size = f"{store.confirm_offset:,}"
     shown = succeed("top", path, "--count", 2, "--interval", 0.1)
-    assert [word.strip() for word in shown.split("│")][1:6] == ["orders", "2", "1,234", size, "0"]
-    assert "billing" in shown
+    topics = [[word.strip() for word in line.split("│")] for line in shown.splitlines() if "orders" in line]
+    assert [words[1:6] for words in topics[::2]] == [["orders", "2", "1,234", size, rate] for rate in "-0"]
+    assert [words[1] for words in topics[1::2]] == ["billing"] * 2
+    assert shown.endswith("┘\n")
