@@ -29,6 +29,7 @@ from store.publish.appender import Appender, Condition, Piece
 from store.publish.figures import PUT, PUT_FAILED, Figures
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
+from store.publish.log_end import is_left
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
 from store.publish.results import AppendResult, Where
@@ -106,6 +107,11 @@ class Writer:
         if recover is not None:
             recover()
         published = PublishedEnd(root, writable=True)
+        end = max(published.confirm_offset, published.announced_end)
+        if alone and is_left(
+            self._log, end
+        ):  # by a broker that was killed: the next append undoes it, as one that died
+            published.announce(self._log.next_segment(end), published.store_timestamp)
         # Of a queue that lost a file, beside others, it may say that it is longer than it was then.
         ends = None if published.has_lost else QueueEnds.read(root)
         existing = self._queues.existing() if alone else []

@@ -71,6 +71,24 @@ def test_a_reader_of_a_directory_where_a_broker_appends_after_us(path: Path) -> 
         assert bodies(reader) == expected
 
 
+@pytest.mark.parametrize("puts", [0, 1])
+def test_a_part_of_a_record_that_a_killed_broker_left_goes(path: Path, puts: int) -> None:
+    """It stayed behind what came next, and who read the directory then heard that messages may be missing."""
+    with MessageStore.open(path, read_only=True) as reader:
+        expected = len(bodies(reader))
+        end = reader.confirm_offset
+    segments = CommitLog(path, SIZE, writable=True).segments
+    segments.write(end, segments.read(0, 100))
+    (path / "abort").touch()
+    with pytest.warns(RuntimeWarning, match=f"the log ends at {end}, and something is left behind, .* and goes"):
+        store = MessageStore.open(path)
+    with store:
+        store.put_many([Message("t", b"a", queue_id=0)] * puts)
+        assert len(bodies(store)) == expected + puts
+    assert verify(path).findings == []
+    check_log(path, expected + puts)
+
+
 def test_stale_entries_of_a_broker_do_not_count(path: Path) -> None:
     """RocketMQ truncates by moving positions. Here queue 0 has such an entry, and the log has grown over it."""
     (path / "watermark").unlink()
