@@ -93,6 +93,7 @@ class Brokers:
             if not waits:
                 return known if found is None else Route(known.read | found.read, known.write | found.write, found.made)
             time.sleep(_PAUSE_SECONDS)
+            self._server += 1  # one that was started just now knows only who told it since; another one may know all
             found = self._ask_route(topic)
         with self._lock:
             self._routes[topic] = found
@@ -148,7 +149,8 @@ class Brokers:
                 refused = (
                     None if answer.code == ResponseCode.SUCCESS else explained(answer, f"name server {server}", code)
                 )
-                if refused is not None and may_pass(refused):  # it is leaving, say
+                if refused is not None and (may_pass(refused) or refused.code == ResponseCode.SYSTEM_ERROR):
+                    # It is leaving, or waits until it knows all brokers (needWaitForService).
                     silent.append(str(refused))
                     continue
                 self._server = (self._server + number) % len(servers)

@@ -117,14 +117,41 @@ def test_one_that_has_other_topics_still_is_waited_for_no_longer(
         assert found.brokers == {"a"}
 
 
-def test_a_name_server_that_leaves_is_not_asked_any_more(tmp_path: Path) -> None:
+def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.cluster.brokers.time", Clock())
+    known = {"a", "b"}
+    of_one = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(known))}
+    of_other = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere("ab"))}
+    with (
+        closing(Moody(tmp_path, others=of_one)) as one,
+        closing(Moody(tmp_path, others=of_other)) as other,
+        closing(Brokers(ClusterAddress((one.server.address, other.server.address)))) as brokers,
+    ):
+        for _ in range(2):
+            assert (found := brokers.route("orders", oldest=0.0)) is not None
+            assert found.brokers == {"a", "b"}
+            known.discard("b")
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving"),
+        (ResponseCode.SYSTEM_ERROR, "name server not ready"),  # needWaitForService
+    ],
+)
+def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(
+    tmp_path: Path, code: ResponseCode, remark: str
+) -> None:
     """Another one is; where there is none it is asked again, and did not answer at last."""
 
-    def leave(request: Request) -> Response:
-        return Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
+    def refuse(request: Request) -> Response:
+        return Response(code, remark)
 
     with (
-        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: leave})) as leaving,
+        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as leaving,
         closing(Moody(tmp_path)) as stays,
     ):
         servers = leaving.server.address, stays.server.address
@@ -133,6 +160,6 @@ def test_a_name_server_that_leaves_is_not_asked_any_more(tmp_path: Path) -> None
             assert route.brokers == {"b"}
         with (
             closing(Brokers(ClusterAddress(servers[:1], patience=0.1))) as brokers,
-            pytest.raises(Unreachable, match="the broker is leaving"),
+            pytest.raises(Unreachable, match=remark),
         ):
             brokers.route("orders")
