@@ -61,6 +61,7 @@ class Brokers:
         self._routes: dict[str, Route | None] = {}
         self._copies = Copies()
         self._missed: dict[str, float] = {}  # since when brokers are in no route that had them
+        self._in_vain: set[tuple[str, str]] = set()  # topics and brokers that were waited for
         self._server = 0  # of the name servers, the one that answered last
 
     # --- name servers ------------------------------------------------------------------------------------
@@ -73,25 +74,32 @@ class Brokers:
         hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
         return sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
 
-    def route(self, topic: str, *, oldest: float = ROUTE_SECONDS, waits: bool = True) -> Route | None:
+    def route(
+        self, topic: str, *, oldest: float = ROUTE_SECONDS, waits: bool = True, named: Iterable[str] = ()
+    ) -> Route | None:
         """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
 
         Brokers that are no longer in it are waited for, each as long as the address has patience; once, for all topics.
-        waits: False to get them, meanwhile, where they were.
+        Likewise those that are `named`, for somebody saw them in it. waits: False to get them, meanwhile, where they
+        were.
         """
         with self._lock:
             known = self._routes.get(topic)
+            there = {name for name in named if (topic, name) not in self._in_vain}
         if known is not None and time.monotonic() - known.made < oldest:
             return known
+        there |= set() if known is None else known.brokers
         found = self._ask_route(topic)
         since: dict[str, float] = {}  # of those that were missed at the last look, too, wherever else they were seen
-        while known is not None and (missed := known.brokers - (set() if found is None else found.brokers)):
+        while missed := there - (set() if found is None else found.brokers):
             # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
             since = {name: since.get(name, self._missed_since(name)) for name in missed}
             if time.monotonic() >= max(since.values()) + self.address.patience:
+                self._in_vain.update((topic, name) for name in missed)
                 break
             if not waits:
-                return known if found is None else Route(known.read | found.read, known.write | found.write, found.made)
+                before, now = known or Route(), found or Route()
+                return Route(before.read | now.read, before.write | now.write, now.made)
             time.sleep(_PAUSE_SECONDS)
             self._server += 1  # one that was started just now knows only who told it since; another one may know all
             found = self._ask_route(topic)
@@ -123,11 +131,12 @@ class Brokers:
         """The brokers of those of `queues` that are there, in their order. waits: see `route`."""
         found: dict[Queue, Broker] = {}
         asked: set[str] = set()
-        for queue in queues:
+        for queue in (queues := list(queues)):
             route = self.route(queue.topic, waits=waits)
             if (route is None or queue not in route.read) and queue.topic not in asked:
                 asked.add(queue.topic)
-                route = self.route(queue.topic, oldest=0.0, waits=waits)
+                named = {getattr(each.queue_id, "broker", "") for each in queues if each.topic == queue.topic}
+                route = self.route(queue.topic, oldest=0.0, waits=waits, named=named - {""})
             if route is not None and queue in route.read:
                 found[queue] = route.read[queue]
         return found

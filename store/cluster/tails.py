@@ -38,7 +38,7 @@ class Tails:
 
     def wait(self, seen: Positions, timeout: float) -> None:
         """Until one of the queues has messages behind `seen`, or less; it may come back before."""
-        where = self._brokers.readable(seen)
+        where = self._brokers.readable(seen, waits=False)
         with self._lock:
             answers = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
         if answers:

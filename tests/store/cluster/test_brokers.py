@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from store import MessageStore, Unreachable
+from store import MessageStore, UnknownTopic, Unreachable
+from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
+from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json
 from store.remoting.serving import Serving, serve
@@ -133,6 +135,26 @@ def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_kn
             assert (found := brokers.route("orders", oldest=0.0)) is not None
             assert found.brokers == {"a", "b"}
             known.discard("b")
+
+
+def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task, say, that is begun just after the name server was: what it was to read was not there, by its word."""
+    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    there = [{"a"}, {"a"}, {"a", "b"}, {"a"}]
+    routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0) if there[1:] else "a"))}
+    queues = [Queue("orders", BrokerQueueId(name, 0)) for name in "abcd"]
+    with closing(Moody(tmp_path, others=routes)) as names:
+        address = ClusterAddress((names.server.address,), patience=2.5)
+        with closing(Brokers(address)) as brokers:
+            assert list(brokers.readable(queues[:2])) == queues[:2]
+            assert clock.monotonic() == 1.0
+            for _ in range(2):
+                assert list(brokers.readable(queues[2:])) == []
+                assert clock.monotonic() == 4.0, "in vain, and once is enough"
+        with address.open() as log, pytest.raises(UnknownTopic, match="no broker has orders/b:0"):
+            next(log.scan(QueueRange(*queues[1], 0, 1), ReadSpec(("body",), EVERYTHING)))
 
 
 @pytest.mark.parametrize(
