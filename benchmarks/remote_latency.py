@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +17,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.bench import QUEUES, TOPIC, show
 from benchmarks.latency import Floats, percentiles, realtime_session, stage_writer, stamped
@@ -25,6 +28,7 @@ from store.remoting.routes import DEFAULT_TOPIC
 from tests.rocketmq.harness import Json, RocketMQ, free_ports, unavailable
 
 _LINE, _RATE = "5.3", 100
+_BATCHES = 3  # of a query, at least: the first one is not measured, and all of the last one's time something is sent
 
 
 @click.command()
@@ -46,10 +50,7 @@ def main(small: bool) -> None:
             ["DefaultMQPushConsumer", "nobody", *percentiles(push(rocketmq, name_server, broker, seconds))],
             ["real-time query", "nobody", *percentiles(query(session, name_server, broker, seconds, batch_seconds))],
         ]
-        with rocketmq.clients(name_server) as clients:
-            clients.ask("subscribe", id="other", group="other", topic=TOPIC, latest=True)
-            drained = threading.Thread(target=lambda: [*clients], daemon=True)
-            drained.start()
+        with listening(rocketmq, name_server, broker, "other"):
             latencies = percentiles(query(session, name_server, broker, seconds, batch_seconds))
             rows.append(["real-time query", "a push consumer", *latencies])
     session.stop()
@@ -69,18 +70,32 @@ def send(broker: str, seconds: float) -> None:
             client.ask(broker, RequestCode.SEND_MESSAGE_V2, header.texts(), b"%d" % now).result()
 
 
+@contextmanager
+def listening(rocketmq: RocketMQ, name_server: str, broker: str, group: str) -> Iterator[list[Json]]:
+    """What a listener of RocketMQ's own hears, from when it does; all of it behind the block."""
+    heard: list[Json] = []
+
+    def note() -> None:
+        for line in clients:
+            heard.append(line)
+
+    with rocketmq.clients(name_server) as clients:
+        clients.ask("subscribe", id=group, group=group, topic=TOPIC, latest=True)
+        noting = threading.Thread(target=note)
+        noting.start()
+        while noting.is_alive() and not any("body" in line for line in heard):
+            send(broker, 0.5)
+        yield heard
+    noting.join()
+
+
 def push(rocketmq: RocketMQ, name_server: str, broker: str, seconds: float) -> Floats:
     """Milliseconds to a listener of RocketMQ's own, by its clock, which is one of milliseconds."""
-    lines: list[Json] = []
-    with rocketmq.clients(name_server) as clients:
-        clients.ask("subscribe", id="one", group="bench", topic=TOPIC, latest=True)
-        noting = threading.Thread(target=lambda: lines.extend(clients))
-        noting.start()
+    with listening(rocketmq, name_server, broker, "bench") as heard:
         send(broker, min(10.0, 2 * seconds))  # the start-up is over
         begin = time.time_ns() // 1000
         send(broker, seconds)
-    noting.join()
-    return np.array([float(line["after"]) for line in lines if int(b64decode(line.get("body", "MA=="))) >= begin])
+    return np.array([float(line["after"]) for line in heard if int(b64decode(line.get("body", "MA=="))) >= begin])
 
 
 def query(session: SparkSession, name_server: str, broker: str, seconds: float, batch_seconds: float) -> Floats:
@@ -92,12 +107,21 @@ def query(session: SparkSession, name_server: str, broker: str, seconds: float, 
         rows = frame.option("batchDuration", f"{batch_seconds}s").load()
         rows = rows.selectExpr("cast(cast(body as string) as bigint) sent")
         running = stage_writer(rows, out, None).option("checkpointLocation", f"{folder}/checkpoint").start()
-        while not any(progress["numInputRows"] for progress in running.recentProgress) and running.isActive:
+        while read(running) == 0 and running.isActive:
             send(broker, 0.5)  # the first batch starts everything up
         send(broker, seconds)
-        time.sleep(batch_seconds + 2)
+        while read(running) < _BATCHES and running.isActive:
+            send(broker, 0.5)
+        before = read(running)
+        while read(running) == before and running.isActive:  # the one that reads what was sent last
+            time.sleep(0.1)
         running.stop()
         return stamped(out)[1]
+
+
+def read(query: StreamingQuery) -> int:
+    """How many batches have read something, and are done."""
+    return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
 
 
 if __name__ == "__main__":
