@@ -80,6 +80,8 @@ class Delivery:
             begin = confirm if is_known else _first_waiting(queues, confirm)
             self._delivered = delivered_behind(log, begin, confirm)
             progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
+        # Retention takes what is delivered, and may what would prove it. A broker's takes what waits, too.
+        self._gone = log.min_offset() if self._is_told else 0
         self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)
         self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
         self._look_at = 0.0  # time.monotonic()
@@ -98,7 +100,7 @@ class Delivery:
         while True:
             (by_level, levels), (by_time, timers) = self._levels.due(before), self._timers.due(before)
             due = Due.in_order([by_level, by_time])
-            if len(due.without(self._delivered)):
+            if len(due.without(self._delivered, self._gone)):
                 return True
             if not len(due):
                 return False
@@ -127,7 +129,7 @@ class Delivery:
         """
         (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
-        left = due.without(self._delivered)
+        left = due.without(self._delivered, self._gone)
         while len(left) and not self._is_delivered(left):
             pass
         self._levels.go_on(levels)

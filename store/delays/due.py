@@ -40,9 +40,9 @@ class Due(NamedTuple):
         ends = np.cumsum(sizes[:_MOST])
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
-    def without(self, physical_offsets: Int64s) -> Due:
-        """Those that are not at one of these log offsets."""
-        if not len(physical_offsets):
-            return self
-        left = ~np.isin(self.physical_offsets, physical_offsets)
+    def without(self, physical_offsets: Int64s, before: int) -> Due:
+        """Those that are not at one of these log offsets, nor before that one."""
+        at = self.physical_offsets
+        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # or else their entry is damaged, which is to be told
+        left = ~np.isin(at, physical_offsets) & ~is_before
         return Due(self.times[left], self.physical_offsets[left], self.sizes[left])

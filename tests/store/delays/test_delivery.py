@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -23,6 +25,7 @@ from store.format.records import Records
 from store.publish.appender import Appender
 from store.publish.putting import encoding_of
 from store.upkeep.retention import Decision, Reason, Retention
+from tests.children import in_a_child
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC
 from tests.store.delays.test_deliverer import SMALL, bodies, opened, threads
 from tests.store.format.test_delayed import all_of
@@ -175,3 +178,25 @@ def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFix
     said = "; ".join(record.getMessage() for record in caplog.records)
     assert "messages [0, 10) were deleted before they were delivered" in said
     assert said.count("a delayed message is lost") == 5
+
+
+def test_what_was_delivered_and_is_gone_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Retention took it, and what proves that it was delivered, before that was noted; then who delivered it died."""
+    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=2000)
+
+    def deliver_and_die() -> object:
+        with MessageStore.open(tmp_path, config=config) as store:
+            store.create_topic(TOPIC, 1)
+            store.put_many([Message(TOPIC, b"old", delay_level=1) for _ in range(5)])
+            until(lambda: bodies(store)[b"old"] == 5)
+            store.put_many([Message(TOPIC, bytes(1000)) for _ in range(20)])
+            assert store.clean(forced=True).log
+            os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    assert in_a_child(deliver_and_die) == ""
+    with MessageStore.open(tmp_path) as store:
+        store.put(Message(TOPIC, b"new", delay_level=1))
+        until(lambda: bodies(store)[b"new"] == 1)
+        assert bodies(store)[b"old"] == 0
+    assert "lost" not in caplog.text
