@@ -32,6 +32,7 @@ _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
 _MAX_HOLD_SECONDS = 120.0
+_MAX_TOLD = 16_384  # queues of groups, of one connection: clients may make up any number of groups
 _MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's thread
 
 
@@ -207,6 +208,8 @@ class Pulling:
             before = told.get(name)
             if before is not None and before.born != born and pull.offset in before.offsets and pull.offset > 0:
                 response = self._anew(pull, response)
+            if before is None and len(told) >= _MAX_TOLD:  # those that are read are here again with their next pull
+                told.clear()
             told[name] = _Told(born, (pull.offset, response.next_begin_offset))
         return response
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from store.publish.figures import HELD, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, Pulled, PullMessage
+from store.remoting.pulling import _Told
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker
 from tests.waiting import until
 
@@ -101,6 +103,15 @@ def test_what_is_told_of_groups_that_hold_no_more_is_forgotten(broker: Broker, s
         with Client() as other:
             Broker(broker.serving, other).begin(RequestCode.PULL_MESSAGE, header)
             until(lambda: [each.group for each in told(Path(store.path))] == [header.consumer_group])  # noqa: B023
+
+
+def test_what_is_noted_of_a_connection_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who makes up groups it grew for as long as he stayed."""
+    monkeypatch.setattr("store.remoting.pulling._MAX_TOLD", 10)
+    for number in range(25):
+        header = PullMessage(f"group-{number}", "orders", 0, 0, 32, SUBSCRIPTION, 0, 0, 0, "*")
+        assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.PULL_NOT_FOUND
+        assert sum(isinstance(each, _Told) for each in gc.get_objects()) == number % 10 + 1
 
 
 def test_held_until_its_time_is_over(broker: Broker) -> None:
