@@ -8,11 +8,14 @@ maps each queue to the *next* offset to read. `$start` pins where a queue's part
 there for queues that the batch reads first (all of them in the first batch, later new topics and queues), and
 where lost messages were skipped; elsewhere a batch begins where the one before it ended. Spark asks for the
 initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
-pin has not. `$last` is the fingerprint of each queue's last message before `next`: log offset and store time. Where
-another message stands there now, the topic was created anew, the store was put back from a backup, or lost messages
-that were not flushed when its machine went down.
+pin has not.
 
-    {"orders": {"0": 23}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
+    {"orders": {"0": 23, "1": 0}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
+
+`$last` is the fingerprint of each queue's last message before `next`: log offset and store time; of a queue that it
+does not name that message was deleted, or there was none. Where another message stands there now, or one at all, the
+topic was created anew, the store was put back from a backup, or lost messages that were not flushed when its machine
+went down. It is always there, if only `{}`: so an offset of another source of Spark's is none of ours.
 
 Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
 a newer version.
@@ -20,7 +23,7 @@ a newer version.
 The end of a real-time batch is not known when it is planned. Its offset says where each of its tasks begins, and
 whose record in the ledger tells where it ended (`$last` is about the messages before `$from` here):
 
-    {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}]}
+    {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}], "$last": {}}
 
 What a checkpoint holds may be damaged: all of it is checked (see `positions`), before anything is read or named by it.
 """
@@ -35,7 +38,6 @@ from typing import Any, NamedTuple
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets.losses import Loss, loss_before
 from pyspark_mq.offsets.positions import (
-    OffsetJson,
     fingerprints_from_json,
     fingerprints_to_json,
     is_long,
@@ -61,7 +63,7 @@ class StreamOffset:
 
     next: offset of the next message to read, for each queue.
     starts: pinned begin of this batch, for queues that do not begin where the batch before ended.
-    last: which message stood before `next`, where there was one; empty in an offset that an earlier version wrote.
+    last: which message stood before `next`, in queues where one did.
     """
 
     next: Positions
@@ -71,7 +73,7 @@ class StreamOffset:
     def to_json(self) -> dict[str, Any]:
         """In one canonical order: Spark compares offsets as text."""
         pinned = {_START: to_json(self.starts)} if self.starts else {}
-        return {**to_json(self.next), **pinned, **_last_json(self.last)}
+        return {**to_json(self.next), **pinned, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> StreamOffset:
@@ -79,11 +81,12 @@ class StreamOffset:
         if isinstance(json_, dict):
             _refuse_newer(json_, (_START, _LAST))
         try:
-            json_object(json_, "the top level")
+            if _LAST not in json_object(json_, "the top level"):
+                raise ValueError(f"it has no {_LAST}")
             return cls(
                 positions_from_json(_bare(json_)),
                 positions_from_json(json_.get(_START, {})),
-                fingerprints_from_json(json_.get(_LAST, {})),
+                fingerprints_from_json(json_[_LAST]),
             )
         except ValueError as error:
             raise CheckpointError(
@@ -98,7 +101,7 @@ class EpochOffset:
 
     epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it, 32 hexadecimal
     digits. tasks: for each task, the offset at which it begins in each of its queues. last: which message stood before
-    these.
+    these, in queues where one did.
     """
 
     epoch: int
@@ -118,7 +121,7 @@ class EpochOffset:
     def to_json(self) -> dict[str, Any]:
         """In one canonical order, as `StreamOffset.to_json`."""
         begin = [to_json(task) for task in self.tasks]
-        return {_EPOCH: self.epoch, _READER: self.reader, _FROM: begin, **_last_json(self.last)}
+        return {_EPOCH: self.epoch, _READER: self.reader, _FROM: begin, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
@@ -127,13 +130,13 @@ class EpochOffset:
             return None
         _refuse_newer(json_, (_EPOCH, _READER, _FROM, _LAST))
         try:
-            if json_.keys() - {_LAST} != {_EPOCH, _READER, _FROM}:
+            if json_.keys() != {_EPOCH, _READER, _FROM, _LAST}:
                 raise ValueError(f"it has {', '.join(sorted(json_))}")
             return cls(
                 _number(json_[_EPOCH], _EPOCH),
                 _reader_id(json_[_READER]),
                 _tasks(json_[_FROM]),
-                fingerprints_from_json(json_.get(_LAST, {})),
+                fingerprints_from_json(json_[_LAST]),
             )
         except ValueError as error:
             raise CheckpointError(
@@ -201,10 +204,6 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
         if begin < until:
             ranges.append(QueueRange(*queue, begin, until))
     return ranges
-
-
-def _last_json(last: Fingerprints) -> OffsetJson:
-    return {_LAST: fingerprints_to_json(last)} if last else {}
 
 
 def _bare(json_: dict[str, Any]) -> dict[str, Any]:

@@ -77,17 +77,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mark:
-    """What the file of a query says. since: queue offset. rows, run, plan, consecutive: of the batch; last: the
-    fingerprint of the message before `since`; an earlier version noted none of these."""
+    """What the file of a query says. since: queue offset. last: the fingerprint of the message before it, if there is
+    one. run, plan, consecutive, rows: of the batch; rows are None where any number counts."""
 
     batch: int
     written: bool
     since: int
-    rows: Mapping[str, int] | None = None
-    run: str = ""
-    last: Sequence[int] | None = None
-    plan: str = ""
-    consecutive: bool = False
+    run: str
+    last: Sequence[int] | None
+    plan: str
+    consecutive: bool
+    rows: Mapping[str, int] | None = None  # whoever reads of it in an error takes it out of the file
 
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
@@ -290,7 +290,7 @@ class Commits:
         end = self._bounds().max_offset
         last = self._log.fingerprints({_RECORDS: end}).get(_RECORDS)
         counts = None if rows is None else dict(rows)
-        mark = Mark(batch.number, written, end, counts, batch.run, last, batch.plan, batch.consecutive)
+        mark = Mark(batch.number, written, end, batch.run, last, batch.plan, batch.consecutive, counts)
         try:
             write_file(self._path, json.dumps(asdict(mark)).encode())
         except OSError as error:

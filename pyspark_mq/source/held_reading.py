@@ -15,7 +15,7 @@ from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.source.orderly import group_of, has_still
-from pyspark_mq.source.queues import are_gone
+from pyspark_mq.source.queues import are_gone, strangers
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.slots import task_slots
 from pyspark_mq.worker import spare_what_is_loaded
@@ -139,10 +139,7 @@ class HeldReader:
         there: it is to be there after `before` was looked at.
         """
         queue, begin = wanted.queue, wanted.start
-        if queue in last:
-            is_another = bool(log.strangers({queue: begin}, {queue: last[queue]}))
-        else:
-            is_another = bool(log.fingerprints({queue: begin}))  # the message before it was deleted, and is there again
+        is_another = bool(strangers(log, {queue: begin}, last))
         if wanted.length and not is_another and not are_gone(log, {queue: wanted.end}, before):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)

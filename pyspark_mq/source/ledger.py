@@ -46,8 +46,8 @@ _LAST = "last"
 _PASSED = "passed"
 _MAX_BYTES = 256 << 20
 _RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
-# What may be deleted: records, this or an earlier version's marks, and what a killed process left of one.
-_OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|before)(\.[0-9a-f]{{32}}(\.tmp)?)?")
+# What may be deleted: records, marks, and what a killed process left of one.
+_OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED})(\.[0-9a-f]{{32}}(\.tmp)?)?")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Ledger:
         folder, file = self._folder(name.reader), _file(name)
         try:
             json_ = json.loads(self._folders.read(folder, file, _MAX_BYTES))
-            last, slots = fingerprints_from_json(json_.get(_LAST, {})), json_.get(_SLOTS)  # an earlier version has none
+            last, slots = fingerprints_from_json(json_[_LAST]), json_[_SLOTS]
             if slots is not None and not is_long(slots, 1):
                 raise ValueError(f"{_SLOTS} is {shown(slots)} where a number belongs")
             record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]), last, slots)

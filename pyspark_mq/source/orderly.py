@@ -10,10 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import replace
 
 from pyspark_mq.errors import OptionError, QueuesTaken
-from pyspark_mq.offsets.checkpoint import StreamOffset
 from pyspark_mq.options.source import WhenLocked
 from store.any_group import Group, HasGroups, Member, Subscriptions
 from store.any_log import LogAddress, Positions, Queue
@@ -86,11 +84,9 @@ class OrderlyQueues:
         """By which id the group knows this query; None before the first `take`."""
         return None if self._member is None else self._member.id
 
-    def ahead(self, offset: StreamOffset) -> StreamOffset:
-        """`offset`, but from where the group was, pinned, in queues where that was further when this query got them."""
-        further = {queue: begin for queue, begin in self._begins.items() if begin > offset.next.get(queue, 0)}
-        last = {queue: was for queue, was in offset.last.items() if queue not in further}
-        return replace(offset, next=offset.next | further, starts=offset.starts | further, last=last)
+    def further(self, positions: Positions) -> Positions:
+        """Where the group was, in queues where that was behind these positions when this query got them."""
+        return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
 
     def heed_resets(self) -> None:
         """Warn of them. What is done before this is called, and where the group was, counts no more in these queues.

@@ -122,12 +122,20 @@ class Queues:
             self._log.wait(ends(bounds), left)
 
 
+def strangers(log: Log, positions: Positions, last: Fingerprints) -> list[Queue]:
+    """The queues that are others than when `last` was noted, as far as that can be told: which message stood before
+    each position. Where that was deleted then, and stands there again, too.
+    """
+    deleted = {queue: position for queue, position in positions.items() if queue not in last}
+    return [*log.strangers(positions, last), *log.fingerprints(deleted)]
+
+
 def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
     """Those in queues that are still the ones which were read: of a topic that was created anew nothing is done yet.
 
-    last: which message stood before each, as far as that is known.
+    last: which message stood before each, where one did.
     """
-    others, there = log.strangers(positions, last), log.bounds(positions)
+    others, there = strangers(log, positions, last), log.bounds(positions)
     return {
         queue: positions[queue]
         for queue in there

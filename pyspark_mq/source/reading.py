@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from pyspark_mq.offsets.losses import Loss, lose, loss_in
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.planning import pack, split
+from pyspark_mq.source.queues import strangers
 from pyspark_mq.source.schema import projection
 from pyspark_mq.worker import spare_what_is_loaded
 from store import UnknownTopic
@@ -27,8 +28,8 @@ _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
 class RangeTask(NamedTuple):
     """What one task reads: `ranges`.
 
-    ends, last: where the batch ends in their queues, and which message stands before, as far as that is known: where
-    another does the queue is not the one that was planned.
+    ends, last: where the batch ends in their queues, and which message stood before, where one did: where another does
+    the queue is not the one that was planned.
     """
 
     ranges: tuple[QueueRange, ...]
@@ -38,12 +39,13 @@ class RangeTask(NamedTuple):
     @classmethod
     def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
         """ends, last: of any queues."""
-        queues = {wanted.queue for wanted in ranges} & last.keys()
-        return cls(ranges, {queue: ends[queue] for queue in queues}, {queue: last[queue] for queue in queues})
+        queues = {wanted.queue for wanted in ranges}
+        known = {queue: last[queue] for queue in queues & last.keys()}
+        return cls(ranges, {queue: ends[queue] for queue in queues}, known)
 
     def is_another(self, log: Log, queue: Queue) -> bool:
         """Whether a queue is not the one that was planned."""
-        return queue in self.last and bool(log.strangers(self.ends, {queue: self.last[queue]}))
+        return bool(strangers(log, {queue: self.ends[queue]}, self.last))
 
     def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
         """What `log` does not have of a range."""

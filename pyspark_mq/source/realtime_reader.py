@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -71,12 +70,10 @@ class RealTimeStreamReader(MqStreamReader):
             self._must_be_same(epoch.begin, epoch.last)
         if epoch is None:
             # After a real-time batch every queue is pinned.
-            return super().partitions({} if before else start, end)
+            return super().partitions(StreamOffset({}).to_json() if before else start, end)
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
         member = None if self._orderly is None else self._orderly.member
-        if not epoch.last:  # of an earlier version, which noted none
-            epoch = replace(epoch, last=self._log.fingerprints(epoch.begin))
         name = partial(TaskName, epoch.reader, epoch.epoch)
         return [
             InputPartition(HeldTask(name(number), begin, seconds, now, boot_id, epoch.last_of(begin), member))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.group_progress import GroupProgress
 from pyspark_mq.source.orderly import OrderlyQueues, group_of
 from pyspark_mq.source.planning import limit_ranges
-from pyspark_mq.source.queues import Queues, are_gone, ends, is_enough, unchanged
+from pyspark_mq.source.queues import Queues, are_gone, ends, is_enough, strangers, unchanged
 from pyspark_mq.source.reading import RangeReader, partitions_of
 from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 from store.cached import cached_property
@@ -170,8 +171,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._orderly is None or self._orderly.take(self._bounds, 0.0)
 
     def _ahead(self, offset: StreamOffset) -> StreamOffset:
-        """Where to go on: its group may be further than an orderly query."""
-        return offset if self._orderly is None else self._orderly.ahead(offset)
+        """Where to go on: its group may be further than an orderly query, which pins that.
+
+        What stands before that nobody noted: it counts from now on.
+        """
+        further = {} if self._orderly is None else self._orderly.further(offset.next)
+        if not further:
+            return offset
+        known = {queue: was for queue, was in offset.last.items() if queue not in further}
+        last = known | self._log.fingerprints(further)
+        return replace(offset, next=offset.next | further, starts=offset.starts | further, last=last)
 
     def _idle(self, start: dict[str, Any]) -> dict[str, Any]:
         """`start`, behind which nothing is. Its group is told at once: Spark may end this process without `stop`."""
@@ -242,19 +251,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {r.queue: r.end for r in (ranges if once else self._limit(ranges))}
 
     def _others(self, offset: StreamOffset) -> list[Queue]:
-        """The queues that are others than when `offset` was noted, as far as that can be told.
-
-        Also those that have the message before it again, which was deleted then. Not where nothing was noted, as in an
-        offset of an earlier version; and in orderly queues the group may be further, which notes none.
-        """
-        is_noted = bool(offset.last) and self._orderly is None
-        deleted = {queue: at for queue, at in offset.next.items() if queue not in offset.last} if is_noted else {}
-        return [*self._log.strangers(offset.next, offset.last), *self._log.fingerprints(deleted)]
+        """The queues that are others than when `offset` was noted."""
+        return strangers(self._log, offset.next, offset.last)
 
     def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
         """Where another message stands before a position than `last` says it is data loss."""
-        strange = self._log.strangers(positions, last)
-        for queue, there in self._log.bounds(strange).items():
+        others = strangers(self._log, positions, last)
+        for queue, there in self._log.bounds(others).items():
             lost = QueueRange(*queue, positions[queue], positions[queue])
             lose(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def source(reached: dict[str, Any], ends: dict[str, Any]) -> dict[str, str]:
-    return {"endOffset": json.dumps(reached), "latestOffset": json.dumps(ends)}
+    return {"endOffset": json.dumps({**reached, "$last": {}}), "latestOffset": json.dumps(ends)}
 
 
 def test_the_lag_of_each_queue() -> None:
@@ -55,7 +55,7 @@ def test_a_real_time_batch_is_as_far_as_where_it_began() -> None:
         {"endOffset": None, "latestOffset": None},
         source({"orders": {"0": 5}}, {"orders": [1, 2]}),
         {"endOffset": "17", "latestOffset": "20"},
-        {**source({"orders": {"0": 5}}, {"orders": {"0": 9}}), "description": "KafkaV2[Subscribe[orders]]"},
+        {"endOffset": '{"orders": {"0": 5}}', "latestOffset": '{"orders": {"0": 9}}'},  # Kafka's
         {"endOffset": '{"logOffset": 3}', "latestOffset": "null"},
     ],
 )

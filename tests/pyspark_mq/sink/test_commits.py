@@ -189,14 +189,6 @@ def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
         assert commits.has(Batch(7, rows))
 
 
-def test_a_file_of_an_earlier_version(store: MessageStore) -> None:
-    mark = Path(store.path, "commits", QUERY, "mark.json")
-    mark.parent.mkdir(parents=True)
-    mark.write_text('{"batch": 7, "written": true, "since": 0}')
-    assert has(store, 7)
-    assert not has(store, 8)
-
-
 def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
     """Put back from a backup, in which the file is newer."""
     write(store, 6, query="other")
@@ -267,7 +259,7 @@ def test_a_note_that_is_older_than_the_log_says_nothing_of_a_loss(store: Message
         assert not has(store, 9)
 
 
-def test_batches_of_foreach_batch_and_of_an_earlier_version_have_gaps(store: MessageStore) -> None:
+def test_batches_of_foreach_batch_have_gaps(store: MessageStore) -> None:
     write(store, 7)
     assert not has(store, 9)
     write(store, 9, consecutive=True)
@@ -299,11 +291,17 @@ def test_without_its_file_the_records_tell(store: MessageStore) -> None:
     assert not has(store, 10)
 
 
+GOOD = {"batch": 0, "written": True, "since": 0, "run": "", "last": None, "plan": "", "consecutive": False}
 DAMAGED = [
-    *(b"", b"[]", b"{}", b'{"batch": "1", "written": true, "since": 0}', b"\xff" * 9000),
-    *(b'{"batch": 0, "written": true, "since": 0, %s: 1}' % name for name in (b'"consecutive"', b'"plan"')),
-    *(b'{"batch": 0, "written": true, "since": 0, "rows": %s}' % rows for rows in (b"3", b"[]", b'{"orders": "3"}')),
-    b'{"batch": 0, "written": true, "since": 0, "last": []}',
+    *(b"", b"[]", b"{}", b"\xff" * 9000),
+    *(
+        json.dumps(GOOD | wrong).encode()
+        for wrong in (
+            *({"batch": "1"}, {"consecutive": 1}, {"plan": 1}, {"run": None}, {"last": []}, {"since": None}),
+            *({"rows": rows} for rows in (3, [], {"orders": "3"})),
+        )
+    ),
+    *(json.dumps({name: value for name, value in GOOD.items() if name != less}).encode() for less in GOOD),
 ]
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyspark_mq.offsets.checkpoint import StreamOffset
+from pyspark_mq.offsets.positions import positions_from_json
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import RangeTask
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
+from store.any_log import QueueRange
+from store.local import LocalAddress
 from tests.filled import Filled
 
 EARLIEST = {"startingOffsets": "earliest"}
@@ -22,6 +27,18 @@ def reader(filled: Filled, **options: Any) -> MqStreamReader:
 def bare(offset: dict[str, Any]) -> dict[str, Any]:
     """Without the fingerprints."""
     return {key: value for key, value in offset.items() if key != "$last"}
+
+
+def seen(filled: Filled, orders: dict[str, int]) -> dict[str, Any]:
+    """The offset of a query that has read topic orders up to there."""
+    positions = positions_from_json({"orders": orders})
+    with LocalAddress(filled.path).open() as log:
+        return StreamOffset(positions, last=log.fingerprints(positions)).to_json()
+
+
+def unknown(wanted: QueueRange) -> RangeTask:
+    """A task of a log that cannot tell which message stands before the range's end, as a cluster."""
+    return RangeTask((wanted,), {wanted.queue: 0}, {})
 
 
 def latest(it: MqStreamReader, start: dict[str, Any]) -> dict[str, Any]:

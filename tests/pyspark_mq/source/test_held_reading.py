@@ -31,7 +31,8 @@ def test_a_batch_reads_what_is_there_and_what_arrives(filled: Filled) -> None:
     it = reader(filled, batch_seconds=2)
     start = it.initialOffset()
     end = latest(it, start)
-    assert end == {"$epoch": 0, "$reader": end["$reader"], "$from": [{"orders": {"0": 0}}, {"orders": {"1": 0}}]}
+    begin = [{"orders": {"0": 0}}, {"orders": {"1": 0}}]
+    assert end == {"$epoch": 0, "$reader": end["$reader"], "$from": begin, "$last": {}}
     rows = run(it, it.partitions(start, end), lambda row: filled.put("orders", 1, 2) if row[1:3] == (1, 4) else None)
     assert rows == sorted(filled.rows)
     following = latest(it, end)
@@ -146,13 +147,20 @@ def test_two_attempts_at_once_agree_or_one_fails(filled: Filled) -> None:
     assert all(sorted(rows) == sorted(recorded) for rows in finished)
 
 
+def record(filled: Filled, *ends: int) -> TaskRecord:
+    """That a task read its queues up to there."""
+    queues = [Queue("orders", queue_id) for queue_id in range(len(ends))]
+    last = filled.store.fingerprints({queue: end - 1 for queue, end in zip(queues, ends, strict=True)})
+    return TaskRecord(dict(zip(queues, ends, strict=True)), last=last)
+
+
 def test_an_attempt_that_read_more_than_is_recorded_fails(filled: Filled) -> None:
     it = reader(filled, realTimePartitions="1")
     start = it.initialOffset()
     (partition,) = it.partitions(start, latest(it, start))
     held: HeldTask = partition.value
     ledger = Ledger(f"{filled.path}/ledger")
-    recorded = TaskRecord({Queue("orders", 0): 1, Queue("orders", 1): 5})
+    recorded = record(filled, 1, 5)
 
     with pytest.raises(LedgerError, match=r"read up to 3, but another attempt .* recorded 1"):
         task(it, partition, see=lambda row: ledger.record(held.name, recorded))
@@ -164,14 +172,12 @@ def test_an_attempt_that_read_less_reads_on(filled: Filled) -> None:
     start = it.initialOffset()
     (partition,) = it.partitions(start, latest(it, start))
     held: HeldTask = partition.value
-    more = {Queue("orders", 0): 5, Queue("orders", 1): 5}
     # Another attempt saw two more messages before this one had time to, and recorded them.
     ended = HeldTask(held.name, held.begin, 0.0, held.planned, held.boot_id)
     rows: list[Row] = []
-    batches = it.read(InputPartition(ended))
-    Ledger(f"{filled.path}/ledger").record(held.name, TaskRecord(more))
     filled.put("orders", 0, 2)
-    for batch in batches:
+    Ledger(f"{filled.path}/ledger").record(held.name, record(filled, 5, 5))
+    for batch in it.read(InputPartition(ended)):
         rows += batch.to_pylist()
     assert len(rows) == 2
 

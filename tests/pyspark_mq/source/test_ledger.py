@@ -182,7 +182,6 @@ def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {A, B, C, D}
     age(tmp_path, 0.2)
     (tmp_path / A / f"9-0.json.{A}.tmp").write_bytes(b"of a killed task")
-    (tmp_path / A / "before").write_text("of an earlier version")
     ledger.prune()
     assert {path.name for path in tmp_path.iterdir()} == {B, C}
     age(tmp_path, 6.9)
@@ -248,12 +247,15 @@ def test_an_id_that_is_none_names_no_folder(tmp_path: Path, reader: str) -> None
         b"{",
         b"[]",
         b"[" * 100_000,
-        b'{"next": 1, "starved": false}',
-        b'{"next": {"orders": {"0": -1}}}',
-        b'{"next": {"orders": {"0": 1}}, "starved": false}',
-        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "last": 1}',
-        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "slots": 0}',
-        b'{"next": {"orders": {"0": 1, "1": 1, "2": 1}}, "starved": false}',
+        b'{"next": 1, "starved": false, "last": {}, "slots": null}',
+        b'{"next": {"orders": {"0": -1, "1": 1}}, "starved": false, "last": {}, "slots": null}',
+        b'{"next": {"orders": {"0": 1}}, "starved": false, "last": {}, "slots": null}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "last": 1, "slots": null}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "slots": null}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "last": {}}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "last": {}, "slots": null}',
+        b'{"next": {"orders": {"0": 1, "1": 1}}, "starved": false, "last": {}, "slots": 0}',
+        b'{"next": {"orders": {"0": 1, "1": 1, "2": 1}}, "starved": false, "last": {}, "slots": null}',
     ],
 )
 def test_a_damaged_record_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:

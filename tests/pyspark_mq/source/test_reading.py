@@ -13,13 +13,14 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.reading import RangeReader, RangeTask
+from pyspark_mq.source.reading import RangeReader
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, MessageTooLarge
 from store.any_log import Bounds, Positions, Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.local import LocalLog
 from tests.filled import Filled
+from tests.pyspark_mq.source.streaming import unknown
 from tests.pyspark_mq.source.test_stream_losses import fill
 from tests.store.format.test_inflating import mark
 
@@ -27,13 +28,13 @@ from tests.store.format.test_inflating import mark
 def offsets(filled: Filled, wanted: QueueRange | None, timeout: float = 0.0, **options: str) -> list[int]:
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
     reader = RangeReader(parsed, default_schema(False), arrival_timeout_seconds=timeout)
-    batches = reader.read(InputPartition(wanted and RangeTask((wanted,), {}, {})))
+    batches = reader.read(InputPartition(wanted and unknown(wanted)))
     return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
 
 
 def bodies(filled: Filled, wanted: QueueRange, **options: str) -> list[bytes | None]:
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", **options})
-    batches = RangeReader(parsed, default_schema(False)).read(InputPartition(RangeTask((wanted,), {}, {})))
+    batches = RangeReader(parsed, default_schema(False)).read(InputPartition(unknown(wanted)))
     return [body for batch in batches for body in batch.column("body").to_pylist()]
 
 
@@ -95,7 +96,7 @@ def test_a_topic_that_is_gone_amid_a_range_and_there_again_is_data_loss(tmp_path
     reader = RangeReader(SourceOptions.parse({"path": path, "subscribe": "orders"}), default_schema(False))
     reader._spec = replace(reader._spec, max_rows=1)
     with Regrown(MessageStore.open(path, read_only=True)) as log:
-        batches = reader.scan(log, wanted, RangeTask((wanted,), {}, {}))
+        batches = reader.scan(log, wanted, unknown(wanted))
         next(batches)
         delete_topic(path, "orders")
         with pytest.raises(DataLossError, match=r"orders/0 \[0, 2\) is lost: the queue is gone"):
@@ -114,7 +115,7 @@ def test_nothing_is_waited_for_where_nothing_is_wanted(filled: Filled) -> None:
     reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
     wanted = QueueRange("orders", 0, 9, 9)
     with Hurried(MessageStore.open(filled.path, read_only=True)) as log:
-        assert list(reader.scan(log, wanted, RangeTask((wanted,), {}, {}))) == []
+        assert list(reader.scan(log, wanted, unknown(wanted))) == []
 
 
 def test_deleted_messages_are_data_loss(expired: Filled) -> None:

@@ -21,11 +21,11 @@ from store.local import LocalAddress, LocalLog
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import recreate
 from tests.pyspark_mq.source import driving
-from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, reader, rows
+from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, reader, rows, seen
 
 
 def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:
-    before = {"orders": {"0": 50, "1": 5}}
+    before = seen(filled, {"0": 50, "1": 5})
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost.*set the option failOnDataLoss to false"):
         latest(reader(filled), before)
     accepting = reader(filled, failOnDataLoss="false")
@@ -36,7 +36,7 @@ def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:
 
 
 def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
-    before = {"orders": {"0": 3, "1": 5}, "payments": {"0": 7}}
+    before = seen(filled, {"0": 3, "1": 5}) | {"payments": {"0": 7}}
     with pytest.raises(DataLossError, match=r"payments/0 .* is gone, or no longer subscribed"):
         latest(reader(filled, subscribe="orders,payments"), before)
     accepting = reader(filled, subscribePattern=".*", failOnDataLoss="false")
@@ -271,29 +271,45 @@ def test_a_topic_made_anew_with_as_many_messages_while_a_query_idles(filled: Fil
     assert ranges(it, end, latest(it, end)) == ["orders/0 [0, 3)", "orders/1 [0, 5)"]
 
 
-def behind_what_was_deleted(filled: Filled) -> dict[str, str]:
-    """Options of a query that begins at orders/1, of which retention took all messages, and at another topic."""
+ORDERLY = {"consumeMode": "orderly", "consumerGroup": "g"}
+
+
+def behind_what_was_deleted(filled: Filled, subscribe: str = "orders,other") -> dict[str, str]:
+    """Options of a query that begins where retention took all messages of orders, and not of the other topic."""
     filled.store.create_topic("other", 1)
     filled.put("other", 0, 300, size=1000)
     filled.store.clean(forced=True)
-    assert filled.store.offsets("orders", 1) == (5, 5)
-    return {"subscribe": "orders,other", "startingOffsets": "latest"}
+    assert [filled.store.offsets("orders", queue_id) for queue_id in (0, 1)] == [(3, 3), (5, 5)]
+    return {"subscribe": subscribe, "startingOffsets": "latest"}
 
 
-def test_a_topic_made_anew_where_retention_took_what_is_before(filled: Filled) -> None:
-    options = behind_what_was_deleted(filled)
+@pytest.mark.parametrize("mode", [{}, ORDERLY], ids=["concurrently", "orderly"])
+@pytest.mark.parametrize("subscribe", ["orders,other", "orders"])
+def test_a_topic_made_anew_where_retention_took_what_is_before(
+    filled: Filled, subscribe: str, mode: dict[str, str]
+) -> None:
+    """A query that began at the latest offset, and has read nothing."""
+    options = {**behind_what_was_deleted(filled, subscribe), "consumerGroup": "readers", **mode}
     it = reader(filled, **options)
-    end = latest(it, it.initialOffset())
+    start = it.initialOffset()
+    end = latest(it, start)
     assert end["orders"] == {"0": 3, "1": 5}
-    assert end["$last"].keys() == {"other"}
-    assert latest(reader(filled, **options), end) == end
+    assert "orders" not in end["$last"]
+    assert latest(it, end) == end
+    it.stop()
     recreate(filled, 3)
     filled.put("orders", 1, 3)
+    lost = "orders/0 from 3 on is lost: other messages"
     for again in (reader(filled, **options), driving.reader(filled, **options)):
-        with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+        with pytest.raises(DataLossError, match=lost):
             latest(again, end)
+        with pytest.raises(DataLossError, match=lost):
+            again.partitions(start, end)
+        again.stop()
+    assert filled.store.consumer_offset(options["consumerGroup"], "orders", 0) in (0, None)
     accepting = reader(filled, **options, failOnDataLoss="false")
     assert ranges(accepting, end, latest(accepting, end)) == ["orders/0 [0, 3)", "orders/1 [0, 8)"]
+    accepting.stop()
 
 
 def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) -> None:
