@@ -142,11 +142,14 @@ class ProcessQueues:
         return None
 
     def take_or_tell(self, most: int, tell: Callable[[], None]) -> Taken | None:
-        """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again."""
+        """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again; after `close` at
+        once."""
         with self._lock:
             taken = None if self._is_closed else self._take(most, time.monotonic())
-            if taken is None and not self._is_closed:
+            if taken is None:
                 self._told.append(tell)
+                if self._is_closed:  # maybe by what interrupted this
+                    self._tell()
             return taken
 
     def done(self, taken: Taken, count: int | None = None) -> None:

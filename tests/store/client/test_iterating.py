@@ -191,6 +191,23 @@ def test_a_signals_handler_closes_it_amid_iterating(store: MessageStore) -> None
     assert len(places) > 20
 
 
+def test_a_signals_handler_closes_it_amid_iterating_in_an_event_loop(store: MessageStore) -> None:
+    """Or another thread, just before it would wait."""
+
+    def close_at(place: int) -> int:
+        with Consumer(store.path, f"g{place}", "t", config=config()) as consumer:
+
+            async def iterate() -> None:
+                if place < 0:
+                    asyncio.get_running_loop().call_soon(consumer.close)
+                async for message in consumer:
+                    raise AssertionError(message)
+
+            return handled_at(place, lambda: asyncio.run(iterate()), consumer.close, "take_or_tell")
+
+    at_every_place(close_at, 3)
+
+
 def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageStore) -> None:
     """As a signal's handler may; that message comes again."""
     put(store, range(0, 20, QUEUES))

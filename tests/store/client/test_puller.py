@@ -198,6 +198,7 @@ def test_who_asks_when_there_is_nothing_is_told_once(pulling: Pulling) -> None:
     pulling.queues.close()
     assert told == [1]
     assert pulling.queues.take_or_tell(1, lambda: told.append(3)) is None
+    assert told == [1, 3]
 
 
 def test_what_was_given_back_for_a_while_is_handed_out_then(pulling: Pulling) -> None:
