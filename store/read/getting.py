@@ -91,8 +91,7 @@ def get_message(
             else answer(GetStatus.OFFSET_OVERFLOW_BADLY, maximum)
         )
     examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
-    file_end = (offset // queue.entries_per_file + 1) * queue.entries_per_file
-    end = min(maximum, offset + examined, file_end)
+    end = min(maximum, offset + examined, queue.file_end(offset))
     entries = queue.entries(offset, end)
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
     if as_records:
