@@ -20,6 +20,7 @@ from store.errors import ConfigError
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT, struct_of
 from store.index.index_slots import IndexSlots
+from store.searching import first_not
 
 Ints = npt.NDArray[np.int64]
 KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -244,14 +245,11 @@ class IndexFile:
 
     def first_from(self, end_offset: int, limit: int) -> int:
         """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
-        low, high = INDEX_NO_ENTRY + 1, limit
-        while low < high:
-            middle = (low + high) // 2
-            if self.entries(middle, middle + 1)[0]["physical_offset"] < end_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return first_not(
+            INDEX_NO_ENTRY + 1,
+            limit,
+            lambda number: self.entries(number, number + 1)[0]["physical_offset"] < end_offset,
+        )
 
 
 def _stable_order(values: Ints) -> Ints:

@@ -17,6 +17,7 @@ from store.errors import CorruptSegment, OffsetLost
 from store.files.segment_file import OpenFiles
 from store.files.segments import Segments
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
+from store.searching import first_not
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
@@ -126,15 +127,9 @@ class ConsumeQueue:
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
-        high = low + step - 1
-        while low < high:  # entries below low count, the one at high does not
-            middle = (low + high) // 2
-            if self._counts(middle, confirm_offset):
-                low = middle + 1
-            else:
-                high = middle
-        self._must_end(low, confirm_offset, is_first=is_first)
-        return start, low
+        end = first_not(low, low + step - 1, lambda index: self._counts(index, confirm_offset))
+        self._must_end(end, confirm_offset, is_first=is_first)
+        return start, end
 
     def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
         """Raises `CorruptSegment` where entries behind the one that ended a search count: then that one is damaged.

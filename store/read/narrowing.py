@@ -7,7 +7,7 @@ Where a topic is deleted meanwhile, what was found is of none that is there: `Un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import groupby, islice
 
@@ -23,6 +23,7 @@ from store.read.filed_keys import FiledKeys
 from store.read.fingerprint import fingerprint, place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
+from store.searching import first_not
 
 _MOST_SEARCHES = 10_000  # in queues; a key that is so common is read sooner than found
 _NEARBY = 64  # messages between two that are wanted: they are read sooner than a second range is begun
@@ -91,8 +92,8 @@ class Narrowing:
 
         try:
             known = _first_from(queue, wanted, times_from)
-            first = _bisect(known, wanted.end, lambda offset: stored(offset) < begin)
-            last = _bisect(first, wanted.end, lambda offset: stored(offset) <= end)
+            first = first_not(known, wanted.end, lambda offset: stored(offset) < begin)
+            last = first_not(first, wanted.end, lambda offset: stored(offset) <= end)
             for offset in {known, wanted.end - 1} if known < wanted.end else ():
                 stored(offset)
         except OffsetLost:  # retention was faster, and who reads is to say so
@@ -155,22 +156,11 @@ def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -
 
     Raises `OffsetLost`.
     """
-    return _bisect(
+    return first_not(
         wanted.start,
         wanted.end,
         lambda offset: queue.entries(offset, offset + 1)["physical_offset"][0] < physical_offset,
     )
-
-
-def _bisect(low: int, high: int, is_before: Callable[[int], bool]) -> int:
-    """The first of [low, high) that is not before; `high` without one."""
-    while low < high:
-        middle = (low + high) // 2
-        if is_before(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:

@@ -29,6 +29,7 @@ from store.log.consume_queue import ConsumeQueue
 from store.log.sources import EntryQueue, RecordLog
 from store.publish.log_end import life_begin
 from store.read.fingerprint import fingerprint
+from store.searching import first_not
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
 _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
@@ -188,12 +189,9 @@ def offset_by_time(
 
 
 def _search(log: RecordLog, queue: EntryQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary) -> int:
-    low, high = minimum, maximum
-    while low < high:  # before low: too old (UPPER: old enough); from high on: the rest
-        middle = (low + high) // 2
-        stored = fingerprint(log, queue, middle).store_timestamp
-        if stored < timestamp or (boundary is Boundary.UPPER and stored == timestamp):
-            low = middle + 1
-        else:
-            high = middle
-    return low if boundary is Boundary.LOWER else max(minimum, low - 1)
+    def is_before(offset: int) -> bool:
+        stored = fingerprint(log, queue, offset).store_timestamp
+        return stored < timestamp or (boundary is Boundary.UPPER and stored == timestamp)
+
+    found = first_not(minimum, maximum, is_before)
+    return found if boundary is Boundary.LOWER else max(minimum, found - 1)

@@ -22,6 +22,7 @@ from store.log.consume_queues import ConsumeQueues, Ends, QueueName
 from store.log.dispatch import LogChunk, all_entries, with_delivery_times
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS
+from store.searching import first_not
 from store.upkeep.findings import COPY, REPAIR, Report
 from store.upkeep.misplaced import misplaced, place_of
 
@@ -240,16 +241,14 @@ class QueuesCheck:
 
     def _record_after(self, name: QueueName, at: int, end: int) -> int:
         queue = self._queues[name]
-        low = queue.first()
-        high = max_offset = self._max_offset(name, end)
+        first, max_offset = queue.first(), self._max_offset(name, end)
+
+        def physical_offset(offset: int) -> int:
+            return int(queue.entries(offset, offset + 1)[0]["physical_offset"])
+
         try:
-            while low < high:
-                middle = (low + high) // 2
-                if queue.entries(middle, middle + 1)[0]["physical_offset"] <= at:
-                    low = middle + 1
-                else:
-                    high = middle
-            return int(queue.entries(low, low + 1)[0]["physical_offset"]) if low < max_offset else end
+            found = first_not(first, max_offset, lambda offset: physical_offset(offset) <= at)
+            return physical_offset(found) if found < max_offset else end
         except OffsetLost:  # one of its files is missing
             return end
 
