@@ -52,12 +52,23 @@ def run_demo(directory: str | None, rate: int) -> bool:
                 raise DemoFailed(f'{path} already has a topic "{TOPIC}": name a directory without one')
             store.create_topic(TOPIC, queues=QUEUES)
         print(f"The store is {path}. Starting Spark ...", flush=True)
-        with quiet_spark(scratch) as spark:
+        with quiet_spark(scratch) as spark, told_in_one_line():
             query = start_query(spark, path, os.path.join(scratch, "checkpoint"))
             read_early = stream_while_appending(query, path, flights.num_rows, rate)
             query.stop()
             totals = spark.table(TOPIC).orderBy("carrier").toArrow()
     return report(totals, totals_by_carrier(flights), read_early)
+
+
+@contextlib.contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """What Spark raises inside is DemoFailed: the first of its many lines says what is wrong."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        raise DemoFailed(f"Spark failed: {str(error).splitlines()[0]}") from error
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.places import age, moment
-from store import Archived, ArchiveUnavailable, MessageStore, NoArchive, QueuesPassedOver
+from store import Archived, ArchiveUnavailable, MessageStore, NoArchive, QueuesPassedOver, StoreLocked
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.restoring import restore as restore_store
@@ -35,7 +35,7 @@ _WATCH_SECONDS = 60.0
     metavar="TOPIC",
     help="First take out of the archive what is there of a topic that was deleted; may be repeated.",
 )
-@click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what was stored before.")
+@click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what is older.")
 @click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")
 def archive(
     store: str,
@@ -71,7 +71,7 @@ def archive(
                 _archive(store, url, older_than, chosen if is_copy else None, reserved_hours)
             except QueuesPassedOver as error:
                 click.echo(f"Warning: {error}", err=True)
-            except (ArchiveUnavailable, NoArchive) as error:  # it was there before
+            except (ArchiveUnavailable, NoArchive, StoreLocked) as error:  # it was there, and alone, before
                 click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 

@@ -7,6 +7,7 @@ from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.places import bounds_of
 from store import MessageStore
 from store.broker.deletion import delete_topic
+from store.format.entering import NOT_FOR_PUTTING
 from store.local import LocalAddress
 
 
@@ -22,6 +23,8 @@ def topic() -> None:
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A store.conf, for a new store.")
 def create(store: str, name: str, queues: int, config: str | None) -> None:
     """Make the topic NAME, and STORE if there is none yet. More QUEUES than it has are added to it."""
+    if name in NOT_FOR_PUTTING:  # and could not be deleted any more
+        raise click.ClickException(f"topic {name!r} is a broker's own, made where it is needed; choose another name")
     with MessageStore.open(store, config=config) as opened:
         click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
 

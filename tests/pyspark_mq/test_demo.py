@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from pyspark_mq import demo
-from pyspark_mq.errors import JavaMissing
+from pyspark_mq.demo import told_in_one_line
+from pyspark_mq.errors import DemoFailed, JavaMissing
 from pyspark_mq.flights import as_messages, json_objects, load_flights, totals_by_carrier
 from pyspark_mq.java import require_java
 from store import MessageStore
@@ -50,6 +52,11 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
     assert again.returncode == 1
     assert again.stderr.count("\n") == 1
     assert "already has a topic" in again.stderr
+
+
+def test_what_spark_fails_with_is_one_line() -> None:
+    with pytest.raises(DemoFailed, match=r"^Spark failed: Python worker failed to connect back\.$"), told_in_one_line():
+        raise StreamingQueryException("Python worker failed to connect back.\n=== Streaming Query ===\n...")
 
 
 def test_demo_without_java_says_what_to_install(tmp_path: Path) -> None:

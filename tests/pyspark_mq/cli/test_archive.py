@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from store import Message, MessageStore
 from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
-from store.archive.of_store import remembered
+from store.archive.of_store import alone, remembered
 from tests.filled import Filled
 from tests.pyspark_mq.cli.process import run, succeed
 
@@ -54,6 +55,31 @@ def test_watching_outlives_an_archive_that_is_away_for_a_while(
     assert done.stdout.splitlines()[1].startswith("archived 2 messages")
     assert "trying again in 60 seconds" in done.stderr
     assert "the next 'archive' goes on" in done.stderr
+
+
+def test_watching_waits_for_somebody_else_who_archives(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, wait, other = iter(range(3)), time.sleep, ExitStack()
+
+    def sleep(seconds: float) -> None:
+        if seconds < 60:
+            return wait(seconds)
+        match next(rounds):
+            case 0:
+                filled.put("orders", 0, 2)
+                other.enter_context(alone(Path(filled.path)))
+            case 1:
+                other.close()
+            case _:
+                raise KeyboardInterrupt
+        return None
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    done = run("archive", filled.path, "--to", tmp_path / "archive", "--watch")
+    assert "another process archives this store; let it, or stop it; trying again in 60 seconds" in done.stderr
+    assert done.stdout.splitlines()[1].startswith("archived 2 messages")
+    assert done.returncode == 130
 
 
 def test_a_topic_that_was_made_again_is_forgotten_when_asked(filled: Filled, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
         (("verify", "{other}", "--repair"), "{other}"),
         (("clean", "{other}", "--dry-run"), "{other}"),
         (("topic", "create", "{path}", "a topic"), "a topic"),
+        (("topic", "create", "{path}", "SCHEDULE_TOPIC_XXXX"), "'SCHEDULE_TOPIC_XXXX' is a broker's own"),
         (("stats", "s3://bucket/{other}"), "an archive is only read"),
         (("groups", "list", "s3://bucket/{other}"), "an archive is only read (tail, export, query), and has no groups"),
         (("stats", "rocketmq://127.0.0.1:1"), "of a cluster there are tail, export, query --time, groups list"),
