@@ -61,7 +61,7 @@ Labels = tuple[str, str, str]  # name, topic, group
 _COUNTS: int = FIGURE["counts"].shape[0]
 _NUMBERS = struct.Struct(f">d{_COUNTS}q")  # the end of a `FIGURE`, from `sum` on
 _NUMBERS_AT = FIGURE.itemsize - _NUMBERS.size
-_NOTHING = bytes(_NUMBERS.size)
+_NOTHING, _NOBODY = bytes(_NUMBERS.size), bytes(FIGURE.itemsize)
 _LOCK_BYTE = 0
 _MAX_BYTES = 256 << 20  # of one file: 400,000 figures
 _YOUNG_SECONDS = 60.0  # a file may be new, and its lock not taken yet
@@ -174,7 +174,8 @@ class Figures(Opened):
 
     def _write(self, figures: Mapping[Labels, Figure]) -> None:
         for labels in self._places.keys() - figures.keys():
-            self._write_numbers(place := self._places[labels], _NOTHING)
+            place = self._places[labels]
+            write_at(self._fd, _NOBODY, place * FIGURE.itemsize)
             del self._places[labels]  # after that: whoever is interrupted has nobody counted who is gone
             self._free.append(place)
         for labels, figure in figures.items():
@@ -244,7 +245,8 @@ def _told_in(path: Path) -> list[Told]:
     text, found = _read(path), []
     for row in np.frombuffer(text[: len(text) // FIGURE.itemsize * FIGURE.itemsize], FIGURE):
         name, topic, group = (bytes(row[each]).decode(errors="replace") for each in ("name", "topic", "group"))
-        found.append(Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist())))
+        if name:  # or nobody has that place now
+            found.append(Told(path.name, name, topic, group, float(row["sum"]), tuple(row["counts"].tolist())))
     return found
 
 

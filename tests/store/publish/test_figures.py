@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, StoreUnavailable
-from store.format.layout import CLIENTS_DIR
+from store.format.layout import CLIENTS_DIR, FIGURE
 from store.publish.figures import BUCKETS, DELIVERED, HELD, SENT, Figures, told
 from store.publish.locks import set_lock
 from tests.device.disk import tree_of
@@ -72,11 +72,20 @@ def test_one_that_is_given_back_counts_no_more_and_others_get_its_place(tmp_path
         assert [(each.group, each.counts[0]) for each in told(tmp_path)] == [("", 1), (f"group {number}", number + 1)]
         figures.give_back(figure)
         figures.write()
-        assert [each.counts[0] for each in told(tmp_path)] == [1, 0]
-    figures.of(HELD, "orders", "group 4").set(7)
-    figures.of(HELD, "orders", "others").set(8)
+        assert [each.counts[0] for each in told(tmp_path)] == [1]
+    several = [figures.of(HELD, "orders", group) for group in "abc"]
+    for figure in several:
+        figure.set(7)
     figures.write()
-    assert [(each.group, each.counts[0]) for each in told(tmp_path)] == [("", 1), ("group 4", 7), ("others", 8)]
+    for figure in several:
+        figures.give_back(figure)
+    figures.write()
+    for group in "cab":
+        figures.of(HELD, "orders", group).set(8)
+        figures.write()
+    assert sorted((each.group, each.counts[0]) for each in told(tmp_path)) == [("", 1), ("a", 8), ("b", 8), ("c", 8)]
+    (file,) = (tmp_path / CLIENTS_DIR).iterdir()
+    assert file.stat().st_size == 4 * FIGURE.itemsize
 
 
 def test_the_last_one_may_be_given_back(tmp_path: Path) -> None:
@@ -85,7 +94,7 @@ def test_the_last_one_may_be_given_back(tmp_path: Path) -> None:
     figures.write()
     figures.give_back(figure)
     assert figures.write()
-    assert [each.counts[0] for each in told(tmp_path)] == [0]
+    assert list(told(tmp_path)) == []
 
 
 def one_more(root: Path) -> None:
