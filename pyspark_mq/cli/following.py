@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from pyspark_mq.cli.places import bounds_of
+from pyspark_mq.source.queues import strangers
 from store import OffsetNotYet
 from store.any_log import Fingerprints, Log, MessageFilter, Positions, QueueRange, ReadSpec
 
@@ -65,7 +66,7 @@ def follow(
     while True:
         with log.of_one_life(topic):
             bounds = bounds_of(log, topic, queue)
-            others = log.strangers(begin, last)
+            others = strangers(log, begin, last)
             starts = {
                 each: has.min_offset if each in others else begin.get(each, has.min_offset)
                 for each, has in bounds.items()

@@ -71,7 +71,7 @@ def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path,
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, LocalAddress(filled.path).open() as log:
         filled.put("t", 0, 5)
-        rounds = follow(log, "t", {QUEUE: 2}, None, spec, {})
+        rounds = follow(log, "t", {QUEUE: 2}, None, spec, log.fingerprints({QUEUE: 2}))
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[2:]]
         delete_topic(filled.path, "t")
         store.create_topic("t", 1)
@@ -79,6 +79,22 @@ def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path,
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[5:]]
         filled.put("t", 0, 1)
         assert bodies(next(rounds)) == [filled.rows[-1][3]]
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_topic_that_is_created_anew_where_retention_took_what_is_before(tmp_path: Path, more: int) -> None:
+    filled, spec = Filled(tmp_path / "mq", {"t": 1, "other": 1}), rows_of(COLUMNS, EVERYTHING)
+    with filled.store as store, LocalAddress(filled.path).open() as log:
+        filled.put("t", 0, 5)
+        filled.put("other", 0, 300, size=1000)
+        store.clean(forced=True)
+        assert store.offsets("t", 0) == (5, 5)
+        rounds = follow(log, "t", {QUEUE: 5}, None, spec, log.fingerprints({QUEUE: 5}))
+        assert bodies(next(rounds)) == []
+        delete_topic(filled.path, "t")
+        store.create_topic("t", 1)
+        filled.put("t", 0, 5 + more)
+        assert bodies(next(rounds)) == [row[3] for row in filled.rows[305:]]
 
 
 def bodies(found: Iterable[Row]) -> list[bytes]:
