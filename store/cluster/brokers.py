@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from store.any_log import Queue
@@ -81,7 +82,7 @@ class Brokers:
 
         Brokers that are no longer in it are waited for, each as long as the address has patience; once, for all topics.
         Likewise those that are `named`, for somebody saw them in it. waits: False to get them, meanwhile, where they
-        were.
+        were. While no name server answers it is as it was, but for who asks how it is now (oldest=0.0).
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -89,7 +90,13 @@ class Brokers:
         if known is not None and time.monotonic() - known.made < oldest:
             return known
         there |= set() if known is None else known.brokers
-        found = self._ask_route(topic)
+        may_be_old = known is not None and (oldest > 0.0 or not waits)
+        try:
+            found = self._ask_route(topic, 0.0 if may_be_old else self.address.patience)
+        except Unreachable:
+            if known is None or not may_be_old:
+                raise
+            found = replace(known, made=time.monotonic())  # its brokers may be well; as RocketMQ's clients take it
         since: dict[str, float] = {}  # of those that were missed at the last look, too, wherever else they were seen
         while missed := there - (set() if found is None else found.brokers):
             # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
@@ -102,7 +109,7 @@ class Brokers:
                 return Route(before.read | now.read, before.write | now.write, now.made)
             time.sleep(_PAUSE_SECONDS)
             self._server += 1  # one that was started just now knows only who told it since; another one may know all
-            found = self._ask_route(topic)
+            found = self._ask_route(topic, self.address.patience)
         with self._lock:
             self._routes[topic] = found
         return found
@@ -112,11 +119,11 @@ class Brokers:
         with self._lock:
             return self._missed.setdefault(broker, time.monotonic())
 
-    def _ask_route(self, topic: str) -> Route | None:
+    def _ask_route(self, topic: str, patience: float) -> Route | None:
         made = time.monotonic()
         try:
             header = GetRoute(topic, accept_standard_json_only=True)
-            answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, patience)
         except RequestRefused as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
@@ -141,11 +148,15 @@ class Brokers:
                 found[queue] = route.read[queue]
         return found
 
-    def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> Command:
-        """What one of them answers, from the one on that answered last. Raises `Unreachable`, `RequestRefused`."""
+    def _ask_name_server(
+        self, code: RequestCode, header: Header | None = None, patience: float | None = None
+    ) -> Command:
+        """What one of them answers, from the one on that answered last. patience: as of `ask`. Raises `Unreachable`,
+        `RequestRefused`."""
         servers = self.address.name_servers
         fields = {} if header is None else header.texts()
-        deadline, pause = time.monotonic() + self.address.patience, _FIRST_PAUSE_SECONDS
+        deadline = time.monotonic() + (self.address.patience if patience is None else patience)
+        pause = _FIRST_PAUSE_SECONDS
         while True:
             silent: list[str] = []
             for number in range(len(servers)):

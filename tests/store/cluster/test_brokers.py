@@ -12,7 +12,7 @@ from store import MessageStore, UnknownTopic, Unreachable
 from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
-from store.cluster.brokers import Brokers
+from store.cluster.brokers import ROUTE_SECONDS, Brokers
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json
@@ -135,6 +135,25 @@ def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_kn
             assert (found := brokers.route("orders", oldest=0.0)) is not None
             assert found.brokers == {"a", "b"}
             known.discard("b")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_while_no_name_server_answers_brokers_are_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """A consumer ended after a minute of that, though its brokers were well."""
+    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    queue = Queue("orders", BrokerQueueId("b", 0))
+    with closing(Brokers(ClusterAddress(((names := Moody(tmp_path)).server.address,)))) as brokers:
+        assert list(brokers.readable([queue])) == [queue]
+        names.close()
+        for _ in range(5):
+            clock.sleep(ROUTE_SECONDS)
+            assert list(brokers.readable([queue], waits=waits)) == [queue]
+        assert clock.monotonic() == 5 * ROUTE_SECONDS
+        assert brokers.route("orders", oldest=0.0, waits=False) is not None
+        with pytest.raises(Unreachable, match="no name server answers"):
+            brokers.route("orders", oldest=0.0)
 
 
 def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(
