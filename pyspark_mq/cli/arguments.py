@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from store import FilterError, InvalidArgument, StoreError, message_filter
+from store import ArchiveUnavailable, FilterError, InvalidArgument, StoreError, message_filter
 from store.any_log import LogAddress, MessageFilter
 from store.archive.objects import local_path
 from store.archive.place import is_archive
@@ -50,7 +50,11 @@ def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionIte
 def _has_only_archive(place: str) -> bool:
     """Nothing else lies behind a URL."""
     local = local_path(place)
-    return local is None or (is_archive(local) and not Directory.at(local).is_store())
+    if local is None:
+        return True
+    with suppress(ArchiveUnavailable, OSError):  # for who opens a store there to say
+        return is_archive(local) and not Directory.at(local).is_store()
+    return False
 
 
 def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) -> str:

@@ -22,6 +22,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme to our extra; others have packages
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", "memory"}  # whose puts are, whatever they do to rename
 _WITHOUT_LISTINGS = {"sftp", "ssh"}  # which keep none, and take the word for an option of ssh
 _PART, _NEW = ".part", ".new"  # behind the name of what is being written, and of what is about to have it
+_GIVE_CREDENTIALS = "give the credentials in the environment, or as storage options"
 _TRIES = 3
 
 Found = TypeVar("Found")
@@ -349,6 +350,8 @@ def _tried(where: str, secrets: Sequence[str], verb: Callable[[], Found]) -> Fou
                 raise
             except Exception as error:  # whatever the library behind a file system raises
                 said = f"{where}: {type(error).__name__}: {error}"
+                if "Credentials" in type(error).__name__:  # as botocore and Google name what they lack
+                    said += f"; {_GIVE_CREDENTIALS}"
                 if any(secret in said for secret in secrets):
                     raise ArchiveUnavailable(f"{where}: {type(error).__name__}, of an URL with a secret") from None
                 raise ArchiveUnavailable(said) from error
@@ -362,9 +365,7 @@ def _explained(where: object) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except PermissionError as error:
-        raise ArchiveUnavailable(
-            f"{where}: no permission; give the credentials in the environment, or as storage options"
-        ) from error
+        raise ArchiveUnavailable(f"{where}: no permission; {_GIVE_CREDENTIALS}") from error
     except OSError as error:
         if _is_late(error):
             raise ArchiveUnavailable(f"{where}: no answer in time, {_TRIES} times; try again") from error

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyspark_mq.cli import main
+from store import MessageStore, StoreError
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
 
 
@@ -112,9 +113,12 @@ def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    for arguments in (("stats", tmp_path / "loop"), ("verify", tmp_path / "loop")):
-        done = run(*arguments)
-        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    for path in (tmp_path / "loop", tmp_path / ("x" * 300)):
+        with pytest.raises(StoreError) as refused:
+            MessageStore.open(path, create=False, read_only=True)
+        for command in ("stats", "topic list", "verify"):
+            done = run(*command.split(), path)
+            assert (done.returncode, done.stderr) == (1, f"Error: {refused.value}\n")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -62,6 +62,16 @@ def test_no_permission_is_told_with_the_url(filled: Filled, wrong: list[Exceptio
     assert "secret" not in str(caught.value)
 
 
+class NoCredentialsError(Exception):
+    """As botocore has it."""
+
+
+def test_missing_credentials_are_told_with_where_to_give_them(filled: Filled, wrong: list[Exception | None]) -> None:
+    wrong.append(NoCredentialsError("Unable to locate credentials"))
+    with pytest.raises(ArchiveUnavailable, match=r"Unable to locate credentials; give .* in the environment, or as"):
+        filled.store.archive("bad://archive")
+
+
 def test_what_takes_too_long_is_tried_again_and_then_told(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong += [TimeoutError(), TimeoutError()]
     assert filled.store.archive("bad://bucket").messages == 8
