@@ -145,7 +145,7 @@ class Archiving:
         standing = Standing.of(self._kin, self._place, self._catalog, queues)
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
         if is_doubtful and not standing.shows_ours(self._kin, self._place, self._catalog):
-            raise of_another(self._place.url, standing.passed)
+            raise of_another(self._place.url, self._catalog, standing.passed)
         passed, parts = dict(standing.passed), dict[Queue, tuple[int, int]]()
         for queue in (queue for queue in queues if queue not in passed):
             if part := self._passing(queue, passed, partial(self._part, queue, standing.begins.get(queue), end_of)):

@@ -62,16 +62,20 @@ class Standing(NamedTuple):
         return queue.topic in others or isinstance(self.passed.get(queue), OffsetLost)
 
     def is_doubtful(self, *, is_remembered: bool) -> bool:
-        """Whether what cannot be archived may be so because the archive is of another store.
+        """Whether the archive may be of another store: something cannot be archived, or goes on behind nothing there.
 
         is_remembered: by the store's settings. Such a store may have lost what it had, and then has no other messages.
         """
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
-        return has_others or (bool(self.passed) and not is_remembered)
+        return has_others or (not is_remembered and (bool(self.passed) or not self.begins))
 
     def shows_ours(self, kin: Kin, place: Place, catalog: Catalog) -> bool:
-        """Whether anything shows that the archive is of this store. Raises `ArchiveUnavailable`."""
-        return any(kin.has_in_log(it, self.last.get(it.queue)) for it in _archived(place, catalog))
+        """Whether anything shows that the archive is of this store, or nothing is archived yet.
+
+        Raises `ArchiveUnavailable`.
+        """
+        there = list(_archived(place, catalog))
+        return not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there)
 
 
 def _archived(place: Place, catalog: Catalog) -> Iterator[FlatQueue]:
@@ -92,9 +96,10 @@ def passed_over(root: Path, url: str, reasons: Mapping[Queue, StoreError]) -> Qu
     return QueuesPassedOver(f"{root}: {url} has all now but {told(reasons)}. {_REMEDY}", reasons)
 
 
-def of_another(url: str, reasons: Mapping[Queue, StoreError]) -> ArchiveOfAnother:
+def of_another(url: str, catalog: Catalog, reasons: Mapping[Queue, StoreError]) -> ArchiveOfAnother:
+    why = told(reasons) or f"it has other topics ({', '.join(catalog.of_topics())})"
     return ArchiveOfAnother(
-        f"{url}: nothing shows that this is the archive of this store, so nothing is archived: {told(reasons)}. "
+        f"{url}: nothing shows that this is the archive of this store, so nothing is archived: {why}. "
         f"Archive to another URL, or under another brokerName. {_REMEDY}"
     )
 

@@ -222,6 +222,23 @@ def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -
         assert remembered(tmp_path / "other" / "mq") == Remembered()
 
 
+@pytest.mark.parametrize("topics", [{}, {"more": 1}])
+def test_another_store_of_that_name_with_other_topics_is_refused(
+    filled: Filled, tmp_path: Path, topics: dict[str, int]
+) -> None:
+    """What it did to the archive it would do to what is archived of the first one, too, as to what is too old."""
+    filled.store.archive(str(tmp_path / "archive"))
+    before = contents(tmp_path / "archive")
+    other = Filled(tmp_path / "other" / "mq", topics)
+    with other.store:
+        for topic in topics:
+            other.put(topic, 0, 3)
+        with pytest.raises(ArchiveOfAnother, match=r"so nothing is archived: it has other topics \(orders\)"):
+            other.store.archive(str(tmp_path / "archive"), reserved_hours=0)
+    assert contents(tmp_path / "archive") == before
+    assert remembered(tmp_path / "other" / "mq") == Remembered()
+
+
 def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 1)
