@@ -16,6 +16,7 @@ from store import MessageStore, StoreClosed
 from store.any_log import MessageFilter
 from store.errors import CorruptStore, OffsetOutOfRange, StoreUnavailable, UnknownTopic
 from store.files.opened import Opened
+from store.publish.latch import Latch
 from store.publish.watch import POLL_SECONDS, Watch
 from store.read.arrivals import Arrival
 
@@ -84,6 +85,7 @@ class PullRequestHoldService(Opened):
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
         self._store = store
         self._stopping = False
+        self._ended = Latch()
         self._lock = threading.RLock()  # a signal's handler may stop this amid any verb
         self._held: dict[QueueName, set[HeldRequest]] = {}
         self._thread: threading.Thread | None = None
@@ -159,7 +161,7 @@ class PullRequestHoldService(Opened):
         with self._lock:
             self._interrupt()
         if not is_inside and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._ended.wait()  # no `join`: this may interrupt another one, which has Python's lock for it
 
     def _let_go(self) -> None:
         self._thread = None
@@ -207,11 +209,14 @@ class PullRequestHoldService(Opened):
             pass
         finally:
             self._stopping = True
-            for request in self._all():
-                self._wake(request, Wake.STOPPED)
-            with self._lock:
-                self._watch = None
-                watch.close()
+            try:
+                for request in self._all():
+                    self._wake(request, Wake.STOPPED)
+            finally:
+                with self._lock:
+                    self._watch = None
+                    watch.close()
+                self._ended.set()
 
     def _notice_arrivals(self, watch: Watch) -> None:
         """Wake the requests whose message arrived since the last call."""

@@ -122,9 +122,10 @@ class TransactionProducer(Opened):
         """
         must_not_be_opening()
         self._is_over = True
-        self._dropped()
-        if not self._transactions.is_inside and self._checker is not threading.current_thread():
-            self._checker.join()
+        self._checker.stopping.set()
+        is_waited_for = self._transactions.is_inside or self._checker is threading.current_thread()
+        if not is_waited_for and not self.is_forked:
+            self._checker.ended.wait()  # no `join`: this may interrupt another one, which has Python's lock for it
         if self._owns:
             self._store.close()
 
@@ -156,6 +157,7 @@ class _Checker(threading.Thread):
         """limits: immunity in seconds, and how often one is asked about."""
         super().__init__(name="mq-check", daemon=True)
         self.stopping = Latch()  # the garbage collector may set it, in any thread
+        self.ended = Latch()
         self._what = what
         self._transactions = transactions
         self._turn = turn
@@ -169,6 +171,7 @@ class _Checker(threading.Thread):
             self._check_now_and_then()
         finally:  # whatever ends this, others go on
             self._turn.close()
+            self.ended.set()
 
     def _check_now_and_then(self) -> None:
         next_check, told = time.monotonic(), ""

@@ -254,6 +254,17 @@ def test_a_service_that_never_held_stops(store: MessageStore) -> None:
     PullRequestHoldService(store).stop()
 
 
+def test_a_signals_handler_stops_it_amid_stop(store: MessageStore) -> None:
+    """Also where Python has just taken the lock by which it knows that a thread has ended."""
+
+    def stop_at(place: int) -> int:
+        service = PullRequestHoldService(store)
+        service.hold("orders", 0, 0, LONG, lambda request, why: None)
+        return interrupted_at(place, service.stop, service.stop, also=[threading.__file__])
+
+    at_every_place(stop_at)
+
+
 @pytest.mark.parametrize("verb", ["hold", "cancel"])
 def test_a_signals_handler_stops_it_amid_a_verb(store: MessageStore, verb: str) -> None:
 

@@ -273,6 +273,16 @@ def test_the_garbage_collector_may_drop_it_in_any_thread(store: MessageStore) ->
     at_every_place(drop_at)
 
 
+def test_a_signals_handler_closes_it_amid_close(store: MessageStore) -> None:
+    """Also where Python has just taken the lock by which it knows that a thread has ended."""
+
+    def close_at(place: int) -> int:
+        with TransactionProducer(store, GROUP, never) as producer:
+            return interrupted_at(place, producer.close, producer.close, also=[threading.__file__])
+
+    at_every_place(close_at)
+
+
 def test_a_signals_handler_closes_it_amid_send(store: MessageStore) -> None:
     """While the thread that asks waits for this one's turn."""
 
@@ -309,6 +319,7 @@ def test_a_signals_handler_closes_it_amid_an_append(store: MessageStore) -> None
             assert checker.is_alive()
 
         assert interrupted_at(1, prepare, close, "_take_next_offsets")
+    checker.join(PATIENCE)
     assert not checker.is_alive()
     with pytest.raises(StoreClosed):
         own.topics()
