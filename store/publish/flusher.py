@@ -18,7 +18,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.latch import Latch
-from store.publish.published_end import PublishedEnd
+from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
@@ -215,9 +215,8 @@ def flush_log(root: Path) -> None:
     """Bring what was published to the device, also for who has not opened the store for writing: a recovery makes the
     queues of it. Raises `FlushFailed`.
     """
-    try:
-        published = PublishedEnd(root, writable=False)
-    except FileNotFoundError:  # nothing of ours
+    published = published_end_of(root)
+    if published is None:  # nothing of ours
         return
 
     def flush() -> None:

@@ -19,7 +19,7 @@ from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.dispatch import SIZE_BYTES, walk
-from store.publish.published_end import PublishedEnd
+from store.publish.published_end import PublishedEnd, published_end_of
 from store.publish.watch import POLL_SECONDS
 
 _LOOKED_AT = 64 << 10  # bytes behind the log's end
@@ -195,14 +195,6 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
     # Damage may lead where no segment is; and where retention took one, it took all before.
     is_entry = offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE and log.segments.exists(offset)
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
-
-
-def published_end_of(root: Path) -> PublishedEnd | None:
-    """To read; None without one."""
-    try:
-        return PublishedEnd(root, writable=False)
-    except FileNotFoundError:
-        return None
 
 
 def _counts(root: Path, log: CommitLog, published: PublishedEnd) -> bool:

@@ -325,6 +325,14 @@ class PublishedEnd:
         )
 
 
+def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
+    """That of a directory; None without one. Raises `CorruptStore` for a file that is none."""
+    try:
+        return PublishedEnd(root, writable=writable)
+    except FileNotFoundError:
+        return None
+
+
 @lru_cache(maxsize=64)  # an append asks several times for the same few
 def checked(number: int) -> int:
     """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""

@@ -24,7 +24,7 @@ from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
 from store.integers import LONG_MAX
 from store.publish.locks import among_groups
-from store.publish.published_end import PublishedEnd
+from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
@@ -119,11 +119,11 @@ def with_messages_since(root: Path) -> list[str]:
 
 def _published(root: Path) -> int:
     """Log offset up to which messages are published; without end where that is not said."""
-    try:
-        with closing(PublishedEnd(root, writable=False)) as published:
-            return published.confirm_offset
-    except FileNotFoundError:
+    published = published_end_of(root)
+    if published is None:
         return LONG_MAX
+    with closing(published):
+        return published.confirm_offset
 
 
 def _is_before(folder: Path, at: int) -> bool:

@@ -29,7 +29,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_left, was_overtaken
-from store.publish.published_end import PublishedEnd
+from store.publish.published_end import published_end_of
 from store.upkeep.index_tags import tags_are_filed
 from store.upkeep.plans import Evidence
 
@@ -174,7 +174,10 @@ class Directory:
             log.segments.check()
         except CorruptSegment as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-        with suppress(FileNotFoundError), closing(PublishedEnd(self.root, writable=False)) as published:
+        published = published_end_of(self.root)
+        if published is None:
+            return
+        with closing(published):
             if was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
                 return
             warn_of_lost_begin(log, published.log_begin, first)
@@ -200,9 +203,8 @@ class Directory:
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
         queues = any((self.root / CONSUME_QUEUE_DIR).glob("*/*/*"))
-        try:
-            published = PublishedEnd(self.root, writable=False)
-        except FileNotFoundError:
+        published = published_end_of(self.root)
+        if published is None:
             return Evidence(False, False, queues, abort, checkpoint)
         with closing(published):
             overtaken = was_overtaken(log, published, abort=abort)

@@ -30,8 +30,8 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
-from store.publish.log_end import is_message, last_segment, published_end_of, refused_from
-from store.publish.published_end import PublishedEnd
+from store.publish.log_end import is_message, last_segment, refused_from
+from store.publish.published_end import PublishedEnd, published_end_of
 from store.upkeep.misplaced import misplaced, place_of
 from store.upkeep.plans import Filed, Plan, Point
 
@@ -238,9 +238,8 @@ class Recovery:
         Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
         end goes, in all three. Should this die on the way, the same decision is found again.
         """
-        try:
-            published = PublishedEnd(self._root, writable=True)
-        except FileNotFoundError:
+        published = published_end_of(self._root, writable=True)
+        if published is None:
             self._write(decision)
             return
 
