@@ -46,11 +46,16 @@ class Sent:
 
 def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """NAME=VALUE, several of them."""
-    for value in values:
-        if "=" not in value:
-            raise click.BadParameter(f"{value!r} is not like region=eu")
-        text_of(_ctx, _option, value)
-    return {name: value for name, _, value in (each.partition("=") for each in values)}
+    found: dict[str, str] = {}
+    for each in values:
+        name, is_given, value = each.partition("=")
+        if not is_given:
+            raise click.BadParameter(f"{each!r} is not like region=eu")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice; a message has one value of it")
+        text_of(_ctx, _option, each)
+        found[name] = value
+    return found
 
 
 def text_of(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:

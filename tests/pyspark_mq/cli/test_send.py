@@ -187,6 +187,7 @@ def test_a_wrong_line_is_named_and_nothing_of_its_batch_is_sent(
         ["x", "--spread"],
         ["x", "--json", "--spread", "--queue", "1"],
         ["x", "--property", "region"],
+        ["x", "--property", "region=eu", "--property", "region=us"],
         ["x", "--property", "region=\udcff"],
         ["x", "--tags", "\udcff"],
     ],
