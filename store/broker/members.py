@@ -81,14 +81,14 @@ class Seat(Opened):
     """A member's files and its lock: to be in the group. Whoever drops it has left, as if killed."""
 
     def __init__(self, path: Path, entry: Entry) -> None:
+        fds: list[int] = []
+        self._closes = finalize(self, _close, fds)  # first: whoever forks meanwhile lets go of it
+        self._closes.atexit = False
         super().__init__(f"member {entry.id} of group {path.parent.name} in {path.parents[2]}", "join")
         self.entry = replace(entry, boot=_boot())
         self._path = path
         self._size = 0
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
-        fds: list[int] = []
-        self._closes = finalize(self, _close, fds)
-        self._closes.atexit = False
         with opening:
             fds.append(open_file(path, os.O_EXCL))
             fds.append(open_file(done_path(path), os.O_TRUNC))

@@ -131,7 +131,6 @@ class TransactionProducer(Opened):
 
     def _let_go(self) -> None:
         """Its thread is not in a forked child, and the rest is let go of by itself."""
-        self._dropped.detach()
 
     def __enter__(self) -> TransactionProducer:
         return self

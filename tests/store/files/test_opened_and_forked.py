@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreForked, StoreNotOpen
+from store import Message, MessageStore, Outcome, StoreForked, StoreNotOpen, Subscription, TransactionProducer
 from store.broker.hold import PullRequestHoldService
+from store.files.opened import opening
 from store.files.segment_file import OpenFiles
 from store.format.layout import segment_name
+from store.local_group import LocalGroup
 from tests.children import in_a_child
+from tests.interrupts import interrupted_at
 from tests.store.files.open_things import ALL, outcome
 
 
@@ -52,6 +55,30 @@ def test_a_forked_child(store: MessageStore, busy: bool) -> None:
         assert appending is None or appending.result() is None
         store.must_be_open()
         assert service.held == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store: TransactionProducer(store, "g", lambda message: Outcome.UNKNOWN).close(),
+        lambda store: LocalGroup(store.path, "g").join({"t": Subscription()}).leave(),
+    ],
+    ids=["transaction producer", "member"],
+)
+def test_a_fork_while_another_thread_opens_something(
+    store: MessageStore, make: Callable[[MessageStore], object]
+) -> None:
+    """The child lets go of all, and nothing seems to be opened there for ever."""
+    left: set[str] = set()
+
+    def fork() -> None:
+        if not opening._is_owned():  # type: ignore[attr-defined]  # or another thread would wait
+            left.add(in_a_child(lambda: (store._is_over, opening._is_owned())))  # type: ignore[attr-defined]
+
+    with MessageStore.open(store.path) as writer:
+        for place in range(1, 1 + interrupted_at(-1, lambda: make(writer), fork, "__init__"), 15):
+            interrupted_at(place, lambda: make(writer), fork, "__init__")
+    assert left == {"(True, False)"}
 
 
 def test_what_a_forked_child_is_told(store: MessageStore) -> None:
