@@ -107,11 +107,8 @@ class Writer:
         if recover is not None:
             recover()
         published = PublishedEnd(root, writable=True)
-        end = max(published.confirm_offset, published.announced_end)
-        if alone and is_left(
-            self._log, end
-        ):  # by a broker that was killed: the next append undoes it, as one that died
-            published.announce(self._log.next_segment(end), published.store_timestamp)
+        if alone and is_left(self._log, published.written_end):  # by a broker that died: undone as an append of ours
+            published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
         # Of a queue that lost a file, beside others, it may say that it is longer than it was then.
         ends = None if published.has_lost else QueueEnds.read(root)
         existing = self._queues.existing() if alone else []

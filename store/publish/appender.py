@@ -217,7 +217,7 @@ class Appender:
             self._finish_deletion()
         confirm, announced = self._published_end.confirm_offset, self._published_end.announced_end
         if confirm != self._seen_end:  # others appended
-            self._must_be_newer(confirm, announced)
+            self._must_be_newer()
         self._seen_end = confirm
         if announced <= confirm:
             return
@@ -234,9 +234,9 @@ class Appender:
         self._log.clear(confirm, announced)
         self._log.segments.flush_names()
 
-    def _must_be_newer(self, confirm: int, announced: int) -> None:
+    def _must_be_newer(self) -> None:
         """Raises `CorruptStore` where the published end is older than the log."""
-        behind = max(confirm, announced)
+        behind = self._published_end.written_end
         if self._log.may_go_on(behind) and next(walk(self._log, behind), None) is not None:
             raise self._published_end.is_older()
 

@@ -199,7 +199,7 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
 
 def _counts(root: Path, log: CommitLog, published: PublishedEnd) -> bool:
     """Whether readers may believe a published end that stayed as it is meanwhile."""
-    on_device = published.flushed_offset >= max(published.confirm_offset, published.announced_end)
+    on_device = published.flushed_offset >= published.written_end
     abort = (root / ABORT_FILE).exists()
     # By itself: what is open of an append that is undone may be deleted, and made anew.
     looked_at = CommitLog(root, log.segments.size, writable=False)
@@ -224,7 +224,7 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
             return True
     if not log.segments.exists(published.confirm_offset) and published.confirm_offset < log.min_offset():
         return True
-    return not abort and is_left(log, max(published.confirm_offset, published.announced_end))
+    return not abort and is_left(log, published.written_end)
 
 
 def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:

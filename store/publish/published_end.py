@@ -145,6 +145,11 @@ class PublishedEnd:
         return self._number("announced_end")
 
     @property
+    def written_end(self) -> int:
+        """Commit log offset (bytes) behind which nothing of ours was ever written."""
+        return max(self.confirm_offset, self.announced_end)
+
+    @property
     def flushed_offset(self) -> int:
         """Commit log offset (bytes) known to be on the device; where a flush failed, it stays what it was then."""
         flushed = self._number("flushed_offset")

@@ -181,7 +181,7 @@ class Directory:
             if was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
                 return
             warn_of_lost_begin(log, published.log_begin, first)
-            end = max(published.confirm_offset, published.announced_end)
+            end = published.written_end
             if published.same_boot and is_left(log, end):
                 warnings.warn(
                     f"{log.segments.directory}: {PUBLISHED_END_FILE} says that the log ends at {end}, and something is "

@@ -245,8 +245,7 @@ class Recovery:
 
         def write() -> None:
             if published.has_failed:
-                end = max(published.confirm_offset, published.announced_end)
-                self._log.segments.write_again(published.flushed_offset, end)
+                self._log.segments.write_again(published.flushed_offset, published.written_end)
             published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
 
