@@ -54,7 +54,9 @@ _TIMEOUT_SECONDS = 30.0
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _LOOK_SECONDS = 0.001  # between two looks whether another thread has answered: shorter than a flush
-_NOBODY_SEEN = "a process that this user may not look into ('lslocks', run by root, names it)"
+_NOBODY_SEEN = (
+    "a process that has let go of it just now, or that this user may not look into ('lslocks', run by root, names it)"
+)
 
 
 class _ThisThread(threading.local):
