@@ -122,7 +122,7 @@ class LocalLog:
             return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
-        asked = {queue: positions[queue] for queue in last if queue in positions}
+        asked = {queue: position for queue, position in positions.items() if queue in last}
         now = self.fingerprints(asked)
         others = [queue for queue, position in asked.items() if position > 0 and now.get(queue) != last[queue]]
         return [queue for queue in others if self._is_strange(queue, asked[queue], last[queue])]

@@ -231,7 +231,7 @@ class ArchiveLog:
         return self._steady(there)
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
-        asked = {queue: positions[queue] for queue in last if positions.get(queue, 0) > 0}
+        asked = {queue: position for queue, position in positions.items() if position > 0 and queue in last}
         now = self.fingerprints(asked)
         return [
             it.queue
