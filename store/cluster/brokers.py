@@ -28,6 +28,9 @@ REQUEST_SECONDS = 10.0
 ANSWER_SECONDS = 3.0  # mqClientApiTimeout: of what one broker is asked while others' queues wait
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
 _REPLY_TOPIC = "_REPLY_TOPIC"
+# Of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
+# (enableAllTopicList=false) says the same of that, for ever.
+_NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -169,8 +172,7 @@ class Brokers:
                 refused = (
                     None if answer.code == ResponseCode.SUCCESS else explained(answer, f"name server {server}", code)
                 )
-                if refused is not None and (may_pass(refused) or refused.code == ResponseCode.SYSTEM_ERROR):
-                    # It is leaving, or waits until it knows all brokers (needWaitForService).
+                if refused is not None and (may_pass(refused) or (refused.code, code) == _NOT_READY):  # or is leaving
                     silent.append(str(refused))
                     continue
                 self._server = (self._server + number) % len(servers)

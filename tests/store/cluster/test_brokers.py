@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import MessageStore, UnknownTopic, Unreachable
+from store import MessageStore, RequestRefused, UnknownTopic, Unreachable
 from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
@@ -204,3 +204,20 @@ def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(
             pytest.raises(Unreachable, match=remark),
         ):
             brokers.route("orders")
+
+
+def test_a_name_server_that_lists_no_topics_is_asked_for_them_once(tmp_path: Path) -> None:
+    """With enableAllTopicList=false. It was asked for half a minute, and then it was said not to answer."""
+    asked: list[Request] = []
+
+    def refuse(request: Request) -> Response:
+        asked.append(request)
+        return Response(ResponseCode.SYSTEM_ERROR, "disable")
+
+    with (
+        closing(Moody(tmp_path, others={RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: refuse})) as names,
+        closing(Brokers(ClusterAddress((names.server.address,), patience=0.1))) as brokers,
+        pytest.raises(RequestRefused, match="disable"),
+    ):
+        brokers.topics()
+    assert len(asked) == 1
