@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from store.any_log import Queue
@@ -25,7 +25,7 @@ from store.remoting.headers import CreateTopic, GetRoute, TopicQueue
 
 ROUTE_SECONDS = 30.0  # pollNameServerInterval
 REQUEST_SECONDS = 10.0
-ANSWER_SECONDS = 3.0  # mqClientApiTimeout: of what one broker is asked while others' queues wait
+ANSWER_SECONDS = 3.0  # mqClientApiTimeout: of what is asked while others' queues wait
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
 _REPLY_TOPIC = "_REPLY_TOPIC"
 # Of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
@@ -67,6 +67,7 @@ class Brokers:
         self._missed: dict[str, float] = {}  # since when brokers are in no route that had them
         self._in_vain: set[tuple[str, str]] = set()  # topics and brokers that were waited for
         self._server = 0  # of the name servers, the one that answered last
+        self._unheard = -math.inf  # when none of them answered, time.monotonic(): not each topic waits for that
 
     # --- name servers ------------------------------------------------------------------------------------
 
@@ -93,13 +94,16 @@ class Brokers:
         if known is not None and time.monotonic() - known.made < oldest:
             return known
         there |= set() if known is None else known.brokers
-        may_be_old = known is not None and (oldest > 0.0 or not waits)
+        may_be_old = known is not None and (oldest > 0.0 or not waits)  # its brokers may be well
+        if may_be_old and time.monotonic() - self._unheard < max(oldest, ANSWER_SECONDS):
+            return known
         try:
             found = self._ask_route(topic, 0.0 if may_be_old else self.address.patience)
         except Unreachable:
-            if known is None or not may_be_old:
+            if not may_be_old:
                 raise
-            found = replace(known, made=time.monotonic())  # its brokers may be well; as RocketMQ's clients take it
+            self._unheard = time.monotonic()
+            return known
         since: dict[str, float] = {}  # of those that were missed at the last look, too, wherever else they were seen
         while missed := there - (set() if found is None else found.brokers):
             # A broker that restarts is in no route meanwhile, nor is a topic that nobody else has.
@@ -158,14 +162,15 @@ class Brokers:
         `RequestRefused`."""
         servers = self.address.name_servers
         fields = {} if header is None else header.texts()
-        deadline = time.monotonic() + (self.address.patience if patience is None else patience)
-        pause = _FIRST_PAUSE_SECONDS
+        patience = self.address.patience if patience is None else patience
+        timeout = min(REQUEST_SECONDS, max(ANSWER_SECONDS, patience))
+        deadline, pause = time.monotonic() + patience, _FIRST_PAUSE_SECONDS
         while True:
             silent: list[str] = []
             for number in range(len(servers)):
                 server = servers[(self._server + number) % len(servers)]
                 try:
-                    answer = self._begin(server, code, fields).result()
+                    answer = self._begin(server, code, fields, timeout=timeout).result()
                 except Unreachable as error:
                     silent.append(str(error))
                     continue

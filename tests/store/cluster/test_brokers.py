@@ -156,6 +156,28 @@ def test_while_no_name_server_answers_brokers_are_where_they_were(
             brokers.route("orders", oldest=0.0)
 
 
+def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is silent, and no connection fails, kept what is held waiting once for each topic."""
+    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    asked: list[Request] = []
+
+    def refuse(request: Request) -> Response:
+        asked.append(request)
+        return Response(ResponseCode.SERVICE_NOT_AVAILABLE) if len(asked) > 2 else said(nowhere("b"))
+
+    queues = [Queue(topic, BrokerQueueId("b", 0)) for topic in ("orders", "others")]
+    with (
+        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as names,
+        closing(Brokers(ClusterAddress((names.server.address,)))) as brokers,
+    ):
+        for looks in (2, 3, 4):
+            assert list(brokers.readable(queues)) == queues
+            assert len(asked) == looks
+            clock.sleep(ROUTE_SECONDS)
+
+
 def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
