@@ -13,9 +13,10 @@ pin has not.
     {"orders": {"0": 23, "1": 0}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
 
 `$last` is the fingerprint of each queue's last message before `next`: log offset and store time; of a queue that it
-does not name that message was deleted, or there was none. Where another message stands there now, or one at all, the
-topic was created anew, the store was put back from a backup, or lost messages that were not flushed when its machine
-went down. It is always there, if only `{}`: so an offset of another source of Spark's is none of ours.
+does not name that message was deleted, or damaged, or there was none. Where another message stands there now, or one at
+all, the topic was created anew, the store was put back from a backup, or lost messages that were not flushed when its
+machine went down; or it was mended. It is always there, if only `{}`: so an offset of another source of Spark's is none
+of ours.
 
 Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
 a newer version.
