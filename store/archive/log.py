@@ -228,10 +228,12 @@ class ArchiveLog:
                     found[it.queue] = fingerprint(it.log, it.entries, last)
             return found
 
-        return self._steady(there)
+        return self._steady(there) if positions else {}  # each look at the metadata is a request
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: position for queue, position in positions.items() if position > 0 and queue in last}
+        if not asked:
+            return []
         now = self.fingerprints(asked)
         return [
             it.queue

@@ -14,6 +14,7 @@ import pytest
 from store import (
     Message,
     MessageStore,
+    NoArchive,
     OffsetLost,
     OffsetNotYet,
     QueuesPassedOver,
@@ -49,6 +50,20 @@ def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: 
         with pytest.raises(OffsetLost, match="CONSUME_QUEUE: bytes 0 to 800 are not archived any more"):
             list(found)
         assert list(log.scan(QueueRange(*ORDERS, 0, 40), wanted)) == []
+
+
+def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore, url: str) -> None:
+    """Behind a URL each look takes a request, and each task asks once a range."""
+    store.put_many(Message("orders", b"") for _ in range(40))
+    store.archive(url)
+    with ArchiveAddress(url).open() as log:
+        last = log.fingerprints({ORDERS: 40})
+        shutil.rmtree(url)
+        assert log.fingerprints({}) == {}
+        assert log.strangers({ORDERS: 40}, {}) == []
+        assert log.strangers({}, last) == []
+        with pytest.raises(NoArchive):
+            log.strangers({ORDERS: 40}, last)
 
 
 def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: MessageStore, url: str) -> None:
