@@ -106,13 +106,13 @@ class ClusterHeld:
         now = time.monotonic()
         due = [pull for when, pull in self._failed if when <= now]
         self._failed = [(when, pull) for when, pull in self._failed if when > now]
-        self._brokers.refresh({pull.queue.topic for pull in due}, waits=False)
+        self._brokers.routes.refresh({pull.queue.topic for pull in due}, waits=False)
         for pull in due:
             self._begin(pull)
 
     def _begin(self, pull: _Pull) -> None:
         queue, position, _ = pull
-        broker = self._brokers.readable([queue], waits=False).get(queue)
+        broker = self._brokers.routes.readable([queue], waits=False).get(queue)
         if broker is None:
             self._gone.append(pull)
             return

@@ -13,9 +13,9 @@ from types import TracebackType
 from store.any_log import BrokerQueueId, Positions, Queue
 from store.broker.entries import Entry
 from store.broker.queue_locks import LOCK_SECONDS, Claims, claim
-from store.cluster.brokers import ANSWER_SECONDS, Brokers, answered
+from store.cluster.brokers import Brokers, answered
 from store.cluster.heart_beat import heart_beat
-from store.cluster.name_servers import NameServers
+from store.cluster.name_servers import ANSWER_SECONDS, NameServers
 from store.cluster.offsets import commit, committed, resets
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker, parse_json, parse_reset
@@ -233,7 +233,7 @@ class ClusterMember(Opened):
 
     def _masters(self) -> dict[str, Broker]:
         """By name, of all topics that are read. Raises `Unreachable`."""
-        routes = [route for topic in self._topics if (route := self._brokers.route(topic)) is not None]
+        routes = [route for topic in self._topics if (route := self._brokers.routes.route(topic)) is not None]
         found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
 

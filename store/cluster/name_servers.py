@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,6 +12,9 @@ from store.remoting.addresses import host_and_port
 from store.remoting.tls import Tls
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
+REQUEST_SECONDS = 10.0
+ANSWER_SECONDS = 3.0  # mqClientApiTimeout: of what is asked while others' queues wait
+FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0  # before another try
 _PATIENCE_SECONDS = 30.0
 
 
@@ -43,6 +47,10 @@ class NameServers:
         for server in servers:
             host_and_port(server)
         return cls(servers, credentials, consumer_group, tls)
+
+    def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:
+        """The fields of a request, with those that prove who asks."""
+        return fields if self.credentials is None else self.credentials.signed(fields, body)
 
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}"

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from store.any_log import Positions, Queue
 from store.broker.response_codes import ResponseCode
-from store.cluster.brokers import ANSWER_SECONDS, Ask, Brokers
+from store.cluster.brokers import Ask, Brokers
+from store.cluster.name_servers import ANSWER_SECONDS
 from store.cluster.tails import held_pull
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command

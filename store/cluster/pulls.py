@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from store.any_log import QueueRange
 from store.broker.response_codes import ResponseCode
-from store.cluster.brokers import REQUEST_SECONDS, Brokers
+from store.cluster.brokers import Brokers
+from store.cluster.name_servers import REQUEST_SECONDS
 from store.cluster.refusals import explained, may_pass
 from store.cluster.routes import Broker
 from store.errors import BadFrame, OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
@@ -56,7 +57,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
     given, attempt = wanted.start, 0
     deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
     while given < wanted.end:
-        broker = brokers.readable([wanted.queue]).get(wanted.queue)
+        broker = brokers.routes.readable([wanted.queue]).get(wanted.queue)
         if broker is None:
             raise UnknownTopic(f"{brokers.address}: no broker has {wanted.queue} any more")
         try:
@@ -68,7 +69,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
             if not may_pass(error):
                 raise
             brokers.wait(error, deadline, pause)
-            brokers.refresh([wanted.topic])
+            brokers.routes.refresh([wanted.topic])
             pause, attempt = _PAUSE_SECONDS, attempt + 1
 
 

@@ -61,7 +61,7 @@ def send(brokers: Brokers, topic: str, messages: MessageColumns, queues: list[Qu
             deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
         else:
             brokers.wait(failed, deadline, pause)
-            brokers.refresh([topic])
+            brokers.routes.refresh([topic])
             pause = _PAUSE_SECONDS
     return placed
 
@@ -73,7 +73,7 @@ def _send_first_of_each(
     failed: RemotingError | None = None
     under_way = []
     for queue, sends in left.items():
-        route = brokers.route(queue.topic)
+        route = brokers.routes.route(queue.topic)
         broker = None if route is None else route.write.get(queue)
         if broker is None or not broker.writable:
             failed = Unreachable(f"{brokers.address}: no master has {queue} now, to write to; is its broker down?")

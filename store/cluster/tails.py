@@ -8,7 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import NamedTuple
 
 from store.any_log import Positions, Queue, QueueRange
-from store.cluster.brokers import REQUEST_SECONDS, Ask, Brokers
+from store.cluster.brokers import Ask, Brokers
+from store.cluster.name_servers import REQUEST_SECONDS
 from store.cluster.pulls import PULLED, pull_header
 from store.cluster.routes import Broker
 from store.remoting.codes import RequestCode
@@ -38,7 +39,7 @@ class Tails:
 
     def wait(self, seen: Positions, timeout: float) -> None:
         """Until one of the queues has messages behind `seen`, or less; it may come back before."""
-        where = self._brokers.readable(seen, waits=False)
+        where = self._brokers.routes.readable(seen, waits=False)
         with self._lock:
             answers = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
         if answers:

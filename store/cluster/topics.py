@@ -19,7 +19,7 @@ class Topics(Mapping[str, tuple[Queue, ...]]):
 
     def __getitem__(self, topic: str) -> tuple[Queue, ...]:
         if topic not in self._known:
-            route = self._brokers.route(topic, oldest=0.0)
+            route = self._brokers.routes.route(topic, oldest=0.0)
             self._known[topic] = () if route is None else tuple(route.read)
         if not self._known[topic]:
             raise KeyError(topic)
@@ -33,4 +33,4 @@ class Topics(Mapping[str, tuple[Queue, ...]]):
 
     @cached_property
     def _names(self) -> list[str]:
-        return self._brokers.topics()
+        return self._brokers.routes.topics()

@@ -53,7 +53,7 @@ class ClusterWriter(ClusterLog):
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
-        while (found := self._brokers.route(topic, oldest=0.0)) is None or len(found.read) < queues:
+        while (found := self._brokers.routes.route(topic, oldest=0.0)) is None or len(found.read) < queues:
             if time.monotonic() >= deadline:
                 raise UnsupportedStore(f"{self._address}: topic {topic!r} was made, and no name server knows it yet")
             time.sleep(_LOOK_AGAIN_SECONDS)
@@ -128,7 +128,7 @@ class ClusterAppend:
 
     def _queues(self, topic: str) -> list[Queue]:
         """Those to write to, in order."""
-        route = self._brokers.route(topic) or self._brokers.route(topic, oldest=0.0)
+        route = self._brokers.routes.route(topic) or self._brokers.routes.route(topic, oldest=0.0)
         if route is None or not route.write:
             raise UnknownTopic(
                 f"{self._brokers.address}: there is no topic {topic!r} that can be written; create it; or, if it is "

@@ -17,8 +17,8 @@ from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response
 from store.remoting.serving import serve
-from tests.store.cluster.test_brokers import said
 from tests.store.cluster.test_pulls import Moody
+from tests.store.cluster.test_route_table import said
 from tests.waiting import until
 
 QUEUES, TIMES = 200, 10

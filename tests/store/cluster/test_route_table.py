@@ -12,7 +12,8 @@ from store import MessageStore, RequestRefused, UnknownTopic, Unreachable
 from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
-from store.cluster.brokers import ROUTE_SECONDS, Brokers
+from store.cluster.brokers import Brokers
+from store.cluster.route_table import ROUTE_SECONDS
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json
@@ -39,7 +40,7 @@ class Clock:
 def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     topics = "t", "u", "v"
 
     def started(stack: ExitStack, name: str) -> Serving:
@@ -56,13 +57,13 @@ def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(
         first = going.enter_context(name_server(tmp_path / "first", stays.address, goes.address))
         brokers = stack.enter_context(closing(Brokers(ClusterAddress((first, later), patience=2.5))))
         for topic in topics:
-            assert (route := brokers.route(topic)) is not None
+            assert (route := brokers.routes.route(topic)) is not None
             assert route.brokers == {"a", "b"}
         going.close()
         took = []
         for topic in topics:
             since = clock.monotonic()
-            assert (route := brokers.route(topic, oldest=0.0)) is not None
+            assert (route := brokers.routes.route(topic, oldest=0.0)) is not None
             took.append(clock.monotonic() - since)
             assert route.brokers == {"a"}
         assert took == [3.0, 0.0, 0.0]
@@ -82,7 +83,7 @@ def nowhere(brokers: Iterable[str]) -> Mapping[str, str]:
 
 def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was gone when another one came again had what was left of that one's time."""
-    monkeypatch.setattr("store.cluster.brokers.time", Clock())
+    monkeypatch.setattr("store.cluster.route_table.time", Clock())
     there = [{"a", "b"}, {"b"}, {"b"}, {"a"}, {"b"}, {"b"}, {"a", "b"}]  # a second apart
 
     routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0)))}
@@ -91,7 +92,7 @@ def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.M
         closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
     ):
         for _ in range(2):
-            assert (found := brokers.route("orders", oldest=0.0)) is not None
+            assert (found := brokers.routes.route("orders", oldest=0.0)) is not None
             assert found.brokers == {"a", "b"}
 
 
@@ -107,22 +108,22 @@ def test_one_that_has_other_topics_still_is_waited_for_no_longer(
     ):
 
         def ask_for_others() -> None:
-            assert brokers.route("others", oldest=0.0) is not None
+            assert brokers.routes.route("others", oldest=0.0) is not None
             assert clock.monotonic() < 10.0
 
         clock = Clock(ask_for_others)
-        monkeypatch.setattr("store.cluster.brokers.time", clock)
+        monkeypatch.setattr("store.cluster.route_table.time", clock)
         for topic in there:
-            brokers.route(topic)
+            brokers.routes.route(topic)
         there["orders"] = {"a"}
-        assert (found := brokers.route("orders", oldest=0.0)) is not None
+        assert (found := brokers.routes.route("orders", oldest=0.0)) is not None
         assert found.brokers == {"a"}
 
 
 def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.cluster.brokers.time", Clock())
+    monkeypatch.setattr("store.cluster.route_table.time", Clock())
     known = {"a", "b"}
     of_one = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(known))}
     of_other = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere("ab"))}
@@ -132,7 +133,7 @@ def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_kn
         closing(Brokers(ClusterAddress((one.server.address, other.server.address)))) as brokers,
     ):
         for _ in range(2):
-            assert (found := brokers.route("orders", oldest=0.0)) is not None
+            assert (found := brokers.routes.route("orders", oldest=0.0)) is not None
             assert found.brokers == {"a", "b"}
             known.discard("b")
 
@@ -142,25 +143,25 @@ def test_while_no_name_server_answers_brokers_are_where_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     """A consumer ended after a minute of that, though its brokers were well."""
-    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     queue = Queue("orders", BrokerQueueId("b", 0))
     with closing(Brokers(ClusterAddress(((names := Moody(tmp_path)).server.address,)))) as brokers:
-        assert list(brokers.readable([queue])) == [queue]
+        assert list(brokers.routes.readable([queue])) == [queue]
         names.close()
         for _ in range(5):
             clock.sleep(ROUTE_SECONDS)
-            assert list(brokers.readable([queue], waits=waits)) == [queue]
+            assert list(brokers.routes.readable([queue], waits=waits)) == [queue]
         assert clock.monotonic() == 5 * ROUTE_SECONDS
-        assert brokers.route("orders", oldest=0.0, waits=False) is not None
+        assert brokers.routes.route("orders", oldest=0.0, waits=False) is not None
         with pytest.raises(Unreachable, match="no name server answers"):
-            brokers.route("orders", oldest=0.0)
+            brokers.routes.route("orders", oldest=0.0)
 
 
 def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is silent, and no connection fails, kept what is held waiting once for each topic."""
-    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     asked: list[Request] = []
 
     def refuse(request: Request) -> Response:
@@ -173,7 +174,7 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(
         closing(Brokers(ClusterAddress((names.server.address,)))) as brokers,
     ):
         for looks in (2, 3, 4):
-            assert list(brokers.readable(queues)) == queues
+            assert list(brokers.routes.readable(queues)) == queues
             assert len(asked) == looks
             clock.sleep(ROUTE_SECONDS)
 
@@ -182,17 +183,17 @@ def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task, say, that is begun just after the name server was: what it was to read was not there, by its word."""
-    monkeypatch.setattr("store.cluster.brokers.time", clock := Clock())
+    monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     there = [{"a"}, {"a"}, {"a", "b"}, {"a"}]
     routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0) if there[1:] else "a"))}
     queues = [Queue("orders", BrokerQueueId(name, 0)) for name in "abcd"]
     with closing(Moody(tmp_path, others=routes)) as names:
         address = ClusterAddress((names.server.address,), patience=2.5)
         with closing(Brokers(address)) as brokers:
-            assert list(brokers.readable(queues[:2])) == queues[:2]
+            assert list(brokers.routes.readable(queues[:2])) == queues[:2]
             assert clock.monotonic() == 1.0
             for _ in range(2):
-                assert list(brokers.readable(queues[2:])) == []
+                assert list(brokers.routes.readable(queues[2:])) == []
                 assert clock.monotonic() == 4.0, "in vain, and once is enough"
         with address.open() as log, pytest.raises(UnknownTopic, match="no broker has orders/b:0"):
             next(log.scan(QueueRange(*queues[1], 0, 1), ReadSpec(("body",), EVERYTHING)))
@@ -219,13 +220,13 @@ def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(
     ):
         servers = leaving.server.address, stays.server.address
         with closing(Brokers(ClusterAddress(servers))) as brokers:
-            assert (route := brokers.route("orders")) is not None
+            assert (route := brokers.routes.route("orders")) is not None
             assert route.brokers == {"b"}
         with (
             closing(Brokers(ClusterAddress(servers[:1], patience=0.1))) as brokers,
             pytest.raises(Unreachable, match=remark),
         ):
-            brokers.route("orders")
+            brokers.routes.route("orders")
 
 
 def test_a_name_server_that_lists_no_topics_is_asked_for_them_once(tmp_path: Path) -> None:
@@ -241,5 +242,5 @@ def test_a_name_server_that_lists_no_topics_is_asked_for_them_once(tmp_path: Pat
         closing(Brokers(ClusterAddress((names.server.address,), patience=0.1))) as brokers,
         pytest.raises(RequestRefused, match="disable"),
     ):
-        brokers.topics()
+        brokers.routes.topics()
     assert len(asked) == 1

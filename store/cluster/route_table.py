@@ -1,0 +1,184 @@
+"""Where topics are, as a cluster's name servers say."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable
+
+from store.any_log import Queue
+from store.broker.response_codes import ResponseCode
+from store.cluster.name_servers import (
+    ANSWER_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    REQUEST_SECONDS,
+    NameServers,
+)
+from store.cluster.refusals import explained, may_pass
+from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route, parse_topics
+from store.errors import RequestRefused, Unreachable
+from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.remoting.client import Client
+from store.remoting.codes import RequestCode
+from store.remoting.command import Command
+from store.remoting.header import Header
+from store.remoting.headers import GetRoute
+
+ROUTE_SECONDS = 30.0  # pollNameServerInterval
+_REPLY_TOPIC = "_REPLY_TOPIC"
+# Of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
+# (enableAllTopicList=false) says the same of that, for ever.
+_NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
+
+
+class RouteTable:
+    """Of one process, for any threads.
+
+    What was refused for a while only, or not answered, is asked of the next name server, for `NameServers.patience`
+    seconds.
+    """
+
+    def __init__(self, address: NameServers, client: Client) -> None:
+        self._address = address
+        self._client = client
+        self._lock = threading.Lock()
+        self._routes: dict[str, Route | None] = {}
+        self._missed: dict[str, float] = {}  # since when brokers are in no route that had them
+        self._in_vain: set[tuple[str, str]] = set()  # topics and brokers that were waited for
+        self._server = 0  # of the name servers, the one that answered last
+        self._unheard = -math.inf  # when none of them answered, time.monotonic(): not each topic waits for that
+
+    def topics(self) -> list[str]:
+        """The names of all topics but a cluster's own."""
+        listed = parse_topics(bytes(self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body))
+        own = parse_topics(bytes(self._ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body))
+        # Clusters and brokers have topics, too.
+        hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
+        return sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
+
+    def route(
+        self, topic: str, *, oldest: float = ROUTE_SECONDS, waits: bool = True, named: Iterable[str] = ()
+    ) -> Route | None:
+        """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
+
+        Brokers that are no longer in it are waited for, each as long as the address has patience; once, for all topics.
+        Likewise those that are `named`, for somebody saw them in it. waits: False to get them, meanwhile, where they
+        were. While no name server answers it is as it was, but for who asks how it is now (oldest=0.0).
+        """
+        with self._lock:
+            known = self._routes.get(topic)
+            there = {name for name in named if (topic, name) not in self._in_vain}
+        if known is not None and time.monotonic() - known.made < oldest:
+            return known
+        may_be_old = known is not None and (oldest > 0.0 or not waits)  # its brokers may be well
+        if may_be_old and time.monotonic() - self._unheard < max(oldest, ANSWER_SECONDS):
+            return known
+        try:
+            found = self._ask_route(topic, 0.0 if may_be_old else self._address.patience)
+        except Unreachable:
+            if not may_be_old:
+                raise
+            self._unheard = time.monotonic()
+            return known
+        return self._with_those(there | (known or Route()).brokers, topic, known, found, waits)
+
+    def readable(self, queues: Iterable[Queue], *, waits: bool = True) -> dict[Queue, Broker]:
+        """The brokers of those of `queues` that are there, in their order. waits: see `route`."""
+        found: dict[Queue, Broker] = {}
+        asked: set[str] = set()
+        queues = list(queues)
+        for queue in queues:
+            route = self.route(queue.topic, waits=waits)
+            if (route is None or queue not in route.read) and queue.topic not in asked:
+                asked.add(queue.topic)
+                named = {getattr(each.queue_id, "broker", "") for each in queues if each.topic == queue.topic}
+                route = self.route(queue.topic, oldest=0.0, waits=waits, named=named - {""})
+            if route is not None and queue in route.read:
+                found[queue] = route.read[queue]
+        return found
+
+    def refresh(self, topics: Iterable[str], *, waits: bool = True) -> None:
+        """Ask for new routes. waits: see `route`."""
+        for topic in topics:
+            self.route(topic, oldest=0.0, waits=waits)
+
+    def brokers(self) -> list[Broker]:
+        """All of the cluster."""
+        return parse_brokers(parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body)))
+
+    def _with_those(
+        self, there: set[str], topic: str, known: Route | None, found: Route | None, waits: bool
+    ) -> Route | None:
+        """`found`, or a later route, once it has all brokers of `there` again; or `found` with `known`, where nobody
+        `waits`; see `route`. A broker that restarts is in no route meanwhile, nor is a topic that nobody else has."""
+        since: dict[str, float] = {}  # of those that were missed at the last look, too, wherever else they were seen
+        while missed := there - (found or Route()).brokers:
+            since = {name: since.get(name, self._missed_since(name)) for name in missed}
+            if time.monotonic() >= max(since.values()) + self._address.patience:
+                self._in_vain.update((topic, name) for name in missed)
+                break
+            if not waits:
+                before, now = known or Route(), found or Route()
+                return Route(before.read | now.read, before.write | now.write, now.made)
+            time.sleep(PAUSE_SECONDS)
+            self._server += 1  # one that was started just now knows only who told it since; another one may know all
+            found = self._ask_route(topic, self._address.patience)
+        with self._lock:
+            self._routes[topic] = found
+        return found
+
+    def _missed_since(self, broker: str) -> float:
+        """Since when it is in no route that had it (time.monotonic())."""
+        with self._lock:
+            return self._missed.setdefault(broker, time.monotonic())
+
+    def _ask_route(self, topic: str, patience: float) -> Route | None:
+        made = time.monotonic()
+        try:
+            header = GetRoute(topic, accept_standard_json_only=True)
+            answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, patience)
+        except RequestRefused as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            return None
+        route = parse_route(topic, bytes(answer.body), made)
+        with self._lock:
+            for name in route.brokers:
+                self._missed.pop(name, None)
+        return route
+
+    def _ask_name_server(
+        self, code: RequestCode, header: Header | None = None, patience: float | None = None
+    ) -> Command:
+        """What one of them answers, from the one on that answered last. patience: seconds, the
+        address' own by default. Raises `Unreachable`, `RequestRefused`."""
+        servers = self._address.name_servers
+        fields = self._address.signed({} if header is None else header.texts())
+        patience = self._address.patience if patience is None else patience
+        timeout = min(REQUEST_SECONDS, max(ANSWER_SECONDS, patience))
+        deadline, pause = time.monotonic() + patience, FIRST_PAUSE_SECONDS
+        while True:
+            silent: list[str] = []
+            for number in range(len(servers)):
+                server = servers[(self._server + number) % len(servers)]
+                try:
+                    answer = self._client.ask(server, code, fields, timeout=timeout).result()
+                except Unreachable as error:
+                    silent.append(str(error))
+                    continue
+                refused = (
+                    None if answer.code == ResponseCode.SUCCESS else explained(answer, f"name server {server}", code)
+                )
+                if refused is not None and (may_pass(refused) or (refused.code, code) == _NOT_READY):  # or is leaving
+                    silent.append(str(refused))
+                    continue
+                self._server = (self._server + number) % len(servers)
+                if refused is not None:
+                    raise refused
+                return answer
+            if time.monotonic() >= deadline:
+                raise Unreachable(f"no name server answers (option nameServer): {'; '.join(silent)}")
+            time.sleep(pause)
+            pause = PAUSE_SECONDS
