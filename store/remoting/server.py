@@ -29,6 +29,15 @@ from store.remoting.turns import LEAVE_SECONDS, Turns
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
 _THREADS = 8
+# Of one connection these are done in the order in which they came, for that is what they mean: a client sets its group
+# back and asks at once where it is, gives a queue's lock back and takes it again, and leaves when all else is said.
+_IN_ORDER = (
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.LOCK_BATCH_MQ,
+    RequestCode.UNLOCK_BATCH_MQ,
+    RequestCode.UNREGISTER_CLIENT,
+)
 
 
 @dataclass(frozen=True)
@@ -180,8 +189,8 @@ class Server(Opened):
             elif (quick := self._processors.quick.get(command.code)) is not None:
                 answer = quick(request)
             elif (other := self._processors.others.get(command.code)) is not None:
-                is_last = command.code == RequestCode.UNREGISTER_CLIENT  # or what it says as it leaves came after it
-                answer = self._turns.begin(connection, partial(other, request), is_last=is_last)
+                work = partial(other, request)
+                answer = self._turns.begin(connection, work, after_others=command.code in _IN_ORDER)
             else:
                 remark = f"[BROKER_NOT_SUPPORT] request type {command.code} not supported"
                 answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

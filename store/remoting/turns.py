@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 class _Work(NamedTuple):
     answered: Future[Any]
     work: Callable[[], Any]
-    is_last: bool
+    after_others: bool
 
 
 class Turns:
@@ -44,9 +44,11 @@ class Turns:
         self._is_over = False
         self._until = math.inf  # time.monotonic(), after which nothing is begun
 
-    def begin(self, connection: Connection, work: Callable[[], Result], *, is_last: bool = False) -> Future[Result]:
-        """What `work` answers or raises, called in another thread; also where the connection is over by then. is_last:
-        once all is done that the connection asked for before.
+    def begin(
+        self, connection: Connection, work: Callable[[], Result], *, after_others: bool = False
+    ) -> Future[Result]:
+        """What `work` answers or raises, called in another thread; also where the connection is over by then.
+        after_others: once all is done that the connection asked for before.
         """
         answered: Future[Result] = Future()
         with self._changed:
@@ -57,7 +59,7 @@ class Turns:
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # the system may have none, and the next request tries again
                 self._threads.append(thread)
-            self._waiting.setdefault(connection, deque()).append(_Work(answered, work, is_last))
+            self._waiting.setdefault(connection, deque()).append(_Work(answered, work, after_others))
             self._changed.notify()
         return answered
 
@@ -116,7 +118,7 @@ class Turns:
 
     def _may_go_on(self, connection: Connection) -> bool:
         is_served = connection.is_over or not connection.is_stuck_writing
-        most = 1 if self._waiting[connection][0].is_last else self._share
+        most = 1 if self._waiting[connection][0].after_others else self._share
         return self._is_over or (is_served and self._begun[connection] < most)
 
 

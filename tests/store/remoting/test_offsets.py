@@ -44,6 +44,15 @@ def test_of_groups(broker: Broker, store: MessageStore) -> None:
     assert store.consumer_offset("group", "orders", 1) == 7
 
 
+def test_what_a_client_says_counts_in_its_order(broker: Broker) -> None:
+    """RocketMQ's asks for its offsets right after it set them back, as a reset wants it: it went on where it was."""
+    asked, ends = GroupQueue("group", "orders", 1), (7, 0)
+    for number in range(200):
+        said = CommitOffset("group", "orders", 1, ends[number % 2])
+        broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, said)
+        assert offset(broker, RequestCode.QUERY_CONSUMER_OFFSET, asked) == said.commit_offset, number
+
+
 @pytest.mark.parametrize(
     ("code", "header", "answered"),
     [

@@ -135,13 +135,13 @@ def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
     turns.close()
 
 
-def test_what_is_last_waits_for_what_was_asked_before(turns: Turns) -> None:
+def test_what_comes_after_others_waits_for_what_was_asked_before(turns: Turns) -> None:
     """Of its connection alone; and what that asks for later waits for it."""
     gate, its, another = threading.Event(), connection(), connection()
     before = turns.begin(its, lambda: gate.wait(PATIENCE))
-    last = turns.begin(its, lambda: before.done(), is_last=True)
+    last = turns.begin(its, lambda: before.done(), after_others=True)
     after = turns.begin(its, lambda: last.done())
-    turns.begin(another, lambda: None, is_last=True).result(PATIENCE)
+    turns.begin(another, lambda: None, after_others=True).result(PATIENCE)
     assert not last.done()
     assert not after.done()
     gate.set()
