@@ -130,9 +130,9 @@ def _arrivals(path: Path, held: int, arrivals: int) -> list[list[str]]:
 
         waiting = [hold(queue) for queue in range(held)]
         client.request(address, RequestCode.GET_BROKER_CLUSTER_INFO)
-        time.sleep(1)
+        time.sleep(min(1.0, held / 400))
         began, before = time.monotonic(), sum(process.cpu_times()[:2])
-        time.sleep(5)
+        time.sleep(min(5.0, held / 400))
         idle = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
         late = []
         for _ in range(arrivals):
