@@ -12,14 +12,16 @@ import hashlib
 import json
 import os
 import random
+import select
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from store.archive.layout import INDEX_SLOTS
 
@@ -75,7 +77,10 @@ class Running:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
-        self._requests, self._answers, self._words = process.stdin, process.stdout, words
+        self._requests, self._words = process.stdin, words
+        self._answers = process.stdout.fileno()
+        self._read = b""  # of them, and not given yet
+        self._turn = threading.Lock()  # a thread may iterate while the block is left
         self._is_left = False
 
     def ask(self, verb: str, **fields: Any) -> None:
@@ -86,15 +91,25 @@ class Running:
         return self
 
     def __next__(self) -> Json:
-        line = self._answers.readline()
-        if not line:
-            self._process.wait(COMMAND_SECONDS)
-            if self._is_left:
-                raise StopIteration
-            self._words.seek(0)
-            raise HarnessError(f"it ended:\n{_tail(self._words.read())}")
+        with self._turn:
+            while b"\n" not in self._read:
+                if not select.select([self._answers], [], [], COMMAND_SECONDS)[0]:
+                    self.kill()
+                    self._fail(f"it said nothing for {COMMAND_SECONDS} s")
+                more = os.read(self._answers, 1 << 16)
+                if not more:
+                    self._process.wait(COMMAND_SECONDS)
+                    if self._is_left:
+                        raise StopIteration
+                    self._fail("it ended")
+                self._read += more
+            line, _, self._read = self._read.partition(b"\n")
         answer: Json = json.loads(line)
         return answer
+
+    def _fail(self, what: str) -> NoReturn:
+        self._words.seek(0)
+        raise HarnessError(f"{what}:\n{_tail(self._words.read())}")
 
     def kill(self) -> None:
         self._process.kill()
@@ -104,7 +119,7 @@ class Running:
         """Halt everything: a shutdown of all of RocketMQ's services takes twenty seconds."""
         self._is_left = True
         self._requests.close()
-        for _ in self._answers:  # a full pipe would block it
+        for _ in self:  # a full pipe would block it
             pass
         self._process.wait(COMMAND_SECONDS)
 
