@@ -24,7 +24,7 @@ from store import (
     message_filter,
 )
 from store.any_log import MessageFilter
-from store.errors import MessageTooLarge, OffsetLost
+from store.errors import CorruptSegment, MessageTooLarge, OffsetLost
 from store.format.entering import Entry
 from store.format.java_hash import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
@@ -295,7 +295,11 @@ def test_damaged_or_whole_together_they_are_as_one_by_one(mixed: Path, data: st.
         file.write_bytes(content)
     if data.draw(st.integers(0, 4)) == 0:
         (path / COMMIT_LOG_DIR / segment_name(8192)).unlink()
-    with MessageStore.open(path, read_only=True, config=MANY) as store, pytest.MonkeyPatch.context() as patch:
+    try:
+        opened = MessageStore.open(path, read_only=True, config=MANY)
+    except CorruptSegment:  # where the end is damaged, and what is looked at instead is not there
+        return
+    with opened as store, pytest.MonkeyPatch.context() as patch:
         patch.setattr(getting, "_MANY", data.draw(st.sampled_from([1, 4, 1000])))
         for _ in range(10):
             queue_id = data.draw(st.integers(0, 1))
