@@ -85,7 +85,7 @@ class OrderlyQueues:
         return None if self._member is None else self._member.id
 
     def further(self, positions: Positions) -> Positions:
-        """Where the group was, in queues where that was behind these positions when this query got them."""
+        """Where the group was, in queues where that was further than these positions when this query got them."""
         return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
 
     def heed_resets(self) -> None:
