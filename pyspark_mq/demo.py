@@ -63,12 +63,15 @@ def run_demo(directory: str | None, rate: int) -> bool:
 @contextlib.contextmanager
 def told_in_one_line() -> Iterator[None]:
     """What Spark raises inside is DemoFailed: the first of its many lines says what is wrong."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except PySparkException as error:
         raise DemoFailed(f"Spark failed: {str(error).splitlines()[0]}") from error
+    except Py4JJavaError as error:  # of a kind that PySpark has no exception for
+        raise DemoFailed(f"Spark failed: {error.java_exception.toString().splitlines()[0]}") from error
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:

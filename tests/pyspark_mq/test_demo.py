@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from pyspark_mq import demo
 from pyspark_mq.demo import told_in_one_line
@@ -57,6 +58,14 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
 def test_what_spark_fails_with_is_one_line() -> None:
     with pytest.raises(DemoFailed, match=r"^Spark failed: Python worker failed to connect back\.$"), told_in_one_line():
         raise StreamingQueryException("Python worker failed to connect back.\n=== Streaming Query ===\n...")
+
+
+def test_so_is_what_spark_has_no_exception_for(spark: SparkSession) -> None:
+    with (
+        pytest.raises(DemoFailed, match=r"^Spark failed: java.lang.IndexOutOfBoundsException: .*$"),
+        told_in_one_line(),
+    ):
+        spark._jvm.java.util.ArrayList().get(3)
 
 
 def test_demo_without_java_says_what_to_install(tmp_path: Path) -> None:
