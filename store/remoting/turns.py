@@ -117,9 +117,10 @@ class Turns:
                 self._idle -= 1
 
     def _may_go_on(self, connection: Connection) -> bool:
+        if self._waiting[connection][0].after_others and self._begun[connection]:  # who leaves does it in order, too
+            return False
         is_served = connection.is_over or not connection.is_stuck_writing
-        most = 1 if self._waiting[connection][0].after_others else self._share
-        return self._is_over or (is_served and self._begun[connection] < most)
+        return self._is_over or (is_served and self._begun[connection] < self._share)
 
 
 def _leaving() -> NoReturn:

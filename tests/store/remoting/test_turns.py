@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,23 @@ def test_what_comes_after_others_waits_for_what_was_asked_before(turns: Turns) -
     gate.set()
     assert last.result(PATIENCE) is True
     after.result(PATIENCE)
+
+
+def test_who_closes_keeps_to_the_order(turns: Turns) -> None:
+    """What a client said last of its offsets is what counts, and is written as the server leaves."""
+    gate, its, said = threading.Event(), connection(), list[int]()
+    turns.begin(its, lambda: gate.wait(PATIENCE))
+
+    def say(number: int) -> None:
+        if not number % 2:
+            threading.Event().wait(0.01)  # so that the next one would be before it
+        said.append(number)
+
+    for number in range(10):
+        turns.begin(its, partial(say, number), after_others=True)
+    closing = threading.Thread(target=turns.close)
+    closing.start()
+    until(lambda: is_closing(turns))
+    gate.set()
+    closing.join()
+    assert said == list(range(10))
