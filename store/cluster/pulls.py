@@ -138,6 +138,11 @@ class _Pulls:
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:
             raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which nobody made; is it RocketMQ?")
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_copy:
+            raise Unreachable(
+                f"{self._address}: it is a copy and does not know topic {wanted.topic}, and its master, which may, "
+                "does not answer"
+            )
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             raise UnknownTopic(f"{self._who}: there is no topic {wanted.topic} any more")
         if answer.code not in PULLED:

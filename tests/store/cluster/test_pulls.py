@@ -196,6 +196,18 @@ def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: M
                 assert next(held) == QueueRange(*wanted.queue, COUNT, COUNT + 1)
 
 
+def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path: Path) -> None:
+    """As one that was made just now: its master has the messages, and is waited for."""
+    with (
+        MessageStore.open(tmp_path / "copy") as empty,
+        serve(empty, "127.0.0.1:0") as copy,
+        closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers,
+    ):
+        broker = Broker("b", ((0, moody.server.address), (1, copy.address)))
+        with pytest.raises(Unreachable, match=rf"broker b at {copy.address}: it is a copy and does not know topic"):
+            list(_Pulls(brokers, broker.next(2), QueueRange("orders", 0, 0, 3)))
+
+
 def test_what_a_held_pull_brought_is_read_without_another_request(store: MessageStore, serving: Serving) -> None:
     with replace(ClusterAddress((serving.address,)), patience=0.0).open() as log:
         (queue,) = log.topics()["orders"]
