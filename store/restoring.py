@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopi
 from store.any_log import Boundary, Queue, QueueRange
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, make_root, sync_directory
+from store.files.opened import Descriptor
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
@@ -118,13 +119,12 @@ def _must_be_free(path: Path) -> None:
 def _alone(unfinished: Path) -> Iterator[None]:
     """With an empty directory that nobody else fills. Raises `StoreLocked`."""
     make_root(unfinished)
-    fd = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing(Descriptor(unfinished, lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY))) as folder:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreLocked(f"{unfinished}: another process restores there; let it, or stop it") from error
-        if not _leads_to(unfinished, fd):  # it was renamed before this had the lock; another's may be in its place
+        if not _leads_to(unfinished, folder.fd):  # renamed before this had the lock; another's may be in its place
             raise StoreLocked(f"{unfinished}: another process restored there meanwhile; look at what it made")
         for left in list(unfinished.iterdir()):
             if left.is_dir() and not left.is_symlink():
@@ -132,8 +132,6 @@ def _alone(unfinished: Path) -> Iterator[None]:
             else:
                 left.unlink()
         yield
-    finally:
-        os.close(fd)
 
 
 def _leads_to(path: Path, fd: int) -> bool:

@@ -29,7 +29,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from pyspark_mq.errors import CommitError
 from store.any_log import Bounds, Fingerprint, LogWriter, Queue, QueueRange, ReadSpec
 from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
+from store.files.opened import Descriptor
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, texts
 from store.format.topic_names import COMMITS_TOPIC
@@ -117,18 +118,16 @@ class Commits:
             if not self._folder.is_dir():
                 make_directory(self._folder.parent)
                 make_directory(self._folder)
-            fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+            opened = Descriptor(self._folder, lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             raise self._unwritable(error) from error
-        try:
+        with closing(opened) as folder:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 _log.warning("%s: another process commits for this query; waiting for its end", self._folder)
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                fcntl.flock(folder.fd, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(fd)
 
     def has(self, batch: Batch) -> bool:
         """Whether a batch was written. Raises `CommitError` where nothing can tell any more, and for an old batch.

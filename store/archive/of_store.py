@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from store.errors import (
 )
 from store.files.atomic import make_directory, open_file, write_file
 from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
+from store.files.opened import Descriptor
 from store.files.topics import Topics
 from store.format.layout import (
     ARCHIVED_FILE,
@@ -276,15 +276,12 @@ def is_same_place(url: str, other: str) -> bool:
 def alone(root: Path) -> Iterator[None]:
     """Nobody else archives this store meanwhile. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
-    fd = open_file(root / _LOCK_FILE)
-    try:
+    with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreLocked(f"{root}: another process archives this store; let it, or stop it") from error
         yield
-    finally:
-        os.close(fd)
 
 
 def ends(

@@ -7,11 +7,13 @@ before any other code runs there, and whoever uses such a thing in it is told.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from store.errors import StoreClosed, StoreForked, StoreLocked, StoreNotOpen, StoreReplaced
 
@@ -70,6 +72,28 @@ class Opened:
             f"{self._what}: cannot be copied or pickled, for it belongs to the process that opened it; "
             f"hand its path on, and make one there with {self._anew}"
         )
+
+
+class Descriptor(Opened):
+    """A file or folder, opened to be locked (`flock`): a child that is forked meanwhile holds no lock of it.
+
+    fd: to be locked, until `close`.
+    """
+
+    def __init__(self, path: Path, open_: Callable[[Path], int]) -> None:
+        with opening:
+            self.fd = open_(path)
+            self._closes = finalize(self, os.close, self.fd)
+            self._closes.atexit = False
+            super().__init__(str(path), "the verb that opened it")
+
+    def close(self) -> None:
+        if self._closes.alive:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # first, for a child that was forked just now has it, too
+            self._closes()
+
+    def _let_go(self) -> None:
+        self._closes()
 
 
 def _after_fork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -180,6 +181,20 @@ def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> No
 def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
     with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process archives"):
         filled.store.archive(str(tmp_path / "archive"))
+
+
+def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with alone(Path(filled.path)):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)  # lives for as long as this test
+            os._exit(0)
+    os.close(read)
+    filled.store.archive(str(tmp_path / "archive"))
+    os.close(write)
+    os.waitpid(child, 0)
 
 
 def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(filled: Filled, tmp_path: Path) -> None:
