@@ -16,7 +16,7 @@ from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
 from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
-from store.errors import OffsetOutOfRange, UnknownTopic
+from store.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
 from store.format.stored_message import StoredMessage
 from store.publish.figures import Figure
 
@@ -135,8 +135,8 @@ class Puller:
                 queue.stored_at = stored_at.item(-1)
                 if not self._queues.put(queue, columns):
                     return False
-        except (OffsetOutOfRange, UnknownTopic):
-            return self._corrected(queue)
+        except (OffsetOutOfRange, UnknownTopic) as error:
+            return self._corrected(queue, error)
         return self._queues.passed(queue, end)
 
     def _read(self, wanted: QueueRange) -> Iterator[Columns]:
@@ -148,9 +148,10 @@ class Puller:
         for batch in self._log.scan(wanted, self._spec):
             yield Columns(wanted.queue, batch)
 
-    def _corrected(self, queue: ProcessQueue) -> bool:
+    def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
         """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone, or
-        ends before what was read of it: the rebalancer sees what it is now."""
+        ends before what was read of it: the rebalancer sees what it is now. Raises `OffsetLost` where the queue goes on
+        before what is lost, as with a segment of the log."""
         bounds = self._log.bounds([queue.queue]).get(queue.queue)
         if bounds is None or bounds.max_offset < queue.pulled:
             self._queues.stop(queue)
@@ -161,4 +162,8 @@ class Puller:
                 queue.queue, queue.pulled, bounds.min_offset,
             )  # fmt: skip
             return self._queues.passed(queue, bounds.min_offset)
+        if isinstance(error, OffsetLost):
+            if queue.lost_at == queue.pulled:  # again: it was no change of the queue amid reading
+                raise error
+            queue.lost_at = queue.pulled
         return True

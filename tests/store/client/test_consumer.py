@@ -20,6 +20,7 @@ from store import (
     Message,
     MessageModel,
     MessageStore,
+    OffsetLost,
     ReceivedMessage,
     StoreError,
     Subscription,
@@ -33,7 +34,7 @@ from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -229,6 +230,21 @@ def test_a_record_that_is_corrupt_ends_it(store: MessageStore, caplog: pytest.Lo
         consumer.wait(60)
     with pytest.raises(StoreError, match="pyspark-mq verify"):
         consumer.close()
+
+
+@pytest.mark.parametrize("expression", ["*", "even || odd"])
+def test_a_segment_of_the_log_that_is_lost_ends_it(store: MessageStore, expression: str) -> None:
+    """Its messages are not passed over: their queues begin before it."""
+    for first in range(0, 40, QUEUES):
+        put(store, range(first, first + QUEUES), properties={"p": "x" * 5000})
+    middle = sorted((store.path / "commitlog").iterdir())[1]
+    middle.unlink()
+    with (
+        pytest.raises(OffsetLost, match=f"{middle.name}: no such segment"),
+        Consumer(store.path, "g", {"t": expression}, Seen(), config=config()) as consumer,
+    ):
+        consumer.wait(PATIENCE)
+    assert set(committed(store).values()) <= {0, 1, 2, 3}
 
 
 def test_messages_that_were_deleted_before_they_were_consumed_are_named(
