@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
-from store.errors import InvalidArgument, StoreError
+from store.errors import InvalidArgument, StoreError, StoreNotOpen
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
@@ -275,7 +276,8 @@ class LocalMember:
             return
         try:
             if self._seat.is_taken:
-                self._in_turn(self._leave)
+                with suppress(StoreNotOpen):  # another one is in its place: where it was, others inherit
+                    self._in_turn(self._leave)
         finally:
             self._seat.drop()
             self._watch.close()
@@ -294,6 +296,7 @@ class LocalMember:
     def _open(self) -> MessageStore:
         with self._threads:
             if self._store is None:
+                self._seat.must_be_in_place()
                 self._store = MessageStore.open(self.path, create=False)
             if not self._seat.is_taken:  # what interrupted this let it leave
                 self._store.close()
@@ -311,8 +314,14 @@ class LocalMember:
                 self._threads.release()
 
     def _in_turn(self, work: Callable[[], Result]) -> Result:
+        """Not where another directory is in the place of this one: nothing here is of that."""
+
+        def work_in_place() -> Result:
+            self._seat.must_be_in_place()
+            return work()
+
         self._seat.must_be_open()
-        return self._files.in_turn(work)
+        return self._files.in_turn(work_in_place)
 
     def _leave(self) -> None:
         self._persist()

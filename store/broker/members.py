@@ -23,7 +23,7 @@ from weakref import finalize
 
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
-from store.errors import CorruptStore, StoreReplaced
+from store.errors import CorruptStore
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, entries, note_at, noted, spare_path
 from store.files.opened import Opened, Place, opening
@@ -104,8 +104,7 @@ class Seat(Opened):
 
         Call it in turn with all others. Raises `StoreReplaced` where the file is gone. Who cannot write has left.
         """
-        self.must_be_open()
-        self._place.check()
+        self.must_be_in_place()
         old, had = self.entry, set(self.entry.slots)
         entry = replace(
             old,
@@ -135,6 +134,11 @@ class Seat(Opened):
         """Whether the member has not left yet, and is of this process."""
         return not self._is_over
 
+    def must_be_in_place(self) -> None:
+        """Raises `StoreReplaced` where its file is gone, or the directory is another one now; and `StoreNotOpen`."""
+        self.must_be_open()
+        self._place.check()
+
     def note(self, queue: Queue, offset: int) -> None:
         """How far this member has got in a queue, for who inherits it; 0: nothing.
 
@@ -148,12 +152,9 @@ class Seat(Opened):
                 note_at(self._done_fd, slot, offset)
 
     def leave(self) -> None:
-        """With what was noted. The second time, and in a forked process, this does nothing."""
-        if not self._is_over:
-            with suppress(StoreReplaced):
-                self._place.check()
-                _remove(self._path)
-            self.drop()
+        """With what was noted. Call it in turn, in place."""
+        _remove(self._path)
+        self.drop()
 
     def drop(self) -> None:
         """Leave as if killed: what was noted is inherited. After `leave`, and in a forked process, it does nothing."""

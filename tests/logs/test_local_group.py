@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -153,6 +154,35 @@ def test_a_member_whose_file_was_removed_is_told(making: LocalMaking) -> None:
     with pytest.raises(StoreReplaced):
         one.lock([Q0])
     one.leave()
+
+
+@pytest.mark.parametrize("verb", ["leave", "lock", "persist", "send_back", "unlock"])
+def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_own(
+    making: LocalMaking, tmp_path_factory: pytest.TempPathFactory, verb: str
+) -> None:
+    """As a backup, whose next messages it would pass over: offsets that it wrote there were of the other."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    with MessageStore.open(making.path) as store:
+        store.put(Message("t", b"x", queue_id=0))
+        (message,) = store.get_message("g", "t", 0, 0).messages
+    one = making.group.join(EVERYTHING)
+    one.lock([Q0])
+    one.commit({Q0: 1})
+    one.persist()
+    shutil.copytree(making.path, elsewhere / "backup")
+    one.commit({Q0: 2})
+    making.path.rename(elsewhere / "own")
+    (elsewhere / "backup").rename(making.path)
+    arguments = {"lock": [[Q0]], "send_back": [[message]], "unlock": [[Q0]]}.get(verb, [])
+    if verb != "leave":
+        with pytest.raises(StoreReplaced):
+            getattr(one, verb)(*arguments)
+    one.leave()
+    assert making.group.committed([Q0]) == {Q0: 1}
+    with MessageStore.open(making.path, read_only=True) as store:
+        assert store.topics() == {"t": 4}
+    with LocalGroup(elsewhere / "own", "g").join(EVERYTHING) as other:
+        assert other.committed([Q0]) == {Q0: 2}
 
 
 def test_an_offset_that_somebody_else_moved_on_does_not_go_back(making: LocalMaking) -> None:
