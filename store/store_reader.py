@@ -302,11 +302,13 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been.
+        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been: not
+        of a topic of that name that was deleted.
 
         If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
         """
-        return can_have(self._log, self._published.of(topic, queue_id), integer("offset", offset, 0), was)
+        queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
+        return was.physical_offset >= self._published.born(topic) and can_have(self._log, queue, offset, was)
 
     # --- waiting ---------------------------------------------------------------------------------------
 

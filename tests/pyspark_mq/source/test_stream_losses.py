@@ -328,3 +328,26 @@ def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) 
         assert filled.store.offsets("orders", 0) == (4, 4)
         with pytest.raises(DataLossError, match="orders/0 from 4 on is lost: other messages"):
             latest(reader(filled), end)
+
+
+@pytest.mark.parametrize("archives", [True, False])
+def test_a_topic_made_anew_of_which_retention_took_as_much_again(
+    filled: Filled, tmp_path: Path, archives: bool
+) -> None:
+    """No message stands before the next any more, but where the topic was deleted is known."""
+    it = reader(filled, **EARLIEST)
+    end = latest(it, it.initialOffset())
+    it.stop()
+    recreate(filled, 3)
+    filled.store.create_topic("other", 1)
+    filled.put("other", 0, 300, size=1000)
+    if archives:
+        filled.store.archive(str(tmp_path / "archive"))
+    filled.store.clean(forced=True)
+    assert [filled.store.offsets("orders", queue_id) for queue_id in (0, 1)] == [(3, 3), (5, 5)]
+    with pytest.raises(DataLossError, match="orders/0 from 3 on is lost: other messages"):
+        latest(reader(filled), end)
+    accepting = reader(filled, failOnDataLoss="false")
+    following = latest(accepting, end)
+    assert ranges(accepting, end, following) == (["orders/0 [0, 3)", "orders/1 [0, 5)"] if archives else [])
+    assert latest(reader(filled), following) is following
