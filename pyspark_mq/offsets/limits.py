@@ -156,7 +156,8 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
             f"such as '-10 minutes'; got {text[:40]!r}"
         ) from error
     if moment.tzinfo is None:
-        raise OptionError(f"{option}={text[:40]!r}: of which time zone? Write {word}Z for UTC, or {word}+02:00")
+        local = moment.isoformat()  # a date alone has no zone
+        raise OptionError(f"{option}={text[:40]!r}: of which time zone? Write {local}Z for UTC, or {local}+02:00")
     return Time(option, max(0, (moment - _EPOCH) // timedelta(milliseconds=1)), unmatched)
 
 

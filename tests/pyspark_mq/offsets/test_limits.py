@@ -159,6 +159,7 @@ def test_a_wrong_offset_says_where(text: str, message: str) -> None:
         ({"startingTimestamp": "yesterday"}, "takes milliseconds since 1970, a time such as"),
         ({"startingTimestamp": "-10 moons"}, "takes milliseconds since 1970, a time such as"),
         ({"startingTimestamp": "2026-01-01T00:00:00"}, "of which time zone"),
+        ({"startingTimestamp": "2026-01-01"}, r"Write 2026-01-01T00:00:00Z for UTC, or 2026-01-01T00:00:00\+02:00"),
         ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "a/0 has -1 where an offset belongs"),
         ({"startingOffsetsByTimestamp": "5"}, "the top level is 5"),
         ({"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "earliest"}, "takes error or latest"),
