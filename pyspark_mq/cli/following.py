@@ -60,8 +60,9 @@ def follow(
     """The messages from `begin` on in rounds, one for what is there and one for each arrival; never ends.
 
     last: which messages stand before `begin`. `queue` None follows all queues, also those added later, from their first
-    message; and those of a topic that is deleted and created anew, as far as the log tells it. A round, which may be
-    empty, must be read to its end before the next. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    message; those whose broker was away, from where they were; and those of a topic that is deleted and created anew,
+    as far as the log tells it. A round, which may be empty, must be read to its end before the next. Raises
+    `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
     while True:
         with log.of_one_life(topic):
@@ -72,10 +73,9 @@ def follow(
                 for each, has in bounds.items()
             }
             end = {each: has.max_offset for each, has in bounds.items()}
-            last = log.fingerprints(end)
+            begin, last = {**begin, **end}, {**last, **log.fingerprints(end)}  # of those that are away, what was true
             rows = between(log, starts, end, spec)
         yield rows
-        begin = end
         log.wait(end, WAIT_SECONDS)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
-from store import Message, OffsetLost, OffsetNotYet, TagFilter, message_filter
+from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.any_log import MessageFilter, Queue
 from store.archive.log import ArchiveAddress
 from store.broker.deletion import delete_topic
-from store.local import LocalAddress
+from store.local import LocalAddress, LocalLog
 from store.read.filters import EVERYTHING
 from store.through import address_at
 from tests.filled import Filled
@@ -64,6 +64,27 @@ def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> 
         store.create_topic("t", 2)
         filled.put("t", 1, 3)
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[250:]]
+
+
+def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
+    """As one whose broker was down for longer than it is waited for: all of it came again."""
+
+    class Leaving(LocalLog):
+        away = False
+
+        def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+            return {"t": (QUEUE,) if self.away else (QUEUE, Queue("t", 1))}
+
+    filled, spec = Filled(tmp_path / "mq", {"t": 2}), rows_of(COLUMNS, EVERYTHING)
+    filled.put("t", 1, 5)
+    with filled.store, Leaving(MessageStore.open(filled.path, read_only=True)) as log:
+        rounds = follow(log, "t", {}, None, spec, {})
+        assert bodies(next(rounds)) == [row[3] for row in filled.rows]
+        log.away = True
+        filled.put("t", 1, 2)
+        assert bodies(next(rounds)) == []
+        log.away = False
+        assert bodies(next(rounds)) == [row[3] for row in filled.rows[5:]]
 
 
 @pytest.mark.parametrize("more", [-1, 0, 3])
