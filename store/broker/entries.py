@@ -104,7 +104,7 @@ def check_fit(group: str, entry: Entry, other: Entry, processes: str) -> None:
 
     processes: those of the other.
     """
-    if entry.id == other.id:
+    if entry.instance == other.instance:  # of containers with a name each, which share the directory, too
         found = "has this name already: give each member an instance of its own"
     elif entry.model is not other.model:
         found = f"consumes by {other.model.value}, this one by {entry.model.value}. {_ONE_WAY}"

@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 
-from store import InvalidArgument, InvalidGroup, Message, MessageStore, NotAStore, StoreForked, StoreReplaced
+from store import (
+    GroupConflict,
+    InvalidArgument,
+    InvalidGroup,
+    Message,
+    MessageStore,
+    NotAStore,
+    StoreForked,
+    StoreReplaced,
+)
 from store.any_group import MessageModel, Subscriptions
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
@@ -183,6 +192,17 @@ def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_o
         assert store.topics() == {"t": 4}
     with LocalGroup(elsewhere / "own", "g").join(EVERYTHING) as other:
         assert other.committed([Q0]) == {Q0: 2}
+
+
+@pytest.mark.parametrize("model", MessageModel)
+def test_an_instance_is_one_also_where_containers_with_names_of_their_own_share_the_directory(
+    making: LocalMaking, model: MessageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or broadcasting ones had the offsets of one instance together, and who is behind did not get what is between."""
+    with making.group.join(EVERYTHING, model=model, instance="x") as one:
+        monkeypatch.setattr("socket.gethostname", lambda: "another")
+        with pytest.raises(GroupConflict, match=f"{one.id} .* this name"):
+            making.group.join(EVERYTHING, model=model, instance="x")
 
 
 def test_an_offset_that_somebody_else_moved_on_does_not_go_back(making: LocalMaking) -> None:
