@@ -194,8 +194,12 @@ class Delivery:
     def _records(self, copies: Copies, offsets: Int64s) -> list[Records]:
         topics, queue_ids, known = real_places(copies)
         encoded = topics.dictionary_encode()
-        born = np.array([self._born(topic) for topic in encoded.dictionary.to_pylist()], np.int64)
-        known &= (offsets >= born[numbers(encoded.indices)]) & (queue_ids < MAX_QUEUES)
+        each, which = encoded.dictionary.to_pylist(), numbers(encoded.indices)
+        born = np.array([self._born(topic) for topic in each], np.int64)
+        known &= (offsets >= born[which]) & (queue_ids < MAX_QUEUES)
+        # One that was put as its topic was made anew, with fewer queues, comes into one that is there.
+        counts = np.array([self._topics.queue_count(topic) for topic in each], np.int64)
+        queue_ids = queue_ids % np.maximum(counts, 1)[which]
         if not known.all():
             names = ", ".join(sorted(set(topics.filter(arrow(~known)).to_pylist())))
             _logger.error(

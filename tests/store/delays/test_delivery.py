@@ -81,6 +81,22 @@ def test_another_topic_of_that_name_gets_nothing_in_the_last_moment(
         until(lambda: bodies(store) == {b"new": 1})
 
 
+@pytest.mark.parametrize("how", ["level", "time"])
+def test_one_that_was_put_as_its_topic_was_made_anew_with_fewer_queues_keeps_nothing_and_comes(
+    tmp_path: Path, how: str
+) -> None:
+    soon = int(time.time() * 1000) + 1000
+    with opened(tmp_path) as store:
+        append, waits = store.begin(), {"delay_level": 1} if how == "level" else {"deliver_at": soon}
+        append.add_messages([Message(TOPIC, b"1", queue_id=QUEUES - 1, **waits)])
+        delete_topic(tmp_path, TOPIC)
+        store.create_topic(TOPIC, 1)
+        append.publish()
+        store.put(Message(TOPIC, b"2", delay_level=1))
+        until(lambda: store.max_offset(TOPIC, 0) == 2)
+        assert bodies(store) == {b"1": 1, b"2": 1}
+
+
 def test_what_the_log_does_not_take_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
