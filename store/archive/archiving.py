@@ -143,8 +143,9 @@ class Archiving:
         """
         born = self._born(queues)
         standing = Standing.of(self._kin, self._place, self._catalog, queues)
+        there = self._kin, self._place, self._catalog
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
-        if is_doubtful and not standing.shows_ours(self._kin, self._place, self._catalog):
+        if is_doubtful and not standing.shows_ours(*there, is_remembered=is_remembered):
             raise of_another(self._place.url, self._catalog, standing.passed)
         passed, parts = dict(standing.passed), dict[Queue, tuple[int, int]]()
         for queue in (queue for queue in queues if queue not in passed):

@@ -111,6 +111,10 @@ class Kin:
             return False
         return _without_place(here) == _without_place(archived)
 
+    def may_be_gone(self, it: FlatQueue) -> bool:
+        """Whether the log begins behind where the last archived message was in it, or nothing tells."""
+        return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
+
     def _may_follow(self, it: FlatQueue) -> bool:
         """Of an archive that ends where the store begins: whether the queue's entry before that, if it has it still, is
         the one that was archived."""

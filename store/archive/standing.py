@@ -67,15 +67,18 @@ class Standing(NamedTuple):
         is_remembered: by the store's settings. Such a store may have lost what it had, and then has no other messages.
         """
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
-        return has_others or (not is_remembered and (bool(self.passed) or not self.begins))
+        return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
-    def shows_ours(self, kin: Kin, place: Place, catalog: Catalog) -> bool:
-        """Whether anything shows that the archive is of this store, or nothing is archived yet.
+    def shows_ours(self, kin: Kin, place: Place, catalog: Catalog, *, is_remembered: bool = False) -> bool:
+        """Whether anything shows that the archive is of this store, or nothing is archived yet; or if `is_remembered`,
+        and all its topics are others, whether retention took what would show it: they may be deleted.
 
         Raises `ArchiveUnavailable`.
         """
         there = list(_archived(place, catalog))
-        return not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there)
+        if not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there):
+            return True
+        return is_remembered and not self.passed and all(map(kin.may_be_gone, there))
 
 
 def _archived(place: Place, catalog: Catalog) -> Iterator[FlatQueue]:
@@ -100,7 +103,7 @@ def of_another(url: str, catalog: Catalog, reasons: Mapping[Queue, StoreError]) 
     why = told(reasons) or f"it has other topics ({', '.join(catalog.of_topics())})"
     return ArchiveOfAnother(
         f"{url}: nothing shows that this is the archive of this store, so nothing is archived: {why}. "
-        f"Archive to another URL, or under another brokerName. {_REMEDY}"
+        f"Archive to another URL, or under another brokerName{f'. {_REMEDY}' if reasons else ''}"
     )
 
 

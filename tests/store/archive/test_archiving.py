@@ -239,6 +239,37 @@ def test_another_store_of_that_name_with_other_topics_is_refused(
     assert remembered(tmp_path / "other" / "mq") == Remembered()
 
 
+def test_two_stores_of_one_name_do_not_meet_in_an_archive_that_was_empty(tmp_path: Path) -> None:
+    """Nobody can tell then whose it is; so the one that archives later is refused."""
+    one, other = (Filled(tmp_path / each / "mq", {each: 1}) for each in ("one", "other"))
+    url = str(tmp_path / "archive")
+    with one.store, other.store:
+        one.store.archive(url)
+        other.put("other", 0, 3)
+        other.store.archive(url)
+        before = contents(tmp_path / "archive")
+        for _ in range(2):
+            with pytest.raises(ArchiveOfAnother, match=r"nothing is archived: it has other topics .*brokerName$"):
+                one.store.archive(reserved_hours=0)
+            one.put("one", 0, 3)
+    assert contents(tmp_path / "archive") == before
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_store_whose_archived_topics_were_all_deleted_goes_on(tmp_path: Path, *, taken: bool) -> None:
+    """Their messages are in the log still; or retention took them, and nothing shows it any more."""
+    filled = Filled(tmp_path / "mq", {"orders": 1, "more": 1})
+    with filled.store as store:
+        filled.put("orders", 0, 3)
+        store.archive(str(tmp_path / "archive"), topics=["orders"])
+        delete_topic(filled.path, "orders")
+        filled.put("more", 0, 300, size=1000)
+        if taken:
+            assert store.clean(forced=True).log
+        filled.put("more", 0, 1)
+        assert store.archive(topics=["more"]).messages == 301 - store.min_offset("more", 0)
+
+
 def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 1)
