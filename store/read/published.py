@@ -64,36 +64,36 @@ class PublishedQueues:
         """
         queue = self.of(topic, queue_id)
         try:
-            return self._bounds(queue, self._log.min_offset())
+            return self._bounds(queue, self._log.min_offset(), self._end.confirm_offset)
         except (OffsetLost, CorruptSegment):  # the topic was deleted, and created again; or else the next look says it
             self._queues.forget()
-        return self._bounds(self.of(topic, queue_id), self._log.min_offset())
+        return self._bounds(self.of(topic, queue_id), self._log.min_offset(), self._end.confirm_offset)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """`offsets` of those of `queues` that are there."""
-        found, first = {}, self._log.min_offset()
+        """`offsets` of those of `queues` that are there, at one moment: what was appended together is seen together."""
+        found, first, end = {}, self._log.min_offset(), self._end.confirm_offset
         for queue, it in self.there(queues):
             try:
-                found[queue] = self._bounds(it, first)
+                found[queue] = self._bounds(it, first, end)
             except (OffsetLost, CorruptSegment):
                 with suppress(UnknownTopic):
                     found[queue] = Bounds(*self.offsets(*queue))
         return found
 
-    def _bounds(self, queue: ConsumeQueue, first: int) -> Bounds:
-        """first: log offset (bytes) of the oldest record, as it was a moment ago.
+    def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
+        """first, end: log offsets (bytes) of the oldest record and of the published end, as they were a moment ago.
 
         Raises `OffsetLost`, `CorruptSegment` where files are missing, for the topic was deleted meanwhile if nothing
         else.
         """
         while True:
-            max_offset = queue.max_offset(self._end.confirm_offset)
+            max_offset = queue.max_offset(end)
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
                 if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
                     self._must_begin(queue, min_offset, max_offset)
                 return Bounds(min_offset, max_offset)
-            first = self._log.min_offset()  # retention was faster than this
+            first, end = self._log.min_offset(), self._end.confirm_offset  # retention was faster than this
 
     def _must_begin(self, queue: ConsumeQueue, min_offset: int, max_offset: int) -> None:
         """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or a message

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from store.any_log import MessageFilter
+from store.any_log import MessageFilter, Queue
 from store.errors import InvalidArgument, OffsetLost
 from store.format.columns import COLUMNS, check_columns
 
@@ -21,6 +21,7 @@ class Readable(Protocol):
 
     def topics(self) -> dict[str, int]: ...
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+    def bounds(self, queues: Iterable[Queue]) -> Mapping[Queue, tuple[int, int]]: ...
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> int: ...
     def scan(
         self, topic: str, queue_id: int, start: int, end: int, columns: Sequence[str], tags: str | MessageFilter | None
@@ -35,6 +36,8 @@ def ranges(store: Readable, topic: str, part: Part, begin: int | None, end: int 
         # Of an unknown topic queue 0 is asked for, so that the store says what is wrong.
         queues = range(store.topics().get(topic, 1)) if part is None else part
         found = {queue: store.offsets(topic, queue) for queue in queues}
+        of_one_moment = store.bounds(Queue(topic, queue) for queue in found)
+        found |= {queue.queue_id: bounds for queue, bounds in of_one_moment.items()}
     for queue, (start, stop) in found.items():
         if start > stop:
             raise InvalidArgument(f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from store import (
     UnknownQueue,
     UnknownTopic,
 )
-from store.any_log import QueueRange
+from store.any_log import Bounds, Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, segment_name
@@ -50,6 +50,23 @@ def test_bounds(published: PublishedQueues) -> None:
     assert 0 < minimum < maximum == published.max_offset("t", 1) == 40
     assert published.offsets("t", 0) == (0, 0)
     assert published.ever_put("t") == 40
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_what_was_appended_together_is_seen_together(tmp_path: Path, read_only: bool) -> None:
+    """An append to all queues comes while somebody looks at one after the other."""
+    queues = [Queue("t", 0), Queue("t", 1)]
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("t", 2)
+
+        def looked_at() -> Iterator[Queue]:
+            for queue in queues:
+                yield queue
+                store.put_many([Message("t", b"body", queue_id=queue_id) for queue_id in (0, 1)])
+
+        with MessageStore.open(tmp_path, read_only=read_only) as reader:
+            for count in (0, 2, 4):
+                assert reader.bounds(looked_at()) == dict.fromkeys(queues, Bounds(0, count))
 
 
 def test_what_is_there(published: PublishedQueues) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store import InvalidArgument, InvalidColumns, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
+from store import InvalidArgument, InvalidColumns, Message, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
 from tests.filled import Filled
 
 
@@ -25,6 +25,19 @@ def test_all_queues_some_and_ranges(filled: Filled) -> None:
     assert offsets(store.to_arrow("orders", tags="B")) == [each for each in everything if each[1] % 2]
     filled.put("orders", 0, 1)
     assert offsets(store.to_arrow("orders", queues=[])) == []
+
+
+def test_what_was_appended_together_is_read_together(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, look = filled.store, filled.store.offsets
+
+    def look_and_append(topic: str, queue_id: int) -> tuple[int, int]:
+        found = look(topic, queue_id)
+        store.put_many([Message("orders", b"body", queue_id=each) for each in (0, 1)])
+        return found
+
+    monkeypatch.setattr(store, "offsets", look_and_append)
+    queue_ids = [queue_id for queue_id, _ in offsets(store.to_arrow("orders"))]
+    assert queue_ids.count(0) - 3 == queue_ids.count(1) - 5
 
 
 def test_a_range_of_time(filled: Filled) -> None:
