@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -148,7 +148,7 @@ class Segments:
                     f"{self.path(start)}: was lost, with what stood before byte {offset - start}; nothing of this call "
                     "is visible: restore the file from a copy, then repeat the call"
                 ) from None
-            self._create(start, offset - start, data)
+            self._make(start, [(offset - start, data)])
             return offset == start
         file.write(offset - start, memoryview(data))
         return True
@@ -159,17 +159,14 @@ class Segments:
             self._zero_within(file, max(0, begin - start), min(end - start, self.size))
 
     def write_again(self, begin: int, end: int) -> None:
-        """Write what [begin, end) has, so that the next flush brings it to the device; holes stay holes.
+        """Put files in the place of those of [begin, end) that have the same, on the device; holes stay holes. Raises
+        `StoreFull`, `FlushFailed`.
 
-        After a flush that failed the system takes pages for clean that the device does not have.
+        After a flush that failed the system takes pages for clean that the device does not have. To write them again
+        in their file does not help: where a page was a hole, ext4 brings its bytes then, and keeps the hole.
         """
         for start, file in self._files(begin, end):
-            position, stop = file.next_data(max(0, begin - start)), min(end - start, self.size)
-            while position < stop:
-                # By pages: one that reached into a hole would fill it.
-                data = file.read(position, min(_ZERO_BLOCK - position % _ZERO_BLOCK, stop - position))
-                file.write(position, memoryview(data))
-                position = file.next_data(position + len(data))
+            self._make(start, self._pages(file))
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
@@ -222,8 +219,10 @@ class Segments:
             with suppress(OffsetLost):
                 yield start, self._current(start)
 
-    def _create(self, start: int, position: int, data: bytes | memoryview) -> None:
-        """Make a segment that has `data` whenever it is there: of an empty last queue file RocketMQ counts an entry."""
+    def _make(self, start: int, pieces: Iterable[tuple[int, bytes | memoryview]]) -> None:
+        """Make a segment that has all `pieces`, each at its position, whenever it is there: of an empty last queue file
+        RocketMQ counts an entry.
+        """
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
@@ -231,7 +230,8 @@ class Segments:
             make_folder(self.directory)
             with open(open_file(temporary, os.O_TRUNC), "wb") as file:
                 file.truncate(self.size)
-                write_at(file.fileno(), data, position)
+                for position, data in pieces:
+                    write_at(file.fileno(), data, position)
                 sync(file.fileno(), temporary)
             temporary.rename(self.path(start))
         except OSError as error:
@@ -255,6 +255,15 @@ class Segments:
                 "restore the file from a copy, or the size, if it was changed in config/store.conf"
             )
         return int(name)
+
+    @staticmethod
+    def _pages(file: SegmentFile) -> Iterator[tuple[int, bytes]]:
+        """What a file has, by pages: a piece that reached into a hole would fill it."""
+        position = file.next_data(0)
+        while position < file.size:
+            data = file.read(position, _ZERO_BLOCK - position % _ZERO_BLOCK)
+            yield position, data
+            position = file.next_data(position + len(data))
 
     @staticmethod
     def _zero_within(file: SegmentFile, begin: int, end: int) -> None:

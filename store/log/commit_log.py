@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.errors import MessageRefused, OffsetLost, PutStatus
-from store.files.segment_file import OpenFiles
+from store.files.segment_file import OpenFiles, SegmentFile
 from store.files.segments import Segments
 from store.format.layout import (
     BLANK,
@@ -45,12 +45,25 @@ class Placement:
     blanks: list[int]
 
 
+class _LogSegments(Segments):
+    """What is open is read on when it is deleted; not when a recovery put a file in its place (`write_again`), to which
+    others append from then on.
+    """
+
+    def _opened(self, start: int) -> SegmentFile:
+        file = super()._opened(start)
+        if file.is_deleted and self.exists(start):
+            self.forget()
+            file = super()._opened(start)
+        return file
+
+
 class CommitLog:
     """The log's segments, and the rule by which a record goes to the next one."""
 
     def __init__(self, root: Path, file_size: int | None, *, writable: bool, files: OpenFiles | None = None) -> None:
         """file_size, files: as `Segments` takes them."""
-        self.segments = Segments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
+        self.segments = _LogSegments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
 
     def opened_again(self) -> CommitLog:
         """The same to be flushed beside appends, by a descriptor of its own: the system tells of a page that the device

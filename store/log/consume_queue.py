@@ -311,6 +311,11 @@ class ConsumeQueue:
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
 
+    def write_again(self, start: int) -> None:
+        """`Segments.write_again` of the files from that of entry `start` on. Call as the only writer."""
+        for last in self._segments.starts()[-1:]:
+            self._segments.write_again(start * CQ_ENTRY.itemsize, last + self._segments.size)
+
     def flush(self, start: int, end: int) -> None:
         """Bring entries [start, end) to the device."""
         self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)

@@ -246,6 +246,8 @@ class Recovery:
         def write() -> None:
             if published.has_failed:
                 self._log.segments.write_again(published.flushed_offset, published.written_end)
+                for name, queue in decision.queues.items():
+                    self._queues.of(*name).write_again(queue.begin)
             published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
 

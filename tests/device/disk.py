@@ -13,7 +13,7 @@ what POSIX promises and what ext4 (data=ordered or writeback) and XFS keep, no m
   A file that is renamed without having been flushed is there under its new name with anything in it.
 - A sector is written whole or not at all.
 - A flush that failed is not repeated: the pages it was to bring are taken for clean, whatever arrived of them, until
-  they are written to again.
+  they are written to again. Of one that was a hole, and of which nothing arrived, nothing ever does: ext4 keeps that.
 
 The directory that the device is mounted at is itself safe; everything in it begins with nothing.
 """
@@ -80,7 +80,7 @@ class _File:
         self.now[position:end] = data
         self._since.append((position, data))
         for page in _units(position, end, PAGE):  # it goes as a whole, with what was dropped before
-            if page in self._dropped:
+            if page in self._dropped and not self._is_lost(page):
                 self._dropped.discard(page)
                 self._since.append((page * PAGE, bytes(self.now[page * PAGE : (page + 1) * PAGE])))
 
@@ -88,6 +88,7 @@ class _File:
         del self.now[length:]
         self.now.extend(bytes(length - len(self.now)))
         self._since.append(length)
+        self._dropped = {page for page in self._dropped if page * PAGE < length}
 
     def sync(self) -> None:
         safe = bytearray(self.now)
@@ -118,10 +119,14 @@ class _File:
             length = new_length if number < moment_of_length else length
             image.extend(bytes(max(0, position + len(data) - len(image))))
             for sector in _units(position, position + len(data), SECTOR):
-                if number < moment(sector):
+                if number < moment(sector) and not self._is_lost(sector * SECTOR // PAGE):
                     begin, end = max(position, sector * SECTOR), min(position + len(data), (sector + 1) * SECTOR)
                     image[begin:end] = data[begin - position : end - position]
         return bytes(image[:length].ljust(length, b"\0"))
+
+    def _is_lost(self, page: int) -> bool:
+        """Whether a page was dropped, and is a hole on the device, which it stays."""
+        return page in self._dropped and not any(self._safe[page * PAGE : (page + 1) * PAGE])
 
 
 def _units(begin: int, end: int, size: int) -> range:

@@ -98,16 +98,16 @@ mapped[0:8] = b'87654321'
 
 
 def test_a_flush_that_failed_is_not_made_good_by_the_next(tmp_path: Path) -> None:
-    run = f"""{WRITE}{SYNC_NAME}
-try:
-    os.fsync(fd)
-except OSError:
-    os.fsync(fd)
-"""
-    fault = Fault("fsync", 1, 5)
+    fails = "try:\n    os.fsync(fd)\nexcept OSError:\n    os.fsync(fd)\n"
+    run, fault = f"{WRITE}{SYNC_NAME}{fails}", Fault("fsync", 1, 5)
     assert {"a": b"\0\0\0"} in left(recorded(tmp_path / "run", run, fault))
-    again = left(recorded(tmp_path / "again", run + "os.pwrite(fd, b'two', 3)\nos.fsync(fd)", fault))
-    assert again == [{"a": b"onetwo"}], "the whole page goes when it is written to once more"
+    more = "os.pwrite(fd, b'two', 3)\nos.fsync(fd)"
+    again = left(recorded(tmp_path / "again", run + more, fault))
+    assert {"a": bytes(6)} in again, "it was a hole"
+    assert {"a": b"onetwo"} in again, "what did not fail"
+    run = f"{WRITE}{SYNC_NAME}os.fsync(fd)\nos.pwrite(fd, b'more', 3)\n{fails}os.pwrite(fd, b'!', 7)\nos.fsync(fd)"
+    again = left(recorded(tmp_path / "page", run, Fault("fsync", 2, 5)))
+    assert again == [{"a": b"onemore!"}], "the whole page goes when it is written to once more"
 
 
 def test_a_tree_is_restored_as_it_was(tmp_path: Path) -> None:

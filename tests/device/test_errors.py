@@ -10,13 +10,15 @@ import errno
 import os
 import random
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.device.disk import Disk
+from store import FlushFailed, Message, MessageStore
+from tests.device.disk import Change, Disk, restore
 from tests.device.history import History
-from tests.device.life import Life
+from tests.device.life import Life, small
 from tests.device.recorder import Fault, Recorder
 from tests.device.test_crashes import STORE, lived, up_again
 
@@ -91,3 +93,37 @@ def test_nothing_promised_is_lost(tmp_path: Path, numbers: range) -> None:
         for path in tmp_path.iterdir():
             shutil.rmtree(path)
     assert met >= 0.8 * len(numbers)
+
+
+def flushed(root: Path, fault: Fault) -> tuple[list[Change], range]:
+    """What is put is not flushed, for the device fails, and is when the store was opened anew, with something more; the
+    changes, and which calls the first flush made.
+    """
+    recorder, path = Recorder(root, fault=fault), root / STORE
+    with recorder.recording():
+        store = MessageStore.open(path, config=small("ASYNC_FLUSH"))
+        store.create_topic("t", 2)
+        store.put_many([Message("t", bytes([n]) * 700) for n in range(24)])
+        begun = recorder.calls["fdatasync"]
+        for verb in (store.flush, store.close):
+            with pytest.raises(FlushFailed) if fault is not NO_FAULT else nullcontext():
+                verb()
+        calls = range(begun, recorder.calls["fdatasync"])
+        with MessageStore.open(path) as again:
+            again.put_many([Message("t", bytes([n]) * 700) for n in range(24, 26)])
+            again.flush()
+            return recorder.changes[: recorder.look()], calls
+
+
+def test_what_can_still_be_read_is_on_the_device_when_the_store_was_opened_anew(tmp_path: Path) -> None:
+    """Whichever flush failed, and also where files had holes before; and so is what is put then."""
+    _, calls = flushed(tmp_path / "whole", NO_FAULT)
+    assert len(calls) > 5, "of segments, queues and the published end"
+    for call in calls:
+        changes, _ = flushed(tmp_path / str(call), Fault("fdatasync", call, errno.EIO))
+        for number in range(8):
+            chance, crashed = random.Random(f"{call}/{number}"), tmp_path / f"{call}-{number}"
+            restore(up_again(Disk({}, changes, chance).after_power_loss(chance)), crashed)
+            with MessageStore.open(crashed / STORE) as store:
+                found = [body for batch in store.to_arrow("t", ["body"]) for body in batch["body"].to_pylist()]
+                assert sorted(found) == [bytes([n]) * 700 for n in range(26)], f"after call {call}, {number}"

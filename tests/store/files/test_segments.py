@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import itertools
 import os
 from pathlib import Path
 
@@ -203,29 +202,23 @@ def test_zeroing_keeps_holes(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes(1 << 20)
 
 
-def test_what_a_range_has_is_written_again_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size, pwrite, written = 1 << 20, os.pwrite, dict[int, list[tuple[int, int]]]()
+def test_files_of_a_range_are_made_anew_and_no_others(tmp_path: Path) -> None:
+    size = 1 << 20
     log = segments(tmp_path, size)
     log.write(5000, b"before")
     log.write(40_000, b"in the first" * 2000)
     log.write(size + 100, b"in the second" * 10)
+    log.write(2 * size, b"in the third")
     paths = sorted((tmp_path / "log").iterdir())
     before = [(path.read_bytes(), path.stat().st_blocks) for path in paths]
-
-    def record(fd: int, data: memoryview, position: int) -> int:
-        written.setdefault(os.fstat(fd).st_ino, []).append((position, position + len(data)))
-        return pwrite(fd, data, position)
-
-    monkeypatch.setattr(os, "pwrite", record)
+    inodes = [path.stat().st_ino for path in paths]
+    held = log.view(size, size)
     log.write_again(45_000, size + 150)
-    ranges = [written.pop(path.stat().st_ino) for path in paths]
-    assert not written
-    assert all(end == begin for first in ranges for (_, end), (begin, _) in itertools.pairwise(first))
-    (begin, end), second = (ranges[0][0][0], ranges[0][-1][1]), ranges[1]
-    assert begin == 45_000
-    assert 64_000 <= end <= 65_536, "the rest is a hole"
-    assert second == [(0, 150)]
     assert [(path.read_bytes(), path.stat().st_blocks) for path in paths] == before
+    assert [path.stat().st_ino == inode for path, inode in zip(paths, inodes, strict=True)] == [False, False, True]
+    log.write(size + 230, b"and more")
+    assert paths[1].read_bytes()[100:238] == b"in the second" * 10 + b"and more"
+    assert held[100:238].tobytes() == b"in the second" * 10 + bytes(8)
 
 
 def test_names_of_a_folder_that_is_not_there_are_flushed(tmp_path: Path) -> None:

@@ -223,3 +223,20 @@ def test_a_length_that_cannot_be_is_not_read(giant: tuple[Path, int], look: Call
         assert tracemalloc.get_traced_memory()[1] < 300 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_segment_that_was_made_anew_is_read_where_it_goes_on_and_one_that_was_deleted_to_its_end(
+    tmp_path: Path,
+) -> None:
+    writer, reader = (CommitLog(tmp_path, SIZE, writable=writable).segments for writable in (True, False))
+    for start in (0, SIZE):
+        writer.write(start, b"old")
+        assert reader.read(start, 3) == reader.view(start, 3).tobytes() == b"old"
+    writer.write_again(0, 1)
+    writer.write(3, b"new")
+    writer.delete(SIZE)
+    assert reader.read(0, 6) == reader.view(0, 6).tobytes() == b"oldnew"
+    reader = CommitLog(tmp_path, SIZE, writable=False).segments
+    assert reader.read(0, 6) == b"oldnew"
+    writer.delete(0)
+    assert reader.read(0, 6) == reader.view(0, 6).tobytes() == b"oldnew"
