@@ -73,7 +73,8 @@ def follow(
                 for each, has in bounds.items()
             }
             end = {each: has.max_offset for each, has in bounds.items()}
-            begin, last = {**begin, **end}, {**last, **log.fingerprints(end)}  # of those that are away, what was true
+            away = last.keys() - end.keys()  # of which what was true last counts when they are back
+            begin, last = {**begin, **end}, {queue: last[queue] for queue in away} | log.fingerprints(end)
             rows = between(log, starts, end, spec)
         yield rows
         log.wait(end, WAIT_SECONDS)
