@@ -247,6 +247,8 @@ class Recovery:
             if published.has_failed:
                 self._log.segments.write_again(published.flushed_offset, published.written_end)
                 for name, queue in decision.queues.items():
+                    # First, for readers have the files open: what was refused would count there once the log goes on.
+                    self._queues.of(*name).truncate(queue.max_offset)
                     self._queues.of(*name).write_again(queue.begin)
             published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)

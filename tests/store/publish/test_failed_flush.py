@@ -92,11 +92,13 @@ def test_what_was_refused_does_not_come_back(
         another_boot(path)
     with MessageStore.open(path, read_only=True) as reader:
         assert bodies(reader) == expected
-    with MessageStore.open(path) as again:
-        assert bodies(again) == expected
-        assert again.query("t", "refused") == []
-        put(again, 10, 11)
-    check_log(path, 11)
+        with MessageStore.open(path) as again:
+            assert bodies(again) == expected
+            assert again.query("t", "refused") == []
+            put(again, 10, 11)
+            again.put_many([Message("t", bytes(600), queue_id=1)] * 20)  # the log goes on as far
+            assert bodies(reader) == bodies(again), "nor to who had the files open that were made anew"
+    check_log(path, 31)
 
 
 @pytest.mark.parametrize("killed", [False, True])
