@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ _TIMES = frozenset(("bornTimestamp", "deliverAt"))
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
 _SMALLER = "append it in smaller tables, of less than 2 GiB"
+
+_begun: WeakSet[pa.RecordBatchReader] = WeakSet()  # streams of which something was read
 
 ANY_QUEUE = -(1 << 63)  # in a column of queue ids: none is named
 _ANY = arrow(np.array([ANY_QUEUE]))[0]
@@ -143,7 +146,7 @@ def split(
 ) -> Iterator[pa.Table]:
     """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
 
-    A stream is read as they are asked for.
+    A stream is read as they are asked for. Raises `InvalidColumns` then for one that was read before.
     """
     for part in _gathered(table, max_bytes, max_rows) if isinstance(table, pa.RecordBatchReader) else (table,):
         rows = max(1, min(max_rows, part.num_rows * max_bytes // max(1, part.nbytes)))
@@ -151,7 +154,13 @@ def split(
 
 
 def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> Iterator[pa.Table]:
-    """The batches of a stream, as many together as make a piece."""
+    """The batches of a stream, as many together as make a piece. Raises `InvalidColumns` for one that was read here."""
+    if stream in _begun:
+        raise InvalidColumns(
+            "this stream of batches was read before, in part or to its end, maybe by an append that raised: what it "
+            "had would be left out; give a new one"
+        )
+    _begun.add(stream)
     batches: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in stream:

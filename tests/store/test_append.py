@@ -16,6 +16,7 @@ from store import (
     MessageRefused,
     MessageStore,
     ReadOnlyStore,
+    StoreBusy,
     StoreClosed,
     StoreConfig,
     StoreForked,
@@ -302,3 +303,29 @@ def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
         append.publish()
         assert store.max_offset("t", 0) == 256
         assert most - before < 160 << 20
+
+
+def test_a_stream_that_was_read_is_refused_and_not_what_is_left_of_it_taken_for_all(tmp_path: Path) -> None:
+    """As where an append raised, and is repeated with the same stream."""
+    table = pa.table({"body": [b"x"] * 100_000}, BODY)
+    config = StoreConfig(lockTimeoutMillis=0)
+    with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path) as other:
+        store.create_topic("t", 1)
+        assert other._writer is not None
+        begun = table.to_reader(max_chunksize=10_000)
+
+        def append() -> None:
+            with pytest.raises(StoreBusy):
+                store.append_table("t", begun)
+
+        other._writer.exclusively(append)
+        done = table.to_reader()
+        assert len(store.append_table("t", done)) == 100_000
+        for stream_again in (begun, done):
+            with pytest.raises(InvalidColumns, match="was read before"):
+                store.append_table("t", stream_again)
+            append_again = store.begin()
+            append_again.add("t", stream_again)
+            with pytest.raises(InvalidColumns, match="give a new one"):
+                append_again.publish()
+        assert store.max_offset("t", 0) == 100_000
