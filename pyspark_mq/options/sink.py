@@ -13,6 +13,7 @@ from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options.values import group, one_of, shared_path
 from store.any_log import LogAddress
+from store.archive.log import ArchiveAddress
 from store.errors import InvalidTopic
 from store.format.topic_names import TOPICS_OF_NOTES, check_topic_name
 
@@ -49,7 +50,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """From Spark's options (names in any case). Raises `OptionError`."""
+        """From Spark's options (names in any case). Raises `OptionError`, `ReadOnlyStore` for an archive."""
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
@@ -60,8 +61,11 @@ class WriteOptions:
             for name in ("stagingPath", "producerGroup"):
                 if name in given:
                     raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
+        address = address_of(given)
+        if isinstance(address, ArchiveAddress):
+            address.open_writer()  # says so, before tasks run
         return cls(
-            address=address_of(given),
+            address=address,
             topic=given.if_given("topic", _topic),
             guarantee=guarantee,
             given_staging_path=given.if_given("stagingPath", shared_path),

@@ -9,6 +9,7 @@ import pytest
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.sink import Guarantee, WriteOptions, is_for_writing
+from store import ReadOnlyStore
 from store.local import LocalAddress
 from tests.logs.memory import MemoryAddress
 
@@ -46,6 +47,11 @@ def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
     options = WriteOptions.parse({**given, "checkpointlocation": "/c", "queryname": "q"})
     assert options.topic is None
     assert options.staging_path == "/fast"
+
+
+def test_an_archive_is_not_written() -> None:
+    with pytest.raises(ReadOnlyStore, match=r"s3://bucket/mq: an archive is only read; 'pyspark-mq restore' makes"):
+        WriteOptions.parse({"path": "s3://bucket/mq", "topic": "orders"})
 
 
 @pytest.mark.parametrize(
