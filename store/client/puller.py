@@ -22,6 +22,7 @@ from store.publish.figures import Figure
 
 _IDLE_SECONDS = 60.0
 _FEW = 16
+_LOOKED_AT = 1 << 16  # messages, between two that are acknowledged where none match
 _logger = logging.getLogger("store")
 
 
@@ -128,6 +129,8 @@ class Puller:
         """Pull messages before queue offset `end`; whether there is room for more."""
         if not self._filter.columns:  # or else it is not known how many match
             end = min(end, queue.pulled + max(1, queue.room))
+        elif self._filter.tags_codes is None:  # each is looked at: other queues have their turn, and none match, maybe
+            end = min(end, queue.pulled + _LOOKED_AT)
         try:
             for columns in self._read(QueueRange(*queue.queue, queue.pulled, end)):
                 stored_at = columns.stored_at

@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, TagFilter, delete_topic
-from store.any_log import MessageFilter, Positions, Queue
+from store import Message, MessageStore, TagFilter, delete_topic, message_filter
+from store.any_log import MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.broker.hold import HeldRequest
+from store.client import puller
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
@@ -112,6 +114,31 @@ def test_what_does_not_match_is_passed_over(pulling: Pulling) -> None:
         pulling.queues.done(taken)
     assert seen == [*range(1, 100, 2)]
     until(lambda: pulling.positions == {QUEUE: 100})
+
+
+def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
+    pulling: Pulling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or who is closed, or killed, amid much of which nothing matches would keep others waiting, or begin again."""
+    scanned, looked, goes_on = list[int](), threading.Event(), threading.Event()
+    scan = LocalLog.scan
+
+    def slow(log: LocalLog, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        scanned.append(wanted.length)
+        if len(scanned) == 2:
+            looked.set()
+            goes_on.wait(PATIENCE)
+        return scan(log, wanted, spec)
+
+    monkeypatch.setattr(LocalLog, "scan", slow)
+    monkeypatch.setattr(puller, "_LOOKED_AT", 30)
+    pulling.put(100)
+    pulling.pull(10, 1 << 20, message_filter("p = '1'", "SQL92"))
+    assert looked.wait(PATIENCE)
+    assert pulling.positions == {QUEUE: 30}
+    goes_on.set()
+    until(lambda: pulling.positions == {QUEUE: 100})
+    assert scanned == [30, 30, 30, 10]
 
 
 def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
