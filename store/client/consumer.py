@@ -264,13 +264,14 @@ class Consumer(Opened):
         try:
             for message in taken.handful.messages:
                 yield message
+                self._must_not_be_forked()  # before the lock of the queues: in a child its holder may be missing
                 self._queues.done(taken, 1)
                 left -= 1
         except StoreClosed:  # meanwhile: this message comes again, in another member
             if not self._is_over:
                 raise
         finally:
-            if left:
+            if left and not self.is_forked:
                 self._queues.give_back(taken, 0.0)
 
     # --- threads ---------------------------------------------------------------------------------------

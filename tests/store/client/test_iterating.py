@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ import pytest
 from store import Consumer, MessageStore, StoreClosed, StoreError, StoreForked
 from store.any_group import MessageModel
 from store.errors import InvalidArgument
+from tests.children import in_a_child
 from tests.interrupts import at_every_place, ends_in_time
 from tests.interrupts import interrupted_at as handled_at
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -74,6 +77,39 @@ def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
                     refused += 1
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_forked_child_waits_for_no_thread_of_its_parent(store: MessageStore, is_left: bool) -> None:
+    """Which was amid a verb of the queues as it forked, by going on in its loop or by leaving that."""
+    put(store, range(40))
+    with Consumer(store.path, "g", "t", config=config()) as consumer:
+        begun = iter(consumer)
+        next(begun)
+        is_amid, goes_on = threading.Event(), threading.Event()
+
+        def be_amid() -> None:
+            with consumer._queues._lock:
+                is_amid.set()
+                goes_on.wait(PATIENCE)
+
+        amid = threading.Thread(target=be_amid)
+        amid.start()
+        assert is_amid.wait(PATIENCE)
+
+        def go_on() -> None:
+            signal.alarm(10)
+            if is_left:
+                begun.close()
+            else:
+                with pytest.raises(StoreForked):
+                    next(begun)
+
+        try:
+            assert in_a_child(go_on) == "None"
+        finally:
+            goes_on.set()
+            amid.join()
 
 
 def test_iterating_ends_when_another_thread_closes_it(store: MessageStore) -> None:
