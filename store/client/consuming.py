@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -99,6 +100,11 @@ def consume(
     while (taken := queues.take(most)) is not None:
         messages, since = taken.handful.messages, taken.handful.since
         outcome = call(listener, messages, group)
+        if queues.is_forked:
+            _logger.error(
+                "group %s: process %d, which its listener forked, came back from that, and ends", group, os.getpid()
+            )
+            return
         name = PROCESSED if outcome.done == len(messages) else PROCESS_FAILED
         figures.of(name, taken.queue.queue.topic, group).add((time.monotonic() - since) * 1000)
         service.settle(queues, taken, outcome)

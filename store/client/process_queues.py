@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ class ProcessQueues:
         self._until = -math.inf
         self._told: deque[Callable[[], None]] = deque()
         self._is_closed = False
+        self._process = os.getpid()
 
     # --- whose they are --------------------------------------------------------------------------------
 
@@ -89,6 +91,11 @@ class ProcessQueues:
     def is_closed(self) -> bool:
         """Whether nothing more is handed out."""
         return self._is_closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that they belong to, where nobody gives the lock back."""
+        return os.getpid() != self._process
 
     @property
     def is_inside(self) -> bool:

@@ -150,6 +150,31 @@ def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: MessageStore) -> None:
+    """And waits for no thread of its parent, which may have been amid a verb of the queues."""
+    is_amid, goes_on, children = threading.Event(), threading.Event(), list[int]()
+
+    def be_amid() -> None:
+        with consumer._queues._lock:
+            is_amid.set()
+            goes_on.wait(PATIENCE)
+
+    def fork(message: ReceivedMessage) -> None:
+        threading.Thread(target=be_amid).start()
+        assert is_amid.wait(PATIENCE)
+        if child := os.fork():
+            children.append(child)
+            goes_on.set()
+        else:
+            signal.alarm(10)
+
+    with Consumer(store.path, "g", "t", seen := Seen(fork), config=config()) as consumer:
+        put(store, [0])
+        until(lambda: has_done(consumer, TOPIC) == {0, 1})
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0]
+    assert seen.numbers == [0]
+
+
 def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has it, to close it: it would go on consuming."""
     started, start = [], threading.Thread.start
