@@ -138,8 +138,9 @@ class Transactions:
 
     def roll_back(self, halves: Sequence[Half]) -> None:
         """Let nobody ever see the messages. Raises `TransactionEnded`, as `commit`."""
+        append = self._store.begin()  # before the turn: in a forked child nobody gives that back
         with self._turn:
-            self._end(self._store.begin(), halves)
+            self._end(append, halves)
 
     # --- those left open ---------------------------------------------------------------------------------
 

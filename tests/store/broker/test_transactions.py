@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from store import (
     MessageRefused,
     MessageStore,
     StoredMessage,
+    StoreForked,
     TransactionEnded,
     UnknownTopic,
 )
@@ -29,8 +32,10 @@ from store.broker.half_messages import Half
 from store.broker.transactions import Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC
 from store.upkeep.verify import verify
+from tests.children import in_a_child
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of
+from tests.waiting import PATIENCE
 
 KILLS = int(os.environ.get("TRANSACTION_KILLS", "3"))
 
@@ -49,6 +54,33 @@ def orders(*numbers: int) -> list[Message]:
 
 def bodies(store: MessageStore, topic: str = "orders") -> list[bytes]:
     return sorted(each.body for each in all_of(store, topic))
+
+
+@pytest.mark.parametrize("verb", ["commit", "prepare", "roll_back"])
+def test_a_forked_child_waits_for_no_turn(store: MessageStore, verb: str) -> None:
+    transactions = Transactions(store, "sellers")
+    halves = transactions.prepare(orders(1))
+    is_amid, goes_on = threading.Event(), threading.Event()
+
+    def be_amid() -> None:
+        with transactions._turn:
+            is_amid.set()
+            goes_on.wait(PATIENCE)
+
+    def try_it() -> None:
+        signal.alarm(10)
+        with pytest.raises(StoreForked):
+            getattr(transactions, verb)(orders(2) if verb == "prepare" else halves)
+
+    amid = threading.Thread(target=be_amid)
+    amid.start()
+    assert is_amid.wait(PATIENCE)
+    try:
+        assert in_a_child(try_it) == "None"
+    finally:
+        goes_on.set()
+        amid.join()
+    transactions.roll_back(halves)
 
 
 def test_nobody_sees_what_is_not_committed(store: MessageStore) -> None:
