@@ -163,10 +163,12 @@ class Segments:
         `StoreFull`, `FlushFailed`.
 
         After a flush that failed the system takes pages for clean that the device does not have. To write them again
-        in their file does not help: where a page was a hole, ext4 brings its bytes then, and keeps the hole.
+        in their file does not help: where a page was a hole, ext4 brings its bytes then, and keeps the hole. A file
+        that has nothing from `begin` on stays: so has almost every queue of many.
         """
         for start, file in self._files(begin, end):
-            self._make(start, self._pages(file))
+            if self._has_any(file, max(0, begin - start)):
+                self._make(start, self._pages(file))
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
@@ -264,6 +266,12 @@ class Segments:
             data = file.read(position, _ZERO_BLOCK - position % _ZERO_BLOCK)
             yield position, data
             position = file.next_data(position + len(data))
+
+    @staticmethod
+    def _has_any(file: SegmentFile, begin: int) -> bool:
+        """Whether a file has anything from `begin` on: in the rest of its page, or a page of zeros that is no hole."""
+        rest = -begin % _ZERO_BLOCK
+        return file.next_data(begin + rest) < file.size or any(file.read(begin, rest))
 
     @staticmethod
     def _zero_within(file: SegmentFile, begin: int, end: int) -> None:
