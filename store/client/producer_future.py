@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 import time
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from store.errors import PutStatus, StoreError
+from store.errors import PutStatus, StoreError, StoreForked
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message
 from store.format.stored_message import offset_msg_ids
@@ -78,6 +79,7 @@ class Lot:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        self._process = os.getpid()
         self.since = time.monotonic()
         self.fields: list[Any] = []
         self.sequences: list[int] = []
@@ -133,7 +135,12 @@ class Lot:
         return self._settled.is_set
 
     def wait(self, timeout: float | None) -> bool:
-        """Until all is settled, at most `timeout` seconds; whether it is."""
+        """Until all is settled, at most `timeout` seconds; whether it is. Raises `StoreForked` where it never is."""
+        if not self.is_settled and os.getpid() != self._process:
+            raise StoreForked(
+                f"a message of topic {self.topic}: sent by process {self._process}, and this is process {os.getpid()}, "
+                "forked from it before it was appended; ask there what became of it"
+            )
         return self._settled.wait(timeout)
 
     def outcome(self, row: int) -> PutResult | Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import _base
@@ -14,8 +15,10 @@ import pytest
 from store import (
     MessageStore,
     Producer,
+    StoreForked,
 )
 from store.client.producer_future import Sent
+from tests.children import in_a_child
 from tests.interrupts import at_every_place, interrupted_at
 from tests.waiting import PATIENCE, until
 
@@ -34,6 +37,23 @@ def test_its_future_is_one(producer: Producer) -> None:
     assert called == [sent[0]]
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         sent[0].nonsense  # noqa: B018
+
+
+def test_a_forked_child_does_not_wait_for_what_its_parent_appends(store: MessageStore) -> None:
+    with Producer(store, linger=60) as producer:
+        before = producer.send("t", "appended before")
+        producer.flush()
+        future = producer.send("t", "appended in the parent")
+
+        def ask() -> int:
+            signal.alarm(10)
+            with pytest.raises(StoreForked, match="ask there"):
+                future.result()
+            return before.result().queue_offset
+
+        assert in_a_child(ask) == "0"
+        producer.flush()
+        assert future.done()
 
 
 def test_a_message_that_was_handed_over_cannot_be_called_back(store: MessageStore) -> None:
