@@ -189,7 +189,7 @@ def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_p
 
 def test_a_store_that_is_dropped_leaves_no_thread(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.put(Message(TOPIC, b"", delay_level=2))
+    store.put(Message(TOPIC, b"", delay_level=1))
     assert len(threads()) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -112,17 +112,18 @@ def test_what_a_lost_file_had_comes_when_the_queue_was_made_anew(
 ) -> None:
     """The file goes while several have the store open, and another takes over. Meanwhile retention takes nothing."""
     path, topic = tmp_path / "mq", {"delay_level": SCHEDULE_TOPIC, "deliver_at": TIMER_TOPIC}[how]
+    another = {"delay_level": "deliver_at", "deliver_at": "delay_level"}[how]
     folder = path / "consumequeue" / topic / "0"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
         turn = Turn(path / LOCK_FILE, DELIVERY_BYTE)
         assert turn.take()  # as a process that is killed before they are due
         with store if is_known else MessageStore.open(path) as other:
-            when = {"delay_level": 1, "deliver_at": int(time.time() * 1000) + 1000}[how]
-            other.put_many([Message("t", b"%d" % n, **{how: when}) for n in range(25)])
+            when = {"delay_level": 1, "deliver_at": int(time.time() * 1000) + 1000}
+            other.put_many([Message("t", b"%d" % n, **{how: when[how]}) for n in range(25)])
             sorted(folder.iterdir())[removed].unlink()
             store.put_many([Message("t", bytes(1000)) for _ in range(20)])
-            store.put(Message("t", b"another", delay_level=2 if how == "delay_level" else 1))
+            store.put(Message("t", b"another", **{another: when[another]}))  # this queue has all of its files
             turn.close()
             until(lambda: b"another" in bodies(store, "t"))
             with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
