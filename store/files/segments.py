@@ -237,6 +237,8 @@ class Segments:
                 sync(file.fileno(), temporary)
             temporary.rename(self.path(start))
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()  # a part of what may be large: it would take what is left of the device
             raise_if_full(self.path(start), error)
             raise
         for directory in (self.directory, *self.directory.parents):

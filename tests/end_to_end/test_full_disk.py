@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from time import mktime
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, StoreConfig, StoreFull
+from store import FlushFailed, Message, MessageStore, StoreConfig, StoreFull
 from store.upkeep.retention import Reason, refuse_when_full, used_percent
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
@@ -91,6 +92,33 @@ def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None
         for n in range(44):
             assert [message.queue_offset for message in again.query("t", f"k{n}")] == [offsets[n]]
     check_log(path, 74)
+
+
+def test_what_a_failed_flush_left_has_no_room_for_new_files(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is not opened until there is; what was written of them takes nothing meanwhile."""
+    path, sync = device / "mq", os.fdatasync
+
+    def refuse(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = MessageStore.open(path, config=SIZES)
+    store.create_topic("t", 2)
+    store.put_many([Message("t", b"x" * 1000, queue_id=n % 2) for n in range(20)])
+    expected = bodies(store, "t")
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    for verb in (store.flush, store.close):
+        with pytest.raises(FlushFailed):
+            verb()
+    monkeypatch.setattr(os, "fdatasync", sync)
+    ballast = fill(device, 4)
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            MessageStore.open(path)
+        assert os.statvfs(device).f_bavail * os.statvfs(device).f_frsize >= 3 * PAGE
+    ballast.unlink()
+    with MessageStore.open(path) as again:
+        assert bodies(again, "t") == expected
+    check_log(path, 20)
 
 
 def test_creating_things_on_a_full_device(device: Path) -> None:
