@@ -71,7 +71,8 @@ class Consumer(Opened):
         raises lets them come again, see `ReconsumeLater`. orderly: a queue's messages in their order, one call at a
         time in all of the group. instance: see `Group.join`.
 
-        Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...
+        Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...; and
+        `ArchiveUnavailable`, `Unreachable`, `StoreBusy` where a new group is to begin at the end, and cannot.
         """
         if listener is not None:
             check_listener(listener)
@@ -124,7 +125,8 @@ class Consumer(Opened):
             calling = partial(consume, queues, self._service, listener, group.name, most, figures)
             self._workers = [self._thread(calling) for _ in range(config.consume_thread_max)]
         try:
-            self._rebalance_by(self._rebalancer.step)  # here: a new group gets what is put once this is made
+            self._rebalancer.begin()  # here: a new group gets what is put once this is made
+            self._rebalance_by(self._rebalancer.step)
             for thread in (*self._threads, *self._workers):
                 thread.start()
         except BaseException:  # no more threads, an interrupt: nobody has this, to close it

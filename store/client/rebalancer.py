@@ -82,6 +82,14 @@ class Rebalancer:
         """Queues that are consumed here, sorted."""
         return sorted(self._mine)
 
+    def begin(self) -> None:
+        """Let a new group that begins at the end get what is put from now on, whoever has the queues, and dies before
+        that is done. Raises what keeps this from knowing the end."""
+        if self._where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+            topics = self._log.topics()
+            for topic in filter(topics.__contains__, self._pullers):
+                self._begin_in(topic, self._where)
+
     def step(self) -> None:
         """Bring what is consumed here in line with what the group has, as it stands now.
 
@@ -192,10 +200,14 @@ class Rebalancer:
         if not got:
             return
         for topic in {queue.topic for queue in got}:
-            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if topic in self._were_gone else self._where
-            # Of all its queues: one that has no offset when others have some is taken for a new one.
-            self._member.begin(first_offsets(self._log, topic, self._member.committed, where, self._timestamp))
+            self._begin_in(
+                topic, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if topic in self._were_gone else self._where
+            )
         self._consume(got, self._member.committed(got))
+
+    def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
+        """Of all its queues: one that has no offset when others have some is taken for a new one."""
+        self._member.begin(first_offsets(self._log, topic, self._member.committed, where, self._timestamp))
 
     def _consume(self, got: Collection[Queue], positions: Positions) -> None:
         """Consume queues that are this member's now, from there on; give those back that are not there."""

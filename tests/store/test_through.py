@@ -14,6 +14,7 @@ import pytest
 
 from store import (
     ArchiveOfAnother,
+    ArchiveUnavailable,
     ConsumeFromWhere,
     Consumer,
     ConsumerConfig,
@@ -325,18 +326,47 @@ def test_a_consumer_begins_with_what_only_the_archive_has(shortened: Filled) -> 
     assert sorted(got) == sorted((row[1], row[2], row[3]) for row in shortened.rows)
 
 
-def test_a_consumer_waits_for_an_archive_that_is_away(
-    shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def take_away(tmp_path: Path) -> None:
+    """The archive, until what is called `back` takes its name."""
     (tmp_path / "archive").rename(tmp_path / "away")
     (tmp_path / "file").touch()
     (tmp_path / "archive").symlink_to("file")
     (tmp_path / "back").symlink_to("away")
+
+
+def test_a_consumer_waits_for_an_archive_that_is_away(
+    shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    take_away(tmp_path)
     config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     with Consumer(shortened.path, "readers", "orders", config=config) as consumer:
         until(lambda: "tried again" in caplog.text)
         (tmp_path / "back").replace(tmp_path / "archive")
         assert len({(each.queue_id, each.queue_offset) for each in islice(consumer, len(shortened.rows))}) == 308
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_is_away(
+    shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_new: bool
+) -> None:
+    """A new one begins at the end, where that is known. One that is not new goes on where it was."""
+    if not is_new:
+        Consumer(shortened.path, "readers", "orders").close()
+    take_away(tmp_path)
+    try:
+        consumer = Consumer(shortened.path, "readers", "orders")
+    except ArchiveUnavailable:
+        assert is_new
+        (tmp_path / "back").replace(tmp_path / "archive")
+        consumer = Consumer(shortened.path, "readers", "orders")
+    with consumer:
+        shortened.store.put(Message("orders", b"next", queue_id=0))
+        if (tmp_path / "back").exists():
+            until(lambda: "tried again" in caplog.text)
+            (tmp_path / "back").replace(tmp_path / "archive")
+        until(lambda: ORDERS in consumer.assigned)
+        shortened.store.put(Message("orders", b"last", queue_id=0))
+        assert [each.body for each in islice(consumer, 1)] == [b"next"]
 
 
 @pytest.mark.parametrize("by_itself", [False, True])

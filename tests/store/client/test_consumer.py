@@ -299,3 +299,17 @@ def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyP
             until(lambda: got.issuperset(put))  # noqa: B023
             delete_topic(tmp_path, "t")
             time.sleep(0.1 * (life % 3))
+
+
+def test_a_member_that_dies_before_it_has_begun_takes_nothing_from_a_new_group(store: MessageStore) -> None:
+    """It has the queues, and another consumer is made."""
+    put(store, range(4))
+    with LocalGroup(store.path, "g").join({"t": Subscription()}) as member:
+        assert member.lock(TOPIC) == {*TOPIC}
+        consumer = Consumer(store.path, "g", "t", seen := Seen())
+        put(store, range(4, 8))
+    with consumer:
+        until(lambda: {*TOPIC} <= {*consumer.assigned})
+        put(store, [8])
+        until(lambda: 8 in seen.numbers)
+    assert sorted(seen.numbers) == [4, 5, 6, 7, 8]
