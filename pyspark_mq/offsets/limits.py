@@ -230,8 +230,9 @@ def _by_time(
 
 
 def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
-    """For each queue the offset of it that lies nearest; its first one without a position."""
-    return {queue: min(max(positions.get(queue, first), first), end) for queue, (first, end) in bounds.items()}
+    """For each queue that has a position the offset of it that lies nearest."""
+    there = ((queue, bounds[queue]) for queue in bounds if queue in positions)
+    return {queue: min(max(positions[queue], first), end) for queue, (first, end) in there}
 
 
 def _json(expected: str, text: str, lowest: int) -> Positions:

@@ -9,7 +9,8 @@
               query goes on, or before a batch's end, than          know the batch after it, without its range
               the fingerprint in the checkpoint says
     GONE      a queue that the checkpoint has is not there  ends    without it, and with the first message if it
-              or not subscribed; or a task's is gone                comes back
+              or not subscribed; or a task's is gone, or            comes back
+              one of a new query while that is planned
     UNSEEN    a task does not see the end of its range      ends    with what it sees
     MISSING   a topic or queue that an option names is not  ends    without it until it is there; but a new query
               there, and the checkpoint does not have it            ends, and one that reads a batch

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.offsets.checkpoint import BatchStart
 from pyspark_mq.offsets.limits import Limit
-from pyspark_mq.offsets.losses import lose, loss_before, not_there_yet
+from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before, not_there_yet
 from pyspark_mq.options.source import SourceOptions
-from store.any_log import Bounds, Fingerprints, Log, Positions, Queue
+from store.any_log import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
 from store.read.conditions import is_never_true
 from store.read.sql_filter import SqlFilter
 
@@ -51,11 +51,21 @@ class Queues:
         return self._log.bounds(self._options.subscription.select(topics))
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """`bounds`. Raises `SubscriptionError` for a topic or queue that an option names and that does not exist."""
+        """`bounds`, of a query that begins: a queue that goes meanwhile, as with its broker, is a loss.
+
+        Raises `SubscriptionError` for a topic or queue that an option names and that does not exist.
+        """
         topics = self._log.topics()
         self._options.subscription.require(topics)
         self._warn(topics)
-        return self._bounds_in(topics)
+        bounds = self._bounds_in(topics)
+        self._must_have(self._options.subscription.select(topics), bounds)
+        return bounds
+
+    def _must_have(self, queues: Iterable[Queue], there: Container[Queue]) -> None:
+        for queue in queues:
+            if queue not in there:
+                lose(self._options.fail_on_data_loss, Loss(QueueRange(*queue, 0, 0), Case.GONE))
 
     def _warn(self, topics: Collection[str]) -> None:
         """Tell, once, of what reads nothing and may be a mistake."""
@@ -91,7 +101,9 @@ class Queues:
 
         One that its queue has not yet, or not any more, is dealt with as `losses` says. Raises `OptionError`.
         """
-        positions = limit.resolve(self._log, bounds)
+        found = limit.resolve(self._log, bounds)
+        self._must_have(bounds, found)
+        positions = {queue: found.get(queue, first) for queue, (first, _) in bounds.items()}
         for queue, offset in positions.items():
             first, end = bounds[queue]
             positions[queue] = min(max(offset, first), end)

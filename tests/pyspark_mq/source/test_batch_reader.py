@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.batch_reader import MqBatchReader
 from pyspark_mq.source.queues import Queues
 from pyspark_mq.source.schema import default_schema
+from store.remoting.serving import serve
 from tests.filled import Filled
+from tests.name_server import name_server
 
 
 def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +37,41 @@ def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.Mon
             "orders/0 [0, 10)"
         ]
         assert filled.store.min_offset("orders", 0) > 10
+
+
+@pytest.mark.parametrize("step", ["_warn", "resolve"])
+def test_a_broker_that_dies_while_a_query_is_planned_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Name servers forget it in the end, and nothing else says that its queues are missing."""
+    work = getattr(Queues, step)
+    with ExitStack() as stack, ExitStack() as going:
+
+        def started(stack: ExitStack, broker: str) -> str:
+            filled = Filled(tmp_path / broker, {"t": 1})
+            store = stack.enter_context(filled.store)
+            filled.put("t", 0, 3)
+            return stack.enter_context(serve(store, "127.0.0.1:0", broker=broker)).address
+
+        stays, goes = started(stack, "a"), started(going, "b")
+        for folder in ("first", "later"):
+            (tmp_path / folder).mkdir()
+        later = stack.enter_context(name_server(tmp_path / "later", stays))
+        first = going.enter_context(name_server(tmp_path / "first", stays, goes))
+        given = {"nameServer": f"{first};{later}", "subscribe": "t", "endingTimestamp": "4102444800000"}
+
+        def planned(**more: str) -> list[str]:
+            options = SourceOptions.parse({**given, **more})
+            options = replace(options, address=replace(options.address, patience=0.5))
+            return [
+                str(each) for p in MqBatchReader(options, default_schema(False)).partitions() for each in p.value.ranges
+            ]
+
+        def dies(queues: Queues, *arguments: Any) -> Any:
+            going.close()
+            return work(queues, *arguments)
+
+        assert planned() == ["t/a:0 [0, 3)", "t/b:0 [0, 3)"]
+        monkeypatch.setattr(Queues, step, dies)
+        with pytest.raises(DataLossError, match="t/b:0 from 0 on is lost: the queue is gone"):
+            planned()
