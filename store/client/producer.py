@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 from weakref import WeakSet, finalize
@@ -90,7 +91,7 @@ class Producer(Opened):
         self._first_request = threading.Lock()
         self._dropped = finalize(self, _drop, self._sender)
         self._dropped.atexit = False
-        _finish_at_exit()
+        _finish_at_exit(os.getpid())
         _unfinished.add(self._sender)
         self._sender.start()
 
@@ -310,9 +311,10 @@ def _drop(sender: Sender) -> None:
 
 
 @cache
-def _finish_at_exit() -> None:
-    """Called when the first store is open, and so before it is closed at the end of the process."""
+def _finish_at_exit(_process: int) -> None:
+    """Called when the first store of a process is open, and so before it is closed at the end of that."""
     atexit.register(_finish_all)
+    Finalize(None, _finish_all, exitpriority=0)  # a child of `multiprocessing` ends without what `atexit` knows
 
 
 def _finish_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -102,6 +103,27 @@ producer.send("u", bytes(1 << 24))
     assert "ResourceWarning" in done.stderr
     assert "was dropped, and some of what was sent failed: MESSAGE_ILLEGAL" in done.stderr
     assert bodies(store, "u") == [str(number).encode() for number in range(100)]
+
+
+_forgotten: list[Producer] = []
+
+
+def _send_and_forget(path: str) -> None:
+    _forgotten.append(Producer(path, linger=60))
+    _forgotten[0].send("u", b"of a global one")
+    Producer(path, linger=60).send("u", b"of one that is dropped")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_end_of_a_child_appends_what_is_left(store: MessageStore, method: str) -> None:
+    """Which ends without what Python calls at the end of a program; also where its parent has, or had, one."""
+    Producer(store.path).close()
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=_send_and_forget, args=(str(store.path),))
+    child.start()
+    child.join(PATIENCE)
+    assert child.exitcode == 0
+    assert sorted(bodies(store, "u")) == [b"of a global one", b"of one that is dropped"]
 
 
 def test_the_end_of_the_program_appends_what_is_left_where_warnings_are_errors(store: MessageStore) -> None:
