@@ -66,6 +66,8 @@ class Sender(threading.Thread):
     def run(self) -> None:
         try:
             self._carry_all()
+        except Exception as error:  # noqa: BLE001  no memory, say: `flush` and `close` raise it
+            self._failures.append(Failure(error))
         finally:
             self._buffer.end()
         self._figures.close()

@@ -18,12 +18,14 @@ from store import (
     NotAStore,
     Producer,
     StoreBusy,
+    StoreClosed,
     StoreConfig,
     StoreFull,
     UnknownQueue,
     UnknownTopic,
     delete_topic,
 )
+from store.client.producer_buffer import Buffer
 from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
 
@@ -135,6 +137,22 @@ def test_an_error_that_some_futures_told_flush_tells_for_the_others(store: Messa
                 producer.flush()
         assert len(told) == looked_at
         assert all(isinstance(error, StoreBusy) for error in told)
+
+
+def test_what_ends_its_thread_flush_and_close_tell(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(_: Buffer) -> None:
+        raise MemoryError("none left")
+
+    for verb in (Producer.flush, Producer.close):
+        with monkeypatch.context() as patched:
+            patched.setattr(Buffer, "take", take)
+            producer = Producer(store.path, linger=60)
+            with suppress(StoreClosed):  # it has ended already
+                producer.send("u", b"never appended")
+            with pytest.raises(MemoryError, match="none left"):
+                verb(producer)
+        producer.close()
+    assert bodies(store, "u") == []
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
