@@ -13,9 +13,12 @@ install: $(VENV)/.with-demo
 demo: $(VENV)/.with-demo
 	@$(BIN)/pyspark-mq demo
 
-# In two processes, each test in the one that is free; each process that needs it starts one Spark session.
+# In two processes, each test in the one that is free; each process that needs it starts one Spark session. A test that
+# hangs ends the run, which then says where it was.
+IN_PARALLEL := --numprocesses=2 --dist=loadgroup --max-worker-restart=0 \
+-o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 test: $(VENV)/.with-test $(VENV)/spark-classes.jsa
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
+	$(BIN)/python -m pytest $(IN_PARALLEL)
 
 # Where there is none, every Spark loads its classes itself, and the tests take longer.
 $(VENV)/spark-classes.jsa: $(VENV)/.with-test
@@ -55,7 +58,7 @@ mutation: $(VENV)/.with-mutation
 
 # LINES=all, or LINES="5.3 4.3": RocketMQ's release lines. Only from make's command line: terminals have a LINES, too.
 test-rocketmq: $(VENV)/.with-test
-	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq --numprocesses=2 --dist=loadgroup
+	ROCKETMQ_LINES='$(if $(findstring command,$(origin LINES)),$(LINES))' $(BIN)/python -m pytest -m rocketmq $(IN_PARALLEL)
 
 check: $(VENV)/.with-test
 	$(BIN)/python -m ruff check .
