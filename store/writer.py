@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +41,8 @@ from store.upkeep.plans import plan_for
 from store.upkeep.recovery import Recovery, must_reach
 from store.upkeep.retention import refuse_when_full
 from store.upkeep.step_back import step_back
+
+_logger = logging.getLogger("store")
 
 
 class Writer:
@@ -278,8 +281,11 @@ class Writer:
             self._close_at_once()
 
     def _close_at_once(self) -> None:
-        with suppress(StoreBusy, StoreClosed):  # closed, where an interrupt came
-            self._close(0.0)
+        try:
+            with suppress(StoreBusy, StoreClosed):  # closed, where an interrupt came
+                self._close(0.0)
+        except StoreError as error:  # nobody has the store any more, to be told
+            _logger.error("a store was dropped, and left as if killed: %s", error)
 
     def _close(self, timeout: float | None) -> None:
         try:

@@ -92,6 +92,18 @@ def test_a_dropped_store_is_gone(path: Path, read_only: bool, appends: bool) -> 
     assert published.flushed_offset == published.confirm_offset
 
 
+def test_a_dropped_store_whose_directory_was_moved_away_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = MessageStore.open(path, config=NEVER_FLUSHED)
+    store.put(Message("t", b"x"))
+    path.rename(path.parent / "elsewhere")
+    with pytest.warns(ResourceWarning):
+        del store
+    until(is_nobody_dropping)
+    assert [line for line in caplog.messages if line.startswith(f"a store was dropped, and left as if killed: {path}")]
+    with MessageStore.open(path.parent / "elsewhere") as again:
+        assert again.max_offset("t", 0) == 2
+
+
 @pytest.mark.parametrize("step", [Deliverer.stop, Flusher.stop])
 def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: FunctionType) -> None:
     """Which would go on in a directory that others may have by then."""
