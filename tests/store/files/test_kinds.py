@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,8 +23,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def unpacked(name: str, to: Path) -> Path:
-    with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
-        archive.extractall(to, filter="data")
+    shutil.unpack_archive(GOLDEN / f"{name}.tar.gz", to)
     return to / "store"
 
 

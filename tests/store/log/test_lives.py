@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,8 +29,7 @@ OLD, NEW = 30, 12  # messages of the topic's two lives
 @pytest.fixture
 def brokers(tmp_path: Path) -> Path:
     """RocketMQ 5.4: 30 messages to the topic Gone, 30 to Plain, Gone deleted and created, 12 messages to it."""
-    with tarfile.open(GOLDEN / "recreated-topic-5.4.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(GOLDEN / "recreated-topic-5.4.tar.gz", tmp_path)
     return tmp_path / "store"
 
 
