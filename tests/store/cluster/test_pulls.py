@@ -19,7 +19,7 @@ from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.log import ClusterLog
-from store.cluster.pulls import _Pulls
+from store.cluster.pulls import _MOST_UNDER_WAY, _Pulls
 from store.cluster.routes import Broker
 from store.publish.figures import Figures
 from store.read.filters import EVERYTHING
@@ -100,6 +100,7 @@ def test_the_next_name_server_is_asked(serving: Serving) -> None:
 
 
 def test_messages_that_retention_took_meanwhile(store: MessageStore, serving: Serving) -> None:
+    store.put_many([Message("orders", b"", queue_id=0)] * (_MOST_UNDER_WAY * 64))  # more than are pulled ahead
     with ClusterAddress((serving.address,)).open() as log:
         wanted = everything(log)
         batches = log.scan(wanted, SPEC)
