@@ -11,6 +11,7 @@ stopped, or hangs, is missed when it was not heard of for two minutes, as Rocket
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import threading
@@ -80,6 +81,8 @@ class Roster:
 class Seat(Opened):
     """A member's files and its lock: to be in the group. Whoever drops it has left, as if killed."""
 
+    _refusal: OSError | None = None  # of the system, for which it left
+
     def __init__(self, path: Path, entry: Entry) -> None:
         fds: list[int] = []
         self._closes = finalize(self, _close, fds)  # first: whoever forks meanwhile lets go of it
@@ -102,7 +105,8 @@ class Seat(Opened):
         """Say which queues this member has from now on, how many resets it knows of, and what it asks others for; each
         as before where it is None; and that it is well.
 
-        Call it in turn with all others. Raises `StoreReplaced` where the file is gone. Who cannot write has left.
+        Call it in turn with all others. Raises `StoreReplaced` where the file is gone. Who cannot write has left, and
+        every verb says why.
         """
         self.must_be_in_place()
         old, had = self.entry, set(self.entry.slots)
@@ -122,7 +126,8 @@ class Seat(Opened):
                 if len(padded) > _PAGE_BYTES:  # who is killed amid it may leave a part of it
                     _write(spare_path(self._path), text)
                 write_at(self._fd, padded, 0)
-        except BaseException:
+        except BaseException as error:
+            self._refusal = error if isinstance(error, OSError) else None
             self.drop()
             raise
         self._size = max(self._size, len(text))
@@ -133,6 +138,12 @@ class Seat(Opened):
     def is_taken(self) -> bool:
         """Whether the member has not left yet, and is of this process."""
         return not self._is_over
+
+    def must_be_open(self) -> None:
+        """Raises `StoreClosed`, `StoreForked`; or what kept it from writing."""
+        if self._refusal is not None and not self.is_forked:
+            raise copy.copy(self._refusal)  # who raises one adds to its traceback
+        super().must_be_open()
 
     def must_be_in_place(self) -> None:
         """Raises `StoreReplaced` where its file is gone, or the directory is another one now; and `StoreNotOpen`."""

@@ -147,6 +147,13 @@ class Buffer:
             self._work.notify()
             self._room.notify_all()
 
+    def abandon(self) -> list[Lot]:
+        """`close`, and what nobody took."""
+        with self._lock:
+            self.close()
+            lots, self._lots = list(self._lots.values()), {}
+            return lots
+
     def end(self) -> None:
         """Nobody takes any more."""
         with self._lock:

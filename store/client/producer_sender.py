@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,13 +61,15 @@ class Sender(threading.Thread):
         self._fatal: Exception | None = None  # a named producer ends with the first append that fails
         self._owns = owns
         self._failures: list[Failure] = []
+        self._taken: Sequence[Lot] = ()  # what is on its way
+        self._outcomes: Iterator[tuple[_Part, Outcome]] = iter(())  # that are not told yet
         self._is_dropped = False
 
     def run(self) -> None:
         try:
             self._carry_all()
-        except Exception as error:  # noqa: BLE001  no memory, say: `flush` and `close` raise it
-            self._failures.append(Failure(error))
+        except Exception as error:  # noqa: BLE001  no memory, say: the futures, `flush` and `close` raise it
+            self._end_by(error)
         finally:
             self._buffer.end()
         self._figures.close()
@@ -84,7 +86,9 @@ class Sender(threading.Thread):
 
     def _carry_all(self) -> None:
         while (lots := self._buffer.take()) is not None:
+            self._taken = lots
             self._carry([(lot, 0, len(lot)) for lot in lots])
+            self._taken = ()
             self._figures.write()
             if self._memory is not None and self._fatal is None:
                 try:
@@ -108,10 +112,11 @@ class Sender(threading.Thread):
             outcomes = self._failed(error, parts)
             if not is_refused:
                 self._end_if_named(error)
-        for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
+        self._outcomes = zip(parts, outcomes, strict=True)
+        for (lot, _, end), outcome in self._outcomes:
+            lot.settle(end, outcome)
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
             self._figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
-            lot.settle(end, outcome)
 
     def _append(self, parts: Sequence[_Part]) -> list[Placed]:
         append, firsts, count = self._store.begin(), [], 0
@@ -126,6 +131,15 @@ class Sender(threading.Thread):
         if self._memory is not None:
             self._memory.reach(reached, int(result.physical_offsets[0]))
         return [Placed(result, first, host) for first in firsts]
+
+    def _end_by(self, error: Exception) -> None:
+        """Nothing more is appended, and nobody waits for it for ever."""
+        for (lot, _, end), outcome in self._outcomes:
+            lot.settle(end, outcome)
+        lots = (*self._taken, *self._buffer.abandon())
+        left = [(lot, 0, len(lot)) for lot in lots if not lot.is_settled]
+        for (lot, _, end), outcome in zip(left, self._failed(error, left), strict=False):
+            lot.settle(end, outcome)
 
     def _end_if_named(self, error: Exception) -> None:
         """What was sent behind must not be appended, or the store would take what failed for a part of the log."""

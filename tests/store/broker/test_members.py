@@ -27,6 +27,7 @@ from store import (
     MessageStore,
     StoreClosed,
     StoreConfig,
+    StoreFull,
     StoreLocked,
     StoreUnavailable,
 )
@@ -238,6 +239,22 @@ def test_who_cannot_join_leaves_nothing_open(group: LocalGroup, monkeypatch: pyt
         group.join(EVERYTHING)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         os.fstat(opened[0])
+
+
+def test_one_that_cannot_write_says_so_to_all_its_threads(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    queue = Queue("t", 0)
+    with group.join(EVERYTHING) as member:
+        with monkeypatch.context() as patched:
+            patched.setattr(members, "write_at", refuse)
+            with pytest.raises(StoreFull):
+                member.lock([queue])
+        for verb in (member.members, member.persist, lambda: member.lock([queue]), lambda: member.commit({queue: 1})):
+            with pytest.raises(StoreFull):
+                verb()
+    assert group.members() == []
 
 
 def test_a_file_that_somebody_else_holds(group: LocalGroup, tmp_path: Path) -> None:

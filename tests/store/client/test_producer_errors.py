@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from store import (
     MessageStore,
     NotAStore,
     Producer,
+    PutStatus,
     StoreBusy,
     StoreClosed,
     StoreConfig,
@@ -26,6 +28,8 @@ from store import (
     delete_topic,
 )
 from store.client.producer_buffer import Buffer
+from store.client.producer_sender import Sender
+from store.publish.figures import SENT, Figure, Figures
 from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
 
@@ -153,6 +157,52 @@ def test_what_ends_its_thread_flush_and_close_tell(store: MessageStore, monkeypa
                 verb(producer)
         producer.close()
     assert bodies(store, "u") == []
+
+
+@pytest.mark.parametrize("verb", [(Buffer, "take"), (Sender, "_carry")])
+def test_what_ends_its_thread_futures_tell(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, verb: tuple[type, str]
+) -> None:
+    sent = threading.Event()
+
+    def fail(*_: object) -> None:
+        assert sent.wait(PATIENCE)
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*verb, fail)
+        producer = Producer(store.path)
+        futures = [producer.send("tu"[n % 2], str(n)) for n in range(4)]
+        sent.set()
+        for future in futures:
+            with pytest.raises(MemoryError, match="none left"):
+                future.result(PATIENCE)
+        with pytest.raises(StoreClosed):
+            producer.send("t", "never appended")
+    with suppress(MemoryError):  # or every future told it
+        producer.close()
+    assert bodies(store, "t") + bodies(store, "u") == []
+
+
+def test_what_was_appended_when_its_thread_ended_futures_tell(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Figures.of
+
+    def fail(figures: Figures, name: str, *labels: str) -> Figure:
+        if name == SENT:
+            raise MemoryError("none left")
+        return of(figures, name, *labels)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Figures, "of", fail)
+        producer = Producer(store.path, linger=60)
+        futures = [producer.send("tu"[n % 2], str(n)) for n in range(4)]
+        with pytest.raises(MemoryError, match="none left"):
+            producer.flush()
+        assert [future.result(PATIENCE).status for future in futures] == [PutStatus.PUT_OK] * 4
+    producer.close()
+    assert sorted(bodies(store, "t") + bodies(store, "u")) == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
