@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -238,7 +239,8 @@ class LocalHeld:
                 continue
             del self._held[request.queue]
             if why is Wake.STOPPED:
-                raise StoreClosed(f"{self._store.path}: closed while messages were waited for, or waiting failed")
+                closed = StoreClosed(f"{self._store.path}: closed while messages were waited for")
+                raise closed if self._service.failure is None else copy.copy(self._service.failure)
             if why is not Wake.TIMEOUT or request.noticed > request.offset:  # its reader gets on where none matches
                 end = self._store.max_offset(*request.queue)
                 return QueueRange(*request.queue, request.offset, max(request.offset, end))

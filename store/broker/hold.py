@@ -12,9 +12,9 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore, StoreClosed
+from store import MessageStore
 from store.any_log import MessageFilter
-from store.errors import CorruptStore, OffsetOutOfRange, StoreUnavailable, UnknownTopic
+from store.errors import CorruptStore, OffsetOutOfRange, StoreError, StoreUnavailable, UnknownTopic
 from store.files.opened import Opened
 from store.publish.latch import Latch
 from store.publish.watch import POLL_SECONDS, Watch
@@ -76,10 +76,12 @@ class PullRequestHoldService(Opened):
     As in RocketMQ, every `CHECK_SECONDS` each request that lies behind its queue's end is woken whether its
     filter matches or not, so that its reader gets on.
 
-    The store stays the caller's; closing it stops this. Time is monotonic: a clock that is set does not matter. As its
-    store, it belongs to the process that made it: in one that is forked from it every verb raises `StoreForked`, and
-    `stop` does nothing.
+    The store stays the caller's; closing it stops this, and so does what keeps it from looking: see `failure`. Time is
+    monotonic: a clock that is set does not matter. As its store, it belongs to the process that made it: in one that is
+    forked from it every verb raises `StoreForked`, and `stop` does nothing.
     """
+
+    failure: StoreError | None = None  # what stopped it, where that was not `stop`
 
     def __init__(self, store: MessageStore) -> None:
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
@@ -205,8 +207,8 @@ class PullRequestHoldService(Opened):
                 if now >= self._next_expiry:
                     self._expire(now)
                 watch.wait(min(next_check - now, self._next_expiry - now, rest))
-        except StoreClosed:  # whose requests are told below
-            pass
+        except StoreError as error:  # whoever waits is told below
+            self.failure = error
         finally:
             self._stopping = True
             try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreConfig
+from store import Message, MessageStore, StoreConfig, StoreReplaced
 from store.any_log import Positions, Queue, QueueRange
 from store.local import LocalAddress
 from store.log.consume_queue import ConsumeQueue
+from store.read.filters import EVERYTHING
 from tests.logs.conformance import WriterTests
+from tests.waiting import PATIENCE
 
 
 class Directory:
@@ -64,3 +68,18 @@ class TestLocalLog(WriterTests):
                 messages = log.few(QueueRange("t", 0, start, 12))
                 assert messages is not None
                 assert [each.queue_offset for each in messages] == list(range(start, 12))
+
+
+def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path) -> None:
+    path, queue = tmp_path / "mq", Queue("t", 0)
+    with MessageStore.open(path) as store:
+        store.create_topic("t", 1)
+    log = LocalAddress(str(path)).open()
+    with log, log.hold({queue: 0}, math.inf, EVERYTHING, PATIENCE) as held:
+        path.rename(tmp_path / "old")
+        shutil.copytree(tmp_path / "old", path)
+        with pytest.raises(StoreReplaced):
+            next(held)
+        held.again(queue, 0)
+        with pytest.raises(StoreReplaced):
+            next(held)
