@@ -185,6 +185,9 @@ class Producer(Opened):
             raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
         deadline = time.monotonic() + span("timeout", timeout)
         with self._first_request:
+            if self._replies is not None and self._replies.is_gone:
+                self._replies.stop()
+                self._replies = None
             if self._replies is None:
                 self._replies = Replies(self._store, self._what)
                 finalize(self, self._replies.stop).atexit = False

@@ -13,12 +13,14 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
 from store.any_log import Held, Queue
 from store.errors import InvalidArgument, StoreClosed, StoreError
 from store.files.opened import Opened
+from store.files.topics import Topics
 from store.format.layout import (
     PROPERTY_CLUSTER,
     PROPERTY_CORRELATION_ID,
@@ -68,6 +70,8 @@ class Replies(Opened):
         if topic not in store.topics():
             store.create_topic(topic, 1)
         queues = [Queue(topic, queue) for queue in range(store.topics()[topic])]
+        self._topic, self._topics = topic, Topics(Path(store.path))
+        self._born = self._topics.born(topic)
         self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.monotonic_ns()}"
         self._store = store
         self._waiting: dict[str, Future[StoredMessage]] = {}
@@ -76,6 +80,11 @@ class Replies(Opened):
         self._held: Held = LocalLog(store).hold(begin, math.inf, EVERYTHING, _IDLE_SECONDS)
         self._thread = threading.Thread(target=self._run, name="mq-replies", daemon=True)
         self._thread.start()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no reply comes here any more, for their topic was deleted, and maybe made anew."""
+        return self._topics.born(self._topic) != self._born
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
         """The properties of a request, and the future of its reply; who does not wait any more has to `forget` it."""
@@ -120,6 +129,8 @@ class Replies(Opened):
                         self._read(found.queue, found.start, found.end)
                         held.again(found.queue, found.end)
             error: StoreError = StoreClosed(f"{self._what}: closed while a reply was waited for")
+        except StoreClosed as closed:
+            error = closed
         except StoreError as found_error:
             error = found_error
             _logger.error("%s: no more are read: %s", self._what, error)

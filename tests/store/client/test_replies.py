@@ -21,6 +21,7 @@ from store import (
     ReceivedMessage,
     StoreClosed,
     UnknownTopic,
+    delete_topic,
     reply,
 )
 from tests.end_to_end.test_kill import ROOT
@@ -85,6 +86,23 @@ def test_nobody_answers(store: MessageStore) -> None:
         with Consumer(store.path, "answerers", "questions", listen) as consumer:
             until(lambda: len(consumer.assigned) == 2)
             assert producer.request(Message("questions", b""), PATIENCE).body == b"in time"
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_replies_come_where_their_topic_was_deleted(store: MessageStore, is_made_anew: bool) -> None:
+    with Producer(store) as producer, Producer(store) as other:
+
+        def listen(messages: Sequence[ReceivedMessage]) -> None:
+            for message in messages:
+                other.send(reply(message, b"yes"))
+
+        with Consumer(store.path, "answerers", "questions", listen) as consumer:
+            until(lambda: len(consumer.assigned) == 2)
+            for _ in range(3):
+                assert producer.request(Message("questions", b""), PATIENCE).body == b"yes"
+            delete_topic(store.path, "DefaultCluster_REPLY_TOPIC")
+            for asks in (other, producer) if is_made_anew else (producer, other):
+                assert asks.request(Message("questions", b""), PATIENCE).body == b"yes"
 
 
 def test_a_message_that_is_no_request(store: MessageStore) -> None:
