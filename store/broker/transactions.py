@@ -54,7 +54,9 @@ from store.format.layout import (
     UNDECIDED_TOPIC,
 )
 from store.format.op_message import op_body
+from store.format.stored_message import decode_record
 from store.integers import LONG_MAX, seconds
+from store.publish.locks import Result
 from store.publish.putting import encoding_of
 from store.system_errors import explained_verbs
 
@@ -63,6 +65,7 @@ MAX_CHECKS = 15  # transactionCheckMax
 _MOST = 1000  # that one step asks for
 _MOST_BYTES = 16 << 20  # likewise, of bodies: there are several copies of them
 _logger = logging.getLogger("store")
+_KnownBy = tuple[str, str | None, int, int]
 
 
 class Wanted(NamedTuple):
@@ -126,9 +129,17 @@ class Transactions:
     def commit(self, halves: Sequence[Half]) -> AppendResult:
         """Put the messages into their topics, all at once; where they went.
 
-        Raises `TransactionEnded` where one of them was committed or rolled back before, and nothing is; `UnknownTopic`
-        where a topic was deleted meanwhile; `OffsetLost` where retention took a half message.
+        Raises `TransactionEnded` where one of them was committed or rolled back before, or is among the undecided, and
+        nothing is done; `UnknownTopic` where a topic was deleted meanwhile; `OffsetLost` where retention took a half
+        message.
         """
+        return self._wherever_they_wait(halves, self._commit)
+
+    def roll_back(self, halves: Sequence[Half]) -> None:
+        """Let nobody ever see the messages. Raises `TransactionEnded`, as `commit`."""
+        self._wherever_they_wait(halves, self._roll_back)
+
+    def _commit(self, halves: Sequence[Half]) -> AppendResult:
         append = self._store.begin()
         wanted = self._add_committed(append, halves)
         with self._turn:
@@ -136,11 +147,35 @@ class Transactions:
         count = len(halves)  # behind them is the op message
         return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
 
-    def roll_back(self, halves: Sequence[Half]) -> None:
-        """Let nobody ever see the messages. Raises `TransactionEnded`, as `commit`."""
+    def _roll_back(self, halves: Sequence[Half]) -> None:
         append = self._store.begin()  # before the turn: in a forked child nobody gives that back
         with self._turn:
             self._end(append, halves)
+
+    def _wherever_they_wait(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
+        """`end`, also of those that wait elsewhere, for somebody was asked meanwhile, and did not know."""
+        while True:
+            try:
+                return end(halves)
+            except TransactionEnded:
+                found = self._where_now(halves)
+                if found == list(halves):
+                    raise
+                halves = found
+
+    def _where_now(self, halves: Sequence[Half]) -> list[Half]:
+        with self._turn:
+            asked = [each for each in self._halves.open() if PROPERTY_CHECK_TIMES in each[1].properties]
+            now: dict[_KnownBy | None, Half] = {_known_by(message): half for half, message in asked}
+            is_open = [self._halves.is_open(half.queue_offset) for half in halves]
+        return [half if waits else now.get(self._was(half), half) for half, waits in zip(halves, is_open, strict=True)]
+
+    def _was(self, half: Half) -> _KnownBy | None:
+        try:
+            record = self._store.record_at(half.physical_offset)
+            return _known_by(decode_record(record, half.transaction_id, check_crc=False))
+        except (OffsetLost, CorruptRecord):
+            return None
 
     # --- those left open ---------------------------------------------------------------------------------
 
@@ -303,6 +338,11 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
     records.stamp(np.array([half.queue_offset]), np.array([half.physical_offset]), message.store_timestamp)
     rest = (part if isinstance(part, bytes) else part[0].as_py() for part in records.rests)
     return b"".join((records.headers.tobytes(), *rest))
+
+
+def _known_by(message: StoredMessage) -> _KnownBy:
+    """What stays of a half message where it waits on elsewhere; ids may be its producer's own, and come again."""
+    return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 
 
 def _first(halves: Iterable[tuple[Half, StoredMessage]]) -> Iterator[tuple[Half, StoredMessage]]:

@@ -221,6 +221,44 @@ def test_one_that_is_ended_and_forgotten_while_it_is_asked_for(store: MessageSto
     assert bodies(store) == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_of_which_somebody_did_not_know_is_ended_where_it_waits(store: MessageStore, times: int) -> None:
+    transactions = Transactions(store, "sellers")
+    halves = transactions.prepare(orders(1, 2, 3, 4))
+    transactions.commit(halves[3:])
+    for _ in range(times):
+        assert Transactions(store, "sellers").check(lambda _: Outcome.UNKNOWN, immunity=-1) == 3
+    with pytest.raises(TransactionEnded):
+        transactions.commit(halves)
+    assert len(transactions.commit(halves[:2]).queue_ids) == 2
+    transactions.roll_back(halves[2:3])
+    assert bodies(store) == [b"1", b"2", b"4"]
+    for half in halves:
+        with pytest.raises(TransactionEnded):
+            transactions.commit([half])
+    assert transactions.check(lambda _: Outcome.COMMIT, immunity=-1) == 0
+
+
+def test_one_of_which_nobody_ever_knew_is_ended(store: MessageStore) -> None:
+    transactions = Transactions(store, "sellers")
+    (half,) = transactions.prepare(orders(1))
+    transactions.check(lambda _: Outcome.UNKNOWN, immunity=-1, max_checks=1)
+    with pytest.raises(TransactionEnded):
+        transactions.commit([half])
+    assert bodies(store, UNDECIDED_TOPIC) == [b"1"]
+
+
+def test_one_that_waits_elsewhere_is_no_other_of_its_id(store: MessageStore) -> None:
+    transactions = Transactions(store, "sellers")
+    first, other = transactions.prepare([Message("orders", body, properties={"UNIQ_KEY": "ours"}) for body in "ab"])
+    transactions.commit([first])
+    transactions.check(lambda _: Outcome.UNKNOWN, immunity=-1)
+    with pytest.raises(TransactionEnded):
+        transactions.commit([first])
+    transactions.commit([other])
+    assert bodies(store) == [b"a", b"b"]
+
+
 def test_one_begins_while_another_notes_what_is_ended(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is ended is not asked about, whenever that is noted."""
     first = Transactions(store, "sellers")
