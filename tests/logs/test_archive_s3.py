@@ -17,21 +17,13 @@ from store.archive.log import ArchiveAddress
 from tests.filled import Filled
 from tests.logs.archives import ArchivedStore, archived
 from tests.logs.conformance import LogTests
-
-pytest.importorskip("s3fs")
-ThreadedMotoServer = pytest.importorskip("moto.server").ThreadedMotoServer
-
-SECRET = "very-secret"
+from tests.s3 import SECRET
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, Any]]:
-    """fsspec's, for a server of this process."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield {"key": "somebody", "secret": SECRET, "endpoint_url": f"http://{host}:{port}"}
-    server.stop()
+@pytest.fixture
+def options(s3_endpoint: str) -> dict[str, Any]:
+    """fsspec's."""
+    return {"key": "somebody", "secret": SECRET, "endpoint_url": s3_endpoint}
 
 
 @pytest.fixture
