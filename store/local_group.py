@@ -308,7 +308,7 @@ class LocalMember:
         if self._threads.acquire(blocking=False):  # or it is being opened
             try:
                 self._open()
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 _logger.warning("group %s: what was sent back waits for a writer: %s", self._files.name, error)
             finally:
                 self._threads.release()

@@ -63,16 +63,14 @@ class ProcessQueues:
     def remove(self, queue: ProcessQueue) -> None:
         """What is done of it from now on does not count."""
         with self._lock:
-            queue.stop()
-            self._pull.pop(queue, None)
+            self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
         """`remove` the queues that somebody reset, before anything more of them is committed; what `resets` said."""
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
-                queue.stop()
-                del self._pull[queue]
+                self._remove(queue)
         return positions
 
     def in_hand(self, queue: ProcessQueue) -> list[Handful]:
@@ -183,6 +181,11 @@ class ProcessQueues:
             self._line_up(queue)
 
     # --- with the lock ---------------------------------------------------------------------------------
+
+    def _remove(self, queue: ProcessQueue) -> None:
+        queue.stop()
+        self._pull.pop(queue, None)
+        self._full.discard(queue)
 
     def _take(self, most: int, now: float) -> Taken | None:
         while self._later and self._later[0][0] <= now:

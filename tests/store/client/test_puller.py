@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import ref
 
 import pyarrow as pa
 import pytest
@@ -268,3 +269,16 @@ def test_what_is_done_of_a_queue_that_was_removed_does_not_count(pulling: Pullin
     assert pulling.queues.in_hand(queue) == []
     assert pulling.positions == {}
     assert pulling.queues.take(5, 0.05) is None
+
+
+def test_nothing_is_kept_of_a_queue_that_was_removed_while_it_was_full(pulling: Pulling) -> None:
+    def removed() -> ref[ProcessQueue]:
+        queue = pulling.pull(5, 1 << 20)
+        until(lambda: queue.is_full)
+        pulling.queues.remove(queue)
+        return ref(queue)
+
+    pulling.put(10)
+    gone = removed()
+    assert pulling.queues.take(1, 0.0) is None  # it was its turn
+    until(lambda: gone() is None)
