@@ -81,7 +81,8 @@ class GroupFiles:
     def _tell(self, positions: Positions, whose: str) -> None:
         """Let the members that are there know, also where the note of what they know is lost, or an older one."""
         if members := self.roster.present():
-            self.resets.add(positions, whose, max(entry.resets for entry in members))
+            known = [entry.resets for entry in members]
+            self.resets.add(positions, whose, min(known), max(known))
         else:
             self.resets.forget()
 

@@ -147,12 +147,13 @@ class Resets:
             if reset.number > count and whose in (ALL, instance)
         }
 
-    def add(self, positions: Positions, whose: str = ALL, known: int = 0) -> None:
-        """Call it in turn. known: how many members know of: the file may be lost, or an older one put back."""
+    def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
+        """Call it in turn. by_all: how many all members know of, which need not stay here. by_any: how many any member
+        knows of: the file may be lost, or an older one put back."""
         count, resets = self.read()
-        count = max(count, known)
+        count = max(count, by_any)
         new = {(queue, whose): Reset(count + 1, offset, whose) for queue, offset in positions.items()}
-        kept = {key: reset for key, reset in resets.items() if key not in new}
+        kept = {key: reset for key, reset in resets.items() if key not in new and reset.number > by_all}
         content = {"count": count + 1, "queues": [[*queue, *reset] for (queue, _), reset in (kept | new).items()]}
         make_folder(self._path.parent)
         write_file(self._path, json.dumps(content).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -315,6 +316,26 @@ def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
         one.commit({Q0: 10})
         assert one.resets()[Q0] == 0
     assert making.group.committed([Q0]) == {Q0: 0}
+
+
+def test_the_note_of_resets_has_no_more_than_somebody_does_not_know(making: LocalMaking) -> None:
+    """Or it grew with each topic that is deleted, and all members look at it."""
+    note = making.path / "consumers/g/resets.json"
+
+    def noted() -> list[str]:
+        return sorted(topic for topic, *_ in json.loads(note.read_bytes())["queues"])
+
+    with making.group.join(EVERYTHING) as one, making.group.join(EVERYTHING) as other:
+        for number in range(3):
+            with MessageStore.open(making.path) as store:
+                store.create_topic(f"gone-{number}", 1)
+            delete_topic(making.path, f"gone-{number}")
+            one.resets()
+        assert noted() == ["gone-0", "gone-1", "gone-2"]
+        assert other.resets().keys() == {Queue(f"gone-{number}", 0) for number in range(3)}
+        making.group.reset({Q0: 1})
+        assert noted() == ["t"]
+        assert one.resets() == other.resets() == {Q0: 1}
 
 
 def test_offsets_of_broadcasting_members_go_with_their_group(making: LocalMaking) -> None:
