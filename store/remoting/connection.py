@@ -57,10 +57,12 @@ class Connection(asyncio.Protocol):
         head = encode_head(command, sum(map(len, pieces)))
         if self._transport.is_closing():
             return
+        # From Python 3.12 on an empty piece behind the others is never written: the loop spins, and nothing ends this.
+        pieces = (head, *filter(len, pieces))
         if self._is_stuck_writing:
-            self._unsent.append((head, *pieces))
+            self._unsent.append(pieces)
         else:
-            self._transport.writelines((head, *pieces))
+            self._transport.writelines(pieces)
 
     @property
     def is_stuck_writing(self) -> bool:
