@@ -6,15 +6,14 @@ import os
 import signal
 from collections.abc import Callable
 
-from tests.waiting import PATIENCE
+from tests.waiting import until
 
 
 def in_a_child(work: Callable[[], object]) -> str:
-    """What `work` answers in a forked process, as text; nothing where it hangs."""
+    """What `work` answers in a forked process, as text; nothing where that is killed."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE))
         try:
             os.write(write, str(work()).encode())
         except BaseException as error:  # noqa: BLE001 - the parent's test says what it was
@@ -23,6 +22,16 @@ def in_a_child(work: Callable[[], object]) -> str:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as answer:
-        text = answer.read().decode()
-    os.waitpid(child, 0)
-    return text
+        ended(child)
+        return answer.read().decode()
+
+
+def ended(child: int) -> int:
+    """The exit code of a forked process, when it has ended. One that hangs is killed: at the fork it may have been left
+    with a lock of a thread that it does not have."""
+    try:
+        until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+    finally:
+        os.kill(child, signal.SIGKILL)  # which is nothing to one that has ended
+        _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)

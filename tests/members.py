@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from store.any_group import Group, Subscriptions
+from tests.waiting import PATIENCE
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -39,6 +40,7 @@ class RemoteMember:
         self.process.join()
 
     def _answer(self) -> Any:
+        assert self._here.poll(2 * PATIENCE), "no answer"  # it may wait itself
         found = self._here.recv()
         if isinstance(found, Exception):
             raise found

@@ -18,7 +18,8 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreForked, StoreNotOpen
 from store.upkeep.verify import verify
-from tests.waiting import until
+from tests.children import ended
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000)
@@ -65,10 +66,6 @@ def child_of(work: Callable[[], object]) -> int:
     return child
 
 
-def code_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_parent_and_child_append_side_by_side(path: Path) -> None:
     """The child is refused what its parent opened, and opens its own."""
     parents = MessageStore.open(path)
@@ -81,7 +78,7 @@ def test_parent_and_child_append_side_by_side(path: Path) -> None:
 
     children = [child_of(work) for _ in range(2)]
     put_some(path, parents)
-    assert [code_of(child) for child in children] == [0, 0]
+    assert [ended(child) for child in children] == [0, 0]
     nothing_is_lost(path, 3 * PUTS + 1)
 
 
@@ -107,7 +104,7 @@ def test_forked_while_other_threads_append(path: Path) -> None:
             second.close()
 
         children = [child_of(work) for _ in range(20)]
-        assert [code_of(child) for child in children] == [0] * 20
+        assert [ended(child) for child in children] == [0] * 20
         stop.set()
         for thread in threads:
             thread.join()
@@ -174,7 +171,7 @@ def test_multiprocessing(path: Path, method: str) -> None:
         for number in range(PUTS):
             store.put(Message("t", f"parent {number}".encode()))
         for process in processes:
-            process.join()
+            process.join(PATIENCE)
         assert [process.exitcode for process in processes] == [0, 0]
         if method != "fork":
             with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled"):
@@ -220,8 +217,9 @@ print(codes)
 
 
 def test_workers_of_a_server_that_opened_the_store_before_it_forked(path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", PREFORK, str(path)], cwd=ROOT, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[0, 0, 0]\n", "")
+    program = [sys.executable, "-c", PREFORK, str(path)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 0, 0]\n", "")
     nothing_is_lost(path, 3 * 300 + 2)
 
 
@@ -229,13 +227,12 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
     """In the middle of it, under the lock: the child goes on with nothing of it."""
     with MessageStore.open(path) as store:
         store.create_topic("forked", 1)
-        append, who = store.begin(), "parent"
+        append, child = store.begin(), -1
 
         def forking() -> Iterator[pa.RecordBatch]:
-            nonlocal who
-            if os.fork() == 0:
-                who = "child"
-            yield pa.record_batch({"body": [who.encode()]})
+            nonlocal child
+            child = os.fork()
+            yield pa.record_batch({"body": [b"parent" if child else b"child"]})
 
         for body in (b"first", b"second"):  # made before the lock is taken
             append.add("forked", pa.table({"body": [body]}))
@@ -246,9 +243,9 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
         except StoreForked:
             refused = 0
         finally:
-            if who == "child":
+            if child == 0:
                 os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        assert ended(child) == 0
         store.put(Message("forked", b"behind"))
         found = store.get_message("g", "forked", 0, 0).messages
         assert [message.body for message in found] == [b"first", b"second", b"parent", b"behind"]
@@ -283,7 +280,7 @@ def test_forked_by_what_interrupts_an_append(path: Path, monkeypatch: pytest.Mon
         for number in range(1, 4):
             store.put(Message("t", f"{number}".encode()))
         os.close(goes_on)
-        assert code_of(child) == 0
+        assert ended(child) == 0
         store.put(Message("t", b"behind"))
     os.close(waits)
     nothing_is_lost(path, 6)

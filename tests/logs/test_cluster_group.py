@@ -36,7 +36,7 @@ from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader
 from store.remoting.headers import ResetOffset
 from store.remoting.serving import serve
-from tests.children import in_a_child
+from tests.children import ended, in_a_child
 from tests.logs.group_conformance import EVERYTHING, GroupTests
 from tests.logs.test_cluster import BROKER
 from tests.members import RemoteMember, remote_member
@@ -254,7 +254,7 @@ class TestClusterGroup(GroupTests):
                     os._exit(7)
                 finally:
                     os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert ended(child) == 7
             assert group.members() != []
 
 

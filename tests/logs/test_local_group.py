@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import shutil
 import signal
 import threading
@@ -31,7 +32,7 @@ from store.broker.deletion import delete_topic
 from store.broker.members import Roster
 from store.local_group import LocalGroup
 from store.publish.published_end import PublishedEnd
-from tests.children import in_a_child
+from tests.children import ended, in_a_child
 from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests
 from tests.members import RemoteMember, remote_member
 from tests.waiting import PATIENCE, until
@@ -106,7 +107,7 @@ def test_a_forked_process_is_no_member(making: LocalMaking) -> None:
                 code = 0
             finally:
                 os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
+        assert ended(child) == 0
         assert [info.queues for info in making.group.members()] == [tuple(ALL)]
         assert one.lock([Q0]) == {Q0}
 
@@ -123,6 +124,7 @@ def test_a_child_that_outlives_a_member_does_not_keep_its_place(making: LocalMak
         os.write(writing, f"{grandchild}\n{one.id}".encode())
         time.sleep(PATIENCE)
         os._exit(0)
+    until(lambda: bool(select.select([reading], [], [], 0)[0]))
     grandchild_id, _ = os.read(reading, 1000).decode().split("\n")
     try:
         assert len(making.group.members()) == 1

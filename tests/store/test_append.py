@@ -23,6 +23,7 @@ from store import (
     UnknownTopic,
 )
 from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
+from tests.children import ended
 from tests.end_to_end.test_kill import bodies, check_log
 
 SMALL = StoreConfig(
@@ -275,7 +276,7 @@ def test_what_is_not_open(store: MessageStore, reader: MessageStore) -> None:
             except StoreForked:
                 refused += 1
         os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert ended(child) == 2
     store.close()
     for verb in (append.publish, lambda: append.add("t", table(b"x"))):
         with pytest.raises(StoreClosed, match="was closed"):

@@ -17,6 +17,7 @@ from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
 from store.format.topic_names import COMMITS_TOPIC
 from store.local import LocalWriter
+from tests.waiting import PATIENCE
 
 QUERY = "9577ed49-f0eb-46cd-854c-2aee57a024df"
 
@@ -320,8 +321,10 @@ def test_only_one_process_at_a_time(store: MessageStore, capfd: pytest.CaptureFi
     process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
     with commits_of(store).turn():
         process.start()
+        assert ours.poll(PATIENCE)
         assert ours.recv() == "wants"
         assert not ours.poll(0.3)
+    assert ours.poll(PATIENCE)
     assert ours.recv() == "has"
     assert "another process commits for this query; waiting" in capfd.readouterr().err
     process.kill()  # in the middle of it

@@ -29,6 +29,7 @@ from store.archive.log import ArchiveAddress
 from store.archive.of_store import alone, remembered
 from store.format.layout import ARCHIVED_FILE, CONF_FILE, CQ_ENTRY, segment_name
 from store.through import address_at
+from tests.children import ended
 from tests.filled import Filled
 from tests.interrupts import interrupted_at
 from tests.store.archive.test_archiving import rows, same
@@ -194,7 +195,7 @@ def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_p
     os.close(read)
     filled.store.archive(str(tmp_path / "archive"))
     os.close(write)
-    os.waitpid(child, 0)
+    assert ended(child) == 0
 
 
 def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(filled: Filled, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked
 from store.local_group import LocalGroup
 from store.publish.locks import among_groups
+from tests.children import ended
 from tests.interrupts import at_every_place, interrupted_at
 from tests.store.client.consumers import TOPIC, Seen, config, has_done, opened, put
 from tests.waiting import PATIENCE, until
@@ -141,13 +142,12 @@ def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
     with Consumer(store.path, "g", "t", Seen(), config=config()) as consumer:
         child = os.fork()
         if not child:
-            signal.alarm(int(PATIENCE))
             try:
                 consumer.wait()
             except StoreForked:
                 os._exit(7)
             os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert ended(child) == 7
 
 
 def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: MessageStore) -> None:
@@ -171,7 +171,7 @@ def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: Message
     with Consumer(store.path, "g", "t", seen := Seen(fork), config=config()) as consumer:
         put(store, [0])
         until(lambda: has_done(consumer, TOPIC) == {0, 1})
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0]
+    assert [ended(child) for child in children] == [0]
     assert seen.numbers == [0]
 
 

@@ -17,7 +17,7 @@ import pytest
 from store import Consumer, MessageStore, StoreClosed, StoreError, StoreForked
 from store.any_group import MessageModel
 from store.errors import InvalidArgument
-from tests.children import in_a_child
+from tests.children import ended, in_a_child
 from tests.interrupts import at_every_place, ends_in_time
 from tests.interrupts import interrupted_at as handled_at
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
@@ -76,7 +76,7 @@ def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
                 except StoreForked:
                     refused += 1
             os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert ended(child) == 2
 
 
 @pytest.mark.parametrize("is_left", [False, True])

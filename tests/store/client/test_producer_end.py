@@ -27,6 +27,7 @@ from store import (
     StoreLocked,
     StoreNotOpen,
 )
+from tests.children import ended
 from tests.interrupts import at_every_place, interrupted_at
 from tests.store.client.producers import ROOT, bodies
 from tests.waiting import PATIENCE
@@ -91,6 +92,11 @@ def test_one_that_is_dropped_appends_and_warns(store: MessageStore) -> None:
     assert future.result(PATIENCE).queue_offset == 0
 
 
+def ran(program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
+
+
 def test_the_end_of_the_program_appends_what_is_left(store: MessageStore) -> None:
     program = f"""
 from store import Producer
@@ -99,7 +105,7 @@ for number in range(100):
     producer.send("u", str(number))
 producer.send("u", bytes(1 << 24))
 """
-    done = subprocess.run([sys.executable, "-Wd", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = ran(program, "-Wd")
     assert "ResourceWarning" in done.stderr
     assert "was dropped, and some of what was sent failed: MESSAGE_ILLEGAL" in done.stderr
     assert bodies(store, "u") == [str(number).encode() for number in range(100)]
@@ -134,7 +140,7 @@ for producer in producers:
     producer.send("u", "x")
 del producer, producers[1]
 """
-    done = subprocess.run([sys.executable, "-Werror", "-c", program], cwd=ROOT, capture_output=True, text=True)
+    done = ran(program, "-Werror")
     assert "ResourceWarning" in done.stderr
     assert bodies(store, "u") == [b"x"] * 3
 
@@ -150,7 +156,7 @@ with Producer({str(store.path)!r}, linger=0.1) as producer:
     future.add_done_callback(lambda done: (time.sleep(0.3), print("called")))
     wait([future])
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = ran(program)
     assert done.stdout == "called\n"
 
 
@@ -187,7 +193,7 @@ def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
                 status = 0
             finally:
                 os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+        assert ended(child) == 0
     assert bodies(store, "u") == [b"parent's"]
 
 

@@ -28,6 +28,7 @@ from store import (
 )
 from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
+from tests.children import ended
 from tests.store.client.producers import SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
 
@@ -53,7 +54,7 @@ def die(store: MessageStore, *sent: tuple[str, int]) -> None:
             producer.send(topic, str(sequence), sequence=sequence)
         producer.flush()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert ended(child) == 0
 
 
 def test_what_the_log_has_is_not_appended_again(store: MessageStore) -> None:
@@ -149,7 +150,7 @@ def test_one_producer_has_a_name(store: MessageStore) -> None:
         producer.send("t", "1", sequence=1)
     Producer(store.path, "p").close()
     os.write(end[1], b".")
-    assert os.waitpid(child, 0)[1] == 0
+    assert ended(child) == 0
 
 
 def test_names_that_are_none(store: MessageStore) -> None:

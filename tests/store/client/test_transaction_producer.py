@@ -29,6 +29,7 @@ from store import (
 )
 from store.broker.transactions import Transactions
 from store.publish.locks import among_groups
+from tests.children import ended
 from tests.end_to_end.test_kill import ROOT
 from tests.interrupts import at_every_place, interrupted_at
 from tests.store.format.test_delayed import all_of
@@ -242,7 +243,7 @@ def test_a_forked_child_has_none(store: MessageStore) -> None:
                 status = 0
             finally:
                 os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+        assert ended(child) == 0
         producer.send(Message("orders", b"parent's"), lambda own: Outcome.COMMIT)
     assert bodies(store) == [b"parent's"]
 

@@ -20,6 +20,7 @@ import pytest
 from store import Message, MessageStore, StoreConfig
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.upkeep.verify import verify
+from tests.children import ended
 from tests.end_to_end.test_kill import ROOT
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC
 from tests.store.format.test_delayed import all_of
@@ -216,7 +217,7 @@ def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         until(lambda: len(all_of(store, TOPIC)) == 1)
     os.close(writing)
-    assert os.waitpid(child, 0)[1] == 0
+    assert ended(child) == 0
 
 
 def delivered(store: MessageStore) -> int:

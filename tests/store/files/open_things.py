@@ -76,7 +76,7 @@ HOLD: dict[str, Verb] = {
 NO_VERBS = {
     MessageStore: {"open", "close", "is_forked", "is_inside", "path", "config"},
     Watch: {"of", "close", "is_forked"},
-    PullRequestHoldService: {"stop", "is_forked"},
+    PullRequestHoldService: {"stop", "failure", "is_forked"},
 }
 ALL = {MessageStore: STORE, Watch: WATCH, PullRequestHoldService: HOLD}
 

@@ -118,7 +118,7 @@ def test_a_closed_store_touches_no_descriptor_of_somebody_else(tmp_path: Path) -
 def test_closing_while_others_append(tmp_path: Path) -> None:
     """Every put is acknowledged, and there; or an error of the tree. What is closed says that all is well."""
     for _ in range(10):
-        with MessageStore.open(tmp_path) as store:
+        with ThreadPoolExecutor(4) as others, MessageStore.open(tmp_path) as store:
             store.create_topic("t", 1)
             before, done, begun = store.max_offset("t", 0), [0] * 4, threading.Barrier(5)
 
@@ -132,12 +132,11 @@ def test_closing_while_others_append(tmp_path: Path) -> None:
                         return type(error).__name__
                     done[number] += 1
 
-            with ThreadPoolExecutor(4) as others:
-                ends = [others.submit(put, number) for number in range(4)]
-                begun.wait()
-                until(lambda done=done: min(done) > 2)  # type: ignore[misc]
-                store.close()
-                assert {end.result(60) for end in ends} == {"StoreClosed"}
+            ends = [others.submit(put, number) for number in range(4)]
+            begun.wait()
+            until(lambda done=done: min(done) > 2)  # type: ignore[misc]
+            store.close()
+            assert {end.result(60) for end in ends} == {"StoreClosed"}
         assert not (tmp_path / "abort").exists()
         published = PublishedEnd(tmp_path, writable=False)
         assert published.flushed_offset == published.confirm_offset

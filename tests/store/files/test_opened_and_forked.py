@@ -49,9 +49,11 @@ def test_a_forked_child(store: MessageStore, busy: bool) -> None:
 
         with ThreadPoolExecutor(1) as others:
             appending = others.submit(append) if busy else None
-            for _ in range(5):
-                assert in_a_child(use_all) == "{'StoreForked'}"
-            stop.set()
+            try:
+                for _ in range(5):
+                    assert in_a_child(use_all) == "{'StoreForked'}"
+            finally:
+                stop.set()
         assert appending is None or appending.result() is None
         store.must_be_open()
         assert service.held == 1

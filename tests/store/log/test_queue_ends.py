@@ -20,6 +20,7 @@ from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
+from tests.children import ended
 from tests.end_to_end.test_kill import bodies
 from tests.interrupts import interrupted_at
 from tests.store.log.damages import SMALL, folder, noted_ends
@@ -97,7 +98,7 @@ def test_what_is_newer_than_a_log_whose_last_append_died_goes(
         killed = MessageStore.open(path)
         setattr(*step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         killed.put_many([Message("t", b"dead", queue_id=n % 2) for n in range(3)])
-    os.waitpid(child, 0)
+    assert ended(child) == -signal.SIGKILL
     shutil.copytree(path, live)
     with MessageStore.open(live) as store:
         store.put_many([Message("t", bytes(300), keys="later", queue_id=n % 4) for n in range(16)])

@@ -20,6 +20,7 @@ from store import Message, MessageStore, StoreUnavailable
 from store.format.layout import CLIENTS_DIR, FIGURE
 from store.publish.figures import BUCKETS, DELIVERED, HELD, SENT, Figures, told
 from store.publish.locks import set_lock
+from tests.children import ended
 from tests.device.disk import tree_of
 from tests.device.recorder import Fault, Recorder
 
@@ -137,7 +138,7 @@ def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path) -> None:
         figures.close()
         os._exit(0)
     figures._turn.release()
-    assert os.waitpid(child, 0)[1] == 0
+    assert ended(child) == 0
     figures.write()
     assert [each.counts[0] for each in told(tmp_path)] == [1]
 

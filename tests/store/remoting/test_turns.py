@@ -166,5 +166,5 @@ def test_who_closes_keeps_to_the_order(turns: Turns) -> None:
     closing.start()
     until(lambda: is_closing(turns))
     gate.set()
-    closing.join()
+    closing.join(PATIENCE)
     assert said == list(range(10))

@@ -20,6 +20,7 @@ from store.publish.published_end import PublishedEnd
 from store.upkeep.repair import repair
 from store.upkeep.step_back import step_back
 from store.upkeep.verify import verify
+from tests.children import ended
 from tests.store.upkeep.crashed import SMALL, Crashed, another_boot, put
 
 reboots = pytest.mark.parametrize("reboot", [True, False])
@@ -95,7 +96,7 @@ def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> Non
         killed = MessageStore.open(tmp_path)
         PublishedEnd.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         killed.put_many([Message("t", b"dead")] * 3)
-    os.waitpid(child, 0)
+    assert ended(child) == -signal.SIGKILL
     ConsumerOffsets(tmp_path).commit("g", "t", {0: 4})
     with MessageStore.open(tmp_path) as store:
         store.put_many([Message("t", b"%d" % number) for number in range(1, 6)])
