@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore
+from store import MessageStore, StoreClosed
 from store.any_log import MessageFilter
 from store.errors import CorruptStore, OffsetOutOfRange, StoreError, StoreUnavailable, UnknownTopic
 from store.files.opened import Opened
@@ -32,6 +33,7 @@ _BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look 
 _TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
+_logger = logging.getLogger("store")
 
 
 class Wake(Enum):
@@ -209,6 +211,8 @@ class PullRequestHoldService(Opened):
                 watch.wait(min(next_check - now, self._next_expiry - now, rest))
         except StoreError as error:  # whoever waits is told below
             self.failure = error
+            if not isinstance(error, StoreClosed):
+                _logger.error("%s: no requests are held any more: %s", self._store.path, error)
         finally:
             self._stopping = True
             try:

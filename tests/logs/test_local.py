@@ -70,7 +70,7 @@ class TestLocalLog(WriterTests):
                 assert [each.queue_offset for each in messages] == list(range(start, 12))
 
 
-def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path) -> None:
+def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, queue = tmp_path / "mq", Queue("t", 0)
     with MessageStore.open(path) as store:
         store.create_topic("t", 1)
@@ -83,3 +83,4 @@ def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path) -> 
         held.again(queue, 0)
         with pytest.raises(StoreReplaced):
             next(held)
+    assert "no requests are held any more" in caplog.text
