@@ -22,7 +22,7 @@ from store.client import listening
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
-from store.errors import CorruptStore, OffsetOutOfRange, UnknownTopic
+from store.errors import CorruptStore, OffsetOutOfRange, StoreFull, UnknownTopic
 from store.read.filters import EVERYTHING
 
 _STORED = ReadSpec(("storeTimestamp",), EVERYTHING)
@@ -107,7 +107,7 @@ class Rebalancer:
             self._leave(name, now)
         self._give_back(now)
         if now >= self._persisted + _PERSIST_SECONDS:
-            self._member.persist()
+            self._persist()
             self._persisted = now
         self._take_over(wanted - self._mine.keys() - self._leaving.keys())  # last: a broker may be away
         self._name_what_hangs(now)
@@ -126,6 +126,12 @@ class Rebalancer:
             self._leaving.pop(queue, None)
         self._renewed = now
         self._queues.lease(now + _LEASE_SECONDS)
+
+    def _persist(self) -> None:
+        try:
+            self._member.persist()
+        except StoreFull as error:  # who inherits knows all the same, and there may be space the next time
+            _logger.warning("%s: how far the group is is noted later: %s", self._member.id, error)
 
     def wait(self) -> None:
         """Until there may be something to do."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections import Counter
@@ -109,6 +111,27 @@ def test_a_topic_that_grows(store: MessageStore) -> None:
         store.create_topic("t", QUEUES + 1)
         store.put(Message("t", b"99", queue_id=QUEUES))
         until(lambda: seen.numbers == [99])
+
+
+def test_members_go_on_while_the_disk_is_full(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[Path] = []
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        refused.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(rebalancer, "_PERSIST_SECONDS", 0.0)
+    monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.01)
+    with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
+        until(lambda: consumer.assigned == TOPIC)
+        with monkeypatch.context() as patched:
+            patched.setattr("store.files.admin_files.write_file", refuse)
+            for first in (0, 40):
+                put(store, range(first, first + 40))
+                count = len(refused)
+                until(lambda first=first, count=count: len(seen.numbers) == first + 40 and len(refused) > count + 1)
+            assert committed(store) == dict.fromkeys(TOPIC, 0)
+        until(lambda: committed(store) == dict.fromkeys(TOPIC, 20))
 
 
 @pytest.mark.parametrize("orderly", [False, True])
