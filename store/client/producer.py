@@ -30,6 +30,7 @@ from store.format.stored_message import StoredMessage
 from store.integers import integer, span
 from store.message_store import MessageStore
 from store.publish.figures import Figures
+from store.system_errors import system_errors
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
 _NO_PROPERTIES: dict[str, str] = {}
@@ -81,7 +82,8 @@ class Producer(Opened):
         self._buffer = Buffer(what, limits)
         try:
             figures = Figures(self._store.path, what)
-            self._memory = None if name is None else Memory(self._store, name)
+            with system_errors(self._store.path):
+                self._memory = None if name is None else Memory(self._store, name)
         except BaseException:
             if owns:
                 self._store.close()

@@ -31,6 +31,7 @@ from store.format.arrays import constant
 from store.format.message import Message
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.message_store import MessageStore
+from store.system_errors import explained
 
 _NOTE_SECONDS = 60.0
 
@@ -50,6 +51,7 @@ class Memory(Opened):
             check_group_name(name)
         except InvalidGroup as error:
             raise InvalidGroup(f"a producer's name, which is made as that of a group: {error}") from None
+        self.path = store.path
         self._store = store
         self._name = name
         folder = Path(store.path, PRODUCERS_FOLDER, name)
@@ -65,13 +67,17 @@ class Memory(Opened):
         except BlockingIOError as error:
             self._release()
             raise StoreLocked(f"{folder}: a producer of this name is open; close it, or take another name") from error
-        if PRODUCERS_TOPIC not in store.topics():
-            store.create_topic(PRODUCERS_TOPIC, 1)
-        self._topics = Topics(Path(store.path))
-        self._opened_at = store.confirm_offset - 1  # what was found stands there at the latest
-        self.found: Sequences = self._find()
-        self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
-        self._note(is_open=True)
+        try:
+            if PRODUCERS_TOPIC not in store.topics():
+                store.create_topic(PRODUCERS_TOPIC, 1)
+            self._topics = Topics(Path(store.path))
+            self._opened_at = store.confirm_offset - 1  # what was found stands there at the latest
+            self.found: Sequences = self._find()
+            self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
+            self._note(is_open=True)
+        except BaseException:  # whoever keeps it keeps this
+            self._release()
+            raise
 
     def record(self, sequences: Sequences) -> Message:
         """What is to be appended together with messages up to these sequences; where `_find` looks for it, however many
@@ -93,11 +99,13 @@ class Memory(Opened):
         born = self._topics.born(topic)
         return born is not None and born <= at
 
+    @explained
     def note_if_due(self) -> None:
         """Note how far it came, now and then. Raises as `MessageStore.flush`."""
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self._note(is_open=True)
 
+    @explained
     def close(self) -> None:
         """Note how far it came; another producer may have the name then. Raises as `MessageStore.flush`."""
         try:

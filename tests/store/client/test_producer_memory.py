@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,10 @@ from store import (
     StoreBusy,
     StoreClosed,
     StoreConfig,
+    StoreError,
+    StoreFull,
     StoreLocked,
+    StoreUnavailable,
 )
 from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
@@ -170,6 +174,29 @@ def test_a_note_that_is_damaged(store: MessageStore, content: str) -> None:
     note(store).unlink()
     with Producer(store.path, "p") as producer:
         assert producer.last_sequence("t") == 1
+
+
+@pytest.mark.parametrize(("code", "refusal"), [(errno.ENOSPC, StoreFull), (errno.EACCES, StoreUnavailable)])
+def test_a_note_that_the_system_refuses(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, code: int, refusal: type[StoreError]
+) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("store.files.reached.write_file", refuse)
+        with pytest.raises(refusal, match=r"reached\.json") as kept:
+            Producer(store.path, "p")
+    producer = Producer(store.path, "p")
+    producer.send("t", "1", sequence=1)
+    producer.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr("store.files.reached.write_file", refuse)
+        with pytest.raises(refusal, match=r"reached\.json"):
+            producer.close()
+    with Producer(store.path, "p") as producer:
+        assert producer.last_sequence("t") == 1
+    assert kept.value
 
 
 def clean(store: MessageStore) -> None:

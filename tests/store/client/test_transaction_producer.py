@@ -23,6 +23,7 @@ from store import (
     StoredMessage,
     StoreForked,
     StoreLocked,
+    StoreUnavailable,
     TransactionEnded,
     TransactionProducer,
     UnknownTopic,
@@ -43,6 +44,12 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     with MessageStore.open(tmp_path / "mq") as it:
         it.create_topic("orders", 1)
         yield it
+
+
+def test_a_folder_that_the_system_refuses(store: MessageStore) -> None:
+    Path(store.path, "producers").write_bytes(b"no folder")
+    with pytest.raises(StoreUnavailable, match="producers"):
+        TransactionProducer(store, GROUP, never)
 
 
 def never(message: StoredMessage) -> Outcome:
