@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from store import MessageStore, OffsetLost
+from store import MessageStore, OffsetLost, UnknownTopic
 from store.any_log import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.objects import local_path, parsed
@@ -104,8 +105,11 @@ class ThroughLog(LocalLog):
         return ArchiveLog(self._of_store.place())
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        local = super().bounds(queues)
-        return {queue: bounds._replace(min_offset=self._first(queue, bounds)) for queue, bounds in local.items()}
+        found = {}
+        for queue, local in super().bounds(queues).items():
+            with suppress(UnknownTopic):  # deleted meanwhile
+                found[queue] = local._replace(min_offset=self._first(queue, local))
+        return found
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         there = self.bounds(queues)
@@ -185,7 +189,10 @@ class ThroughLog(LocalLog):
         return min(found, self._archive.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found))
 
     def _first(self, queue: Queue, local: Bounds) -> int:
-        """Where the queue begins in both: the archive goes as far as the store begins, or it does not count."""
+        """Where the queue begins in both: the archive goes as far as the store begins, or it does not count.
+
+        Raises `UnknownTopic`, `ArchiveOfAnother`.
+        """
         if not local.min_offset:
             return 0
         archived = self._of_archive(queue, local.min_offset)
@@ -203,7 +210,7 @@ class ThroughLog(LocalLog):
         return archived
 
     def _is_known(self, queue: Queue) -> bool:
-        """Whether the archive has older messages of the queue. Raises `ArchiveOfAnother`."""
+        """Whether the archive has older messages of the queue. Raises `UnknownTopic`, `ArchiveOfAnother`."""
         born = self._store.kin.born(queue)
         if self._known.get(queue) != born and self._archive.reaches(queue, self._store.kin):
             self._known[queue] = born

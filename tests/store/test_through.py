@@ -392,3 +392,25 @@ def test_a_topic_that_is_deleted_amid_a_scan(shortened: Filled, log: ThroughLog,
     shortened.put("orders", 0, 303, 1000)
     with pytest.raises(UnknownTopic, match="deleted meanwhile"):
         list(batches)
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_topic_that_is_deleted_while_it_is_asked_where_queues_begin(
+    shortened: Filled, log: ThroughLog, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    """Its queues are not there; if it is made again, as far as it has them."""
+    reaches, store = ArchiveLog.reaches, shortened.store
+    store.create_topic("others", 1)
+
+    def deleting(log: ArchiveLog, queue: Queue, kin: Kin) -> bool:
+        if store.topics()["orders"] > 1:
+            delete_topic(store.path, "orders")
+            if is_made_again:
+                store.create_topic("orders", 1)
+        return reaches(log, queue, kin)
+
+    monkeypatch.setattr(ArchiveLog, "reaches", deleting)
+    found = log.bounds([ORDERS, Queue("others", 0)])
+    assert found.pop(Queue("others", 0)) == (0, 0)
+    assert list(found) == [ORDERS] * is_made_again
+    assert log.offsets_by_time([ORDERS], 0, Boundary.LOWER) == dict.fromkeys(found, 0)
