@@ -186,7 +186,7 @@ class Producer(Opened):
         if self._memory is not None:
             raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
         deadline = time.monotonic() + span("timeout", timeout)
-        with self._first_request:
+        with self._first_request, system_errors(self._store.path):
             if self._replies is not None and self._replies.is_gone:
                 self._replies.stop()
                 self._replies = None
