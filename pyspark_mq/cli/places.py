@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -81,17 +81,28 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     bounds = log.bounds(queues)
     if topic not in topics:
         raise UnknownTopic(f"no topic {topic!r}; there are: {', '.join(topics) or 'none'}")
-    if len(bounds) < len(queues):
-        last = max(int(each.queue_id) for each in topics[topic])
-        raise UnknownQueue(f"topic {topic!r} has queues 0 to {last}, not {queue}")
+    numbers = {int(each.queue_id) for each in topics[topic]}
+    if queue is not None and queue not in numbers:
+        raise UnknownQueue(f"topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")
+    _must_be_there(queues, bounds)
     return bounds
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """The offset that a place means in each queue, of which `bounds_of` gave the bounds: an offset counts in all."""
+    """The offset that a place means in each queue, of which `bounds_of` gave the bounds: an offset counts in all.
+
+    Raises `UnknownQueue` for one that is gone meanwhile.
+    """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
-    ends = {queue: each.max_offset for queue, each in bounds.items()}
     if isinstance(place, Moment):
-        return {**ends, **log.offsets_by_time(bounds, place.milliseconds, Boundary.LOWER)}
-    return ends if place == "latest" else {queue: each.min_offset for queue, each in bounds.items()}
+        found = log.offsets_by_time(bounds, place.milliseconds, Boundary.LOWER)
+        _must_be_there(bounds, found)
+        return found
+    return {queue: each.max_offset if place == "latest" else each.min_offset for queue, each in bounds.items()}
+
+
+def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
+    """Raises `UnknownQueue`: what others have would be taken for all of it."""
+    if gone := ", ".join(str(queue) for queue in queues if queue not in there):
+        raise UnknownQueue(f"{gone}: gone just now, deleted or with its broker; try again")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore
+from pyspark_mq.cli.places import Moment, Place, bounds_of, offsets_at
+from store import Message, MessageStore, UnknownQueue
+from store.cluster.address import ClusterAddress
 from store.remoting.access import Access
 from store.remoting.serving import Serving, serve
 from tests.certificates import Certificate, certificate
+from tests.name_server import name_server
 from tests.pyspark_mq.cli.process import run, succeed, tailing
 
 ACCOUNTS = """
@@ -87,3 +91,27 @@ def test_what_is_wrong_is_told_in_one_line(serving: Serving) -> None:
         done = run("tail", *words, "--until-end")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert said in done.stderr
+
+
+@pytest.mark.parametrize("place", [None, Moment(0)])
+def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place | None
+) -> None:
+    """What the others have is not all, nor does anybody begin at the end of what it has when it is back."""
+    with ExitStack() as stack:
+        brokers = []
+        for name in "ab":
+            it = stack.enter_context(MessageStore.open(tmp_path / name))
+            it.create_topic("t", 1)
+            it.put_many([Message("t", b"")] * 3)
+            brokers.append(stack.enter_context(serve(it, "127.0.0.1:0", broker=name)))
+        addresses = [broker.address for broker in brokers]
+        names = stack.enter_context(name_server(tmp_path, *addresses, remembers=False))
+        log = stack.enter_context(ClusterAddress((names,), patience=0.3).open())
+        there = bounds_of(log, "t")
+        topics = log.topics()
+        assert list(there.values()) == [(0, 3)] * len(topics["t"]) == [(0, 3)] * 2
+        monkeypatch.setattr(log, "topics", lambda: topics)
+        brokers[1].close()
+        with pytest.raises(UnknownQueue, match="t/b:0: gone just now"):
+            bounds_of(log, "t") if place is None else offsets_at(log, there, place)
