@@ -111,12 +111,14 @@ class GroupOffsets:
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """A group that is outside of its queue stays there: what it has not read is lost, or the queue is another."""
+        """A group that is outside of its queue stays there: what it has not read is lost, or the queue is another. A
+        queue that is gone meanwhile has none: nobody says where the group is there."""
         positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
-        for queue, there in log.bounds(positions).items():  # a group that reads meanwhile may be past `bounds` by now
-            if positions[queue] <= there.max_offset:
+        there = log.bounds(positions)
+        for queue, (_, end) in there.items():  # a group that reads meanwhile may be past `bounds` by now
+            if positions[queue] <= end:
                 positions[queue] = min(positions[queue], bounds[queue].max_offset)
-        return positions
+        return {queue: position for queue, position in positions.items() if queue in there}
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:

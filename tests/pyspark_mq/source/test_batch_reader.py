@@ -39,9 +39,16 @@ def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.Mon
         assert filled.store.min_offset("orders", 0) > 10
 
 
-@pytest.mark.parametrize("step", ["_warn", "resolve"])
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [
+        ("_warn", {"endingTimestamp": "4102444800000"}),
+        ("resolve", {"endingTimestamp": "4102444800000"}),
+        ("resolve", {"endingOffsets": "group", "consumerGroup": "g"}),
+    ],
+)
 def test_a_broker_that_dies_while_a_query_is_planned_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, end: dict[str, str]
 ) -> None:
     """Name servers forget it in the end, and nothing else says that its queues are missing."""
     work = getattr(Queues, step)
@@ -51,6 +58,7 @@ def test_a_broker_that_dies_while_a_query_is_planned_is_told(
             filled = Filled(tmp_path / broker, {"t": 1})
             store = stack.enter_context(filled.store)
             filled.put("t", 0, 3)
+            store.commit_offsets("g", "t", {0: 3})
             return stack.enter_context(serve(store, "127.0.0.1:0", broker=broker)).address
 
         stays, goes = started(stack, "a"), started(going, "b")
@@ -58,7 +66,7 @@ def test_a_broker_that_dies_while_a_query_is_planned_is_told(
             (tmp_path / folder).mkdir()
         later = stack.enter_context(name_server(tmp_path / "later", stays))
         first = going.enter_context(name_server(tmp_path / "first", stays, goes))
-        given = {"nameServer": f"{first};{later}", "subscribe": "t", "endingTimestamp": "4102444800000"}
+        given = {"nameServer": f"{first};{later}", "subscribe": "t", **end}
 
         def planned(**more: str) -> list[str]:
             options = SourceOptions.parse({**given, **more})
