@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import CorruptSegment, OffsetLost
+from store.files.segments import Segments
 from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE, segment_name
 from store.log.consume_queue import ConsumeQueue, Entries
 
@@ -326,6 +327,26 @@ def test_an_entry_seen_while_it_is_written_does_not_count_too_early(tmp_path: Pa
     finally:
         writer.terminate()
         writer.join()
+
+
+def test_an_entry_whose_first_look_shows_no_offset_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the one above meets by chance."""
+    it, read, seen = queue(tmp_path), Segments.read, list[int]()
+    it.write(0, entries(0, 6))
+    entry, offset_size = 5 * CQ_ENTRY.itemsize, CQ_ENTRY["physical_offset"].itemsize
+
+    def read_amid_the_write(segments: Segments, position: int, size: int, **how: bool) -> bytes:
+        data, at = bytearray(read(segments, position, size, **how)), entry - position
+        if 0 <= at < size and not seen:
+            seen.append(position)
+            data[at : at + offset_size] = bytes(offset_size)
+        return bytes(data)
+
+    monkeypatch.setattr(Segments, "read", read_amid_the_write)
+    assert it.max_offset(500) == 5
+    assert seen
 
 
 def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
