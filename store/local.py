@@ -240,7 +240,7 @@ class LocalHeld:
             del self._held[request.queue]
             if why is Wake.STOPPED:
                 closed = StoreClosed(f"{self._store.path}: closed while messages were waited for")
-                raise closed if self._service.failure is None else copy.copy(self._service.failure)
+                raise copy.copy(self._service.failure or closed)  # who raises one adds to its traceback
             if why is not Wake.TIMEOUT or request.noticed > request.offset:  # its reader gets on where none matches
                 end = self._store.max_offset(*request.queue)
                 return QueueRange(*request.queue, request.offset, max(request.offset, end))

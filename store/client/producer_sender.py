@@ -138,7 +138,7 @@ class Sender(threading.Thread):
             lot.settle(end, outcome)
         lots = (*self._taken, *self._buffer.abandon())
         left = [(lot, 0, len(lot)) for lot in lots if not lot.is_settled]
-        for (lot, _, end), outcome in zip(left, self._failed(error, left), strict=False):
+        for (lot, _, end), outcome in zip(left, self._failed(error, left), strict=True):
             lot.settle(end, outcome)
 
     def _end_if_named(self, error: Exception) -> None:
