@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,6 @@ from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.objects import local_path, parsed
 from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
-from store.cached import cached_property
 from store.format.columns import check_columns
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.local import LocalAddress, LocalLog

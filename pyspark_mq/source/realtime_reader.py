@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +24,6 @@ from pyspark_mq.source.held_reading import HeldReader, HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskName
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store.any_log import Fingerprints, Positions
-from store.cached import cached_property
 from store.publish.published_end import current_boot_id
 
 _log = logging.getLogger("pyspark_mq")

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,6 @@ from pyspark_mq.source.planning import limit_ranges
 from pyspark_mq.source.queues import Queues, are_gone, ends, is_enough, strangers, unchanged
 from pyspark_mq.source.reading import RangeReader, partitions_of
 from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
-from store.cached import cached_property
 
 _NO_LIMIT = (1 << 63) - 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
 
@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from store.any_log import Int64s, Queue
-from store.cached import cached_property
 from store.format import compute as pc
 from store.format.arrays import numbers
 from store.format.layout import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from store.any_log import Queue
-from store.cached import cached_property
 from store.cluster.brokers import Brokers
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from store.cached import cached_property
 from store.errors import ConfigError
 from store.files.atomic import read_file
 from store.format.layout import CQ_ENTRY

@@ -11,12 +11,12 @@ import mmap
 import os
 import time
 from collections import OrderedDict
+from functools import cached_property
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 
-from store.cached import cached_property
 from store.errors import CorruptSegment, FlushFailed, OffsetLost
 from store.files.atomic import sync_directory, write_at
 from store.format.layout import segment_name

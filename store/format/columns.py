@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from store.any_log import BrokerQueueId
-from store.cached import cached_property
 from store.errors import CorruptRecord, InvalidColumns
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.cached import cached_property
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 from store.format.layout import NAME_VALUE_SEPARATOR, PROPERTY_CRC, PROPERTY_SEPARATOR

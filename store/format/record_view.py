@@ -5,11 +5,12 @@ Nothing is trusted: a record whose lengths do not add up is not `sound`, and no 
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.cached import cached_property
 from store.format.crc import body_crcs, crcs_between, crcs_of_digits
 from store.format.layout import (
     IPV6_EXTRA,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from store.cached import cached_property
 from store.errors import ConfigError
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT, struct_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
-from store.cached import cached_property
 from store.errors import OffsetLost
 from store.format.arrays import arrow, numbers
 from store.format.columns import LAST_MS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.any_log import Bools, Int64s
-from store.cached import cached_property
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.arrays import texts as strings

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import cached_property
 
 from store import Boundary, GetStatus, MessageStore, OffsetLost, StoredMessage
 from store.any_log import Bounds, MessageFilter, Queue, QueueRange
@@ -19,7 +20,6 @@ from store.archive.recent import RecentPlace
 from store.archive.records import Records
 from store.broker.pull import PullRequest, PullResponse, answer, response_code
 from store.broker.response_codes import ResponseCode
-from store.cached import cached_property
 from store.errors import CorruptRecord, OffsetNotYet
 from store.format.layout import CQ_ENTRY
 from store.format.stored_message import decode_record
