@@ -26,12 +26,13 @@ from store import (
 from store.any_log import Queue
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
-from store.archive.of_store import alone, remembered
+from store.archive.of_store import StoreArchive, alone, remembered
 from store.format.layout import ARCHIVED_FILE, CONF_FILE, CQ_ENTRY, segment_name
+from store.log.queue_ends import QueueEnds
+from store.read.published import PublishedQueues
 from store.through import address_at
 from tests.children import ended
 from tests.filled import Filled
-from tests.interrupts import interrupted_at
 from tests.store.archive.test_archiving import rows, same
 
 
@@ -323,17 +324,24 @@ def test_a_name_that_leads_elsewhere(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "archive").exists()
 
 
-def test_what_is_put_while_somebody_cleans_is_not_taken_for_lost(tmp_path: Path) -> None:
-    """At any moment, and noted, as another's `clean` does it."""
+@pytest.mark.parametrize(
+    ("owner", "verb"), [(StoreArchive, "queues"), (QueueEnds, "known"), (PublishedQueues, "offsets")]
+)
+def test_puts_during_clean_are_not_reported_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, verb: str
+) -> None:
+    look = getattr(owner, verb)
     filled = Filled(tmp_path / "mq", {"orders": 2})
     filled.store.archive(str(tmp_path / "archive"))
 
-    def more() -> None:
+    def looked(*arguments: object) -> object:
+        filled.put("orders", 1, 1)
+        found = look(*arguments)
         filled.put("orders", 1, 1)
         filled.store._writing().settle()
+        return found
 
     with MessageStore.open(filled.path) as other:
-        places = interrupted_at(-1, partial(other.clean, dry_run=True), function="kept_from")
-        for place in range(1, places + 1, 3):
-            interrupted_at(place, partial(other.clean, dry_run=True), more, "kept_from")
+        monkeypatch.setattr(owner, verb, looked)
+        other.clean(dry_run=True)
     filled.store.close()

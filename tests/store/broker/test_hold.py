@@ -19,7 +19,6 @@ from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.log.consume_queue import ConsumeQueue
 from store.publish import log_end
-from tests.interrupts import at_every_place, interrupted_at
 from tests.takeover import broker
 from tests.waiting import until
 
@@ -252,36 +251,6 @@ def test_stopping_wakes_everybody_at_once(store: MessageStore, monkeypatch: pyte
 
 def test_a_service_that_never_held_stops(store: MessageStore) -> None:
     PullRequestHoldService(store).stop()
-
-
-def test_a_signals_handler_stops_it_amid_stop(store: MessageStore) -> None:
-    """Also where Python has just taken the lock by which it knows that a thread has ended."""
-
-    def stop_at(place: int) -> int:
-        service = PullRequestHoldService(store)
-        service.hold("orders", 0, 0, LONG, lambda request, why: None)
-        return interrupted_at(place, service.stop, service.stop, also=[threading.__file__])
-
-    at_every_place(stop_at)
-
-
-@pytest.mark.parametrize("verb", ["hold", "cancel"])
-def test_a_signals_handler_stops_it_amid_a_verb(store: MessageStore, verb: str) -> None:
-
-    def stop_at(place: int) -> int:
-        woken, service = list[Wake](), PullRequestHoldService(store)
-
-        def hold() -> None:
-            request = service.hold("orders", 0, 0, LONG, lambda request, why: woken.append(why))
-            if service.cancel(request):
-                woken.append(Wake.STOPPED)
-
-        count = interrupted_at(place, hold, service.stop, verb)
-        service.stop()
-        assert woken == [Wake.STOPPED]
-        return count
-
-    at_every_place(stop_at)
 
 
 def test_where_the_system_has_no_thread_the_next_request_is_held(

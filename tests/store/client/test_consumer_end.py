@@ -16,7 +16,6 @@ from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForke
 from store.local_group import LocalGroup
 from store.publish.locks import among_groups
 from tests.children import ended
-from tests.interrupts import at_every_place, interrupted_at
 from tests.store.client.consumers import TOPIC, Seen, config, has_done, opened, put
 from tests.waiting import PATIENCE, until
 
@@ -191,13 +190,3 @@ def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, mon
     monkeypatch.undo()
     assert LocalGroup(store.path, "g").members() == []
     assert not any(thread.is_alive() for thread in started if thread.name.startswith("consumer"))
-
-
-def test_a_signals_handler_closes_it_amid_wait(store: MessageStore) -> None:
-    """Also in the middle of what Python itself waits with."""
-
-    def close_at(place: int) -> int:
-        with Consumer(store.path, f"g{place}", "t", Seen(), config=config(consume_thread_max=1)) as consumer:
-            return interrupted_at(place, lambda: consumer.wait(0.01), consumer.close, "wait", [threading.__file__])
-
-    at_every_place(close_at)

@@ -8,18 +8,14 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from store import Consumer, MessageStore, StoreClosed, StoreError, StoreForked
+from store import Consumer, MessageStore, StoreError, StoreForked
 from store.any_group import MessageModel
 from store.errors import InvalidArgument
 from tests.children import ended, in_a_child
-from tests.interrupts import at_every_place, ends_in_time
-from tests.interrupts import interrupted_at as handled_at
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
 from tests.waiting import PATIENCE
 
@@ -197,53 +193,6 @@ def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> No
     assert sorted(asyncio.run(consume())) == [*range(5)]
 
 
-def test_a_signals_handler_closes_it_amid_iterating(store: MessageStore) -> None:
-    """In the same thread, before any instruction of what its threads have to take turns at."""
-    put(store, range(0, 20, QUEUES))
-    places: list[int] = []
-
-    def close_at(place: int, function: str) -> int:
-        with Consumer(store.path, f"{function}{place}", "t", config=config()) as consumer:
-
-            def iterate() -> None:
-                for message in consumer:
-                    if message.queue_offset == 2:
-                        break
-
-            found = handled_at(place, iterate, consumer.close, function)
-            assert consumer._is_over or place < 0 or found < place
-        return found
-
-    def close_at_all() -> None:
-        for function in ("take", "done", "wait"):
-            close_at(-1, function)
-            for place in range(1, 200, 7):
-                places.append(place)
-                if close_at(place, function) < place:
-                    break
-
-    ends_in_time(close_at_all, lambda: f"closed at place {places[-1:]}")
-    assert places.count(1) == 3
-    assert len(places) > 20
-
-
-def test_a_signals_handler_closes_it_amid_iterating_in_an_event_loop(store: MessageStore) -> None:
-    """Or another thread, just before it would wait."""
-
-    def close_at(place: int) -> int:
-        with Consumer(store.path, f"g{place}", "t", config=config()) as consumer:
-
-            async def iterate() -> None:
-                if place < 0:
-                    asyncio.get_running_loop().call_soon(consumer.close)
-                async for message in consumer:
-                    raise AssertionError(message)
-
-            return handled_at(place, lambda: asyncio.run(iterate()), consumer.close, "take_or_tell")
-
-    at_every_place(close_at, 3)
-
-
 def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageStore) -> None:
     """As a signal's handler may; that message comes again."""
     put(store, range(0, 20, QUEUES))
@@ -255,16 +204,3 @@ def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageSto
                 if len(found) % 3 == 0:
                     consumer.close()
     assert found == [0, 1, 2, 2, 3, 4]
-
-
-def test_a_signals_handler_closes_it_as_a_message_is_sent_back(store: MessageStore) -> None:
-    put(store, range(0, 20, QUEUES))
-
-    def close_at(place: int) -> int:
-        with Consumer(store.path, f"g{place}", "t", config=config()) as consumer:
-            message = next(iter(consumer))
-            with suppress(StoreClosed):
-                return handled_at(place, partial(consumer.send_back, message, 3), consumer.close, "send_back")
-        return place
-
-    at_every_place(close_at, 9)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from store.any_log import Queue
 from store.client.messages import Columns
 from store.client.process_queue import Handful, OrderlyQueue, ProcessQueue
-from tests.interrupts import Interrupt, at_every_place, interrupted_at
 
 QUEUE = Queue("t", 0)
 MAX_COUNT, MAX_BYTES = 20, 60
@@ -194,21 +191,3 @@ def test_what_is_done_in_any_order_is_acknowledged_up_to_the_first_gap(done: lis
         assert handful is not None
         queue.done(handful)
         assert queue.position == next(at for at in range(9) if at not in done[: number + 1])
-
-
-@pytest.mark.parametrize("kind", [ProcessQueue, OrderlyQueue])
-@pytest.mark.parametrize("most", [1, 2, 4])
-def test_what_an_interrupted_take_did_not_hand_out_is_not_acknowledged(kind: type[ProcessQueue], most: int) -> None:
-    def interrupt_at(place: int) -> int:
-        queue, places = kind(QUEUE, 0, MAX_COUNT, MAX_BYTES), place
-        queue.put(columns([0, 1, 2, 3]))
-        with suppress(Interrupt):
-            places = interrupted_at(place, lambda: queue.take(most, 0.0))
-        found = list[int]()
-        while (handful := queue.take(1, 0.0)) is not None:
-            found += offsets(handful)
-            queue.done(handful)
-        assert {*range(queue.position)} <= {*found}, place
-        return places
-
-    at_every_place(interrupt_at)

@@ -28,7 +28,6 @@ from store import (
     StoreNotOpen,
 )
 from tests.children import ended
-from tests.interrupts import at_every_place, interrupted_at
 from tests.store.client.producers import ROOT, bodies
 from tests.waiting import PATIENCE
 
@@ -212,16 +211,3 @@ def test_what_a_callback_raises_keeps_nobody_else(store: MessageStore, caplog: p
         producer.send("t", "3")
     assert second.result(PATIENCE).status is PutStatus.PUT_OK
     assert "SystemExit" in caplog.text
-
-
-def test_a_signals_handler_closes_it_amid_flush(store: MessageStore) -> None:
-    """Also in the middle of what Python itself waits with."""
-
-    def close_at(place: int) -> int:
-        with Producer(store.path, linger=0.01) as producer:
-            producer.send("u", b"x")
-            with suppress(StoreClosed, StoreLocked):
-                return interrupted_at(place, producer.flush, producer.close, "wait", [threading.__file__])
-        return place
-
-    at_every_place(close_at)

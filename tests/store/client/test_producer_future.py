@@ -6,9 +6,7 @@ import asyncio
 import concurrent.futures
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import _base
-from functools import partial
 
 import pytest
 
@@ -17,9 +15,7 @@ from store import (
     Producer,
     StoreForked,
 )
-from store.client.producer_future import Sent
 from tests.children import in_a_child
-from tests.interrupts import at_every_place, interrupted_at
 from tests.waiting import PATIENCE, until
 
 
@@ -100,26 +96,3 @@ def test_two_threads_wait_for_some_of_the_same_futures(store: MessageStore) -> N
             assert not other.is_alive()
         flushing.join()
         assert concurrent.futures.wait([first, second], PATIENCE).done == {first, second}
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda future: future.result(PATIENCE),
-        lambda future: future.exception(PATIENCE),
-        lambda future: future.done(),
-        lambda future: future.add_done_callback(lambda found: None),
-        lambda future: list(concurrent.futures.as_completed([future])),
-    ],
-    ids=["result", "exception", "done", "add_done_callback", "as_completed"],
-)
-def test_a_signals_handler_closes_its_producer_amid(store: MessageStore, verb: Callable[[Sent], object]) -> None:
-    """Also in the middle of what Python itself waits with."""
-
-    def close_at(place: int) -> int:
-        with Producer(store.path) as producer:
-            future = producer.send("u", b"x")
-            ask = partial(verb, future)
-            return interrupted_at(place, ask, producer.close, also=[threading.__file__, _base.__file__])
-
-    at_every_place(close_at)

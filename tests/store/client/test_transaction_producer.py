@@ -22,7 +22,6 @@ from store import (
     StoreConfig,
     StoredMessage,
     StoreForked,
-    StoreLocked,
     StoreUnavailable,
     TransactionEnded,
     TransactionProducer,
@@ -32,7 +31,6 @@ from store.broker.transactions import Transactions
 from store.publish.locks import among_groups
 from tests.children import ended
 from tests.end_to_end.test_kill import ROOT
-from tests.interrupts import at_every_place, interrupted_at
 from tests.store.format.test_delayed import all_of
 from tests.waiting import PATIENCE, until
 
@@ -268,66 +266,3 @@ def test_a_check_that_ends_its_thread_is_asked_again(store: MessageStore, caplog
         producer.send(Message("orders", b"x"), lambda _: Outcome.UNKNOWN)
         until(lambda: bodies(store) == [b"x"])
     assert "SystemExit: no such database" in caplog.text
-
-
-def test_the_garbage_collector_may_drop_it_in_any_thread(store: MessageStore) -> None:
-    """Also in that which asks, amid its wait."""
-
-    def drop_at(place: int) -> int:
-        with TransactionProducer(store, GROUP, never) as producer:
-            wait = partial(producer._checker.stopping.wait, 0.001)
-            return interrupted_at(place, wait, producer._dropped, "wait", [threading.__file__])
-
-    at_every_place(drop_at)
-
-
-def test_a_signals_handler_closes_it_amid_close(store: MessageStore) -> None:
-    """Also where Python has just taken the lock by which it knows that a thread has ended."""
-
-    def close_at(place: int) -> int:
-        with TransactionProducer(store, GROUP, never) as producer:
-            return interrupted_at(place, producer.close, producer.close, also=[threading.__file__])
-
-    at_every_place(close_at)
-
-
-def test_a_signals_handler_closes_it_amid_send(store: MessageStore) -> None:
-    """While the thread that asks waits for this one's turn."""
-
-    def close_at(place: int) -> int:
-        with TransactionProducer(store, GROUP, never, check_interval=0.001) as producer:
-            checker = producer._checker
-
-            def close() -> None:
-                until(lambda: sys._current_frames()[checker.ident or 0].f_code.co_name == "open")
-                producer.close()
-                assert checker.is_alive()
-
-            send = partial(producer.send, Message("orders", b"x"), lambda _: Outcome.COMMIT)
-            places = interrupted_at(place, send, close, "_are_open")
-        checker.join(PATIENCE)
-        assert not checker.is_alive()
-        return places
-
-    at_every_place(close_at, 3)
-    assert bodies(store) == [b"x"] * len(bodies(store))
-
-
-def test_a_signals_handler_closes_it_amid_an_append(store: MessageStore) -> None:
-    """While the thread that asks waits for its turn to append; the store that it opened refuses until that is over."""
-    with TransactionProducer(store.path, GROUP, unknown, check_interval=0.001, immunity=0) as producer:
-        prepare = partial(producer._transactions.prepare, [Message("orders", b"x")])
-        prepare()
-        own, checker = producer._store, producer._checker
-
-        def close() -> None:
-            until(lambda: sys._current_frames()[checker.ident or 0].f_code.co_name == "exclusively")
-            with pytest.raises(StoreLocked):
-                producer.close()
-            assert checker.is_alive()
-
-        assert interrupted_at(1, prepare, close, "_take_next_offsets")
-    checker.join(PATIENCE)
-    assert not checker.is_alive()
-    with pytest.raises(StoreClosed):
-        own.topics()

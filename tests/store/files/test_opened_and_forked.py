@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, Outcome, StoreForked, StoreNotOpen, Subscription, TransactionProducer
+from store import Message, MessageStore, StoreForked, StoreNotOpen
 from store.broker.hold import PullRequestHoldService
-from store.files.opened import opening
 from store.files.segment_file import OpenFiles
 from store.format.layout import segment_name
-from store.local_group import LocalGroup
 from tests.children import in_a_child
-from tests.interrupts import interrupted_at
 from tests.store.files.open_things import ALL, outcome
 
 
@@ -57,30 +53,6 @@ def test_a_forked_child(store: MessageStore, busy: bool) -> None:
         assert appending is None or appending.result() is None
         store.must_be_open()
         assert service.held == 1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda store: TransactionProducer(store, "g", lambda message: Outcome.UNKNOWN).close(),
-        lambda store: LocalGroup(store.path, "g").join({"t": Subscription()}).leave(),
-    ],
-    ids=["transaction producer", "member"],
-)
-def test_a_fork_while_another_thread_opens_something(
-    store: MessageStore, make: Callable[[MessageStore], object]
-) -> None:
-    """The child lets go of all, and nothing seems to be opened there for ever."""
-    left: set[str] = set()
-
-    def fork() -> None:
-        if not opening._is_owned():  # type: ignore[attr-defined]  # or another thread would wait
-            left.add(in_a_child(lambda: (store._is_over, opening._is_owned())))  # type: ignore[attr-defined]
-
-    with MessageStore.open(store.path) as writer:
-        for place in range(1, 1 + interrupted_at(-1, lambda: make(writer), fork, "__init__"), 15):
-            interrupted_at(place, lambda: make(writer), fork, "__init__")
-    assert left == {"(True, False)"}
 
 
 def test_what_a_forked_child_is_told(store: MessageStore) -> None:
@@ -141,33 +113,3 @@ def test_a_child_shares_no_segment(tmp_path: Path) -> None:
     parents = OpenFiles(1).get(tmp_path, 0, 100, writable=False)
     assert OpenFiles(1).get(tmp_path, 0, 100, writable=False) is parents
     assert in_a_child(lambda: OpenFiles(1).get(tmp_path, 0, 100, writable=False) is parents) == "False"
-
-
-def test_a_child_of_a_process_whose_threads_read(tmp_path: Path) -> None:
-    """No lock that one of them holds at the fork is of use to the child."""
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("t", 1)
-        store.put_many([Message("t", b"x", keys=("k",), properties={"a" * (1 + n % 9): "b"}) for n in range(5000)])
-    stop = threading.Event()
-
-    def scan() -> int:
-        with MessageStore.open(tmp_path, read_only=True) as own:
-            return sum(map(len, own.scan("t", 0, *own.offsets("t", 0), columns=("body", "keys", "properties"))))
-
-    def scan_on() -> None:
-        while not stop.is_set():
-            scan()
-
-    def scan_in_time() -> int:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        return scan()
-
-    with ThreadPoolExecutor(2) as others:
-        scanning = [others.submit(scan_on) for _ in range(2)]
-        try:
-            for _ in range(20):
-                assert in_a_child(scan_in_time) == "5000", "no answer: it hung"
-        finally:
-            stop.set()
-        assert [each.result() for each in scanning] == [None, None]

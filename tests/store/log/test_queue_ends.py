@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,6 @@ from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.children import ended
 from tests.end_to_end.test_kill import bodies
-from tests.interrupts import interrupted_at
 from tests.store.log.damages import SMALL, folder, noted_ends
 from tests.store.upkeep.crashed import another_boot
 
@@ -339,35 +339,23 @@ def test_two_writers_know_the_ends_of_both(path: Path) -> None:
         assert bodies(store) == expected
 
 
-def test_a_writer_that_was_overtaken_does_not_note_the_others_ends_with_its_own_offset(path: Path) -> None:
-    """Who goes by these ends would find queues shorter than they were there: delayed messages would wait."""
+def test_overtaken_writer_notes_no_foreign_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own offset with the other writer's ends would make the queues look shorter than they were there."""
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
         first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])  # more index files
+        follow = QueueEnds.follow
 
-        def note_more() -> None:
+        def overtaken(*arguments: Any) -> None:
+            monkeypatch.undo()
             second.put_many([Message("t", b"second", queue_id=0) for _ in range(5)])
-            assert second.clean(asked=True, forced=True).log, "what is deleted is noted before"
+            assert second.clean(asked=True, forced=True).log, "clean notes the ends before it deletes"
+            follow(*arguments)
 
-        interrupted_at(1, first.flush, note_more, "_note_ends")
+        monkeypatch.setattr(QueueEnds, "follow", overtaken)
+        first.flush()
         kept = QueueEnds.read(path)
         assert kept is not None
         assert (kept.at, kept.of["t", 0]) == (second.confirm_offset, 130)
-
-
-def test_a_flush_that_is_noted_when_its_topic_has_another_life(path: Path) -> None:
-    """What it flushed was of the topic that was deleted meanwhile."""
-    with MessageStore.open(path) as store:
-        store.put(Message("t", b"old", queue_id=0))
-
-        def live_again() -> None:
-            delete_topic(path, "t")
-            store.create_topic("t", 1)
-            store.put(Message("t", b"new"))
-            store.flush()
-
-        interrupted_at(1, store.flush, live_again, "_note_ends")
-    with MessageStore.open(path, read_only=True) as reader:
-        assert bodies(reader) == {(0, 0): b"new"}
 
 
 def test_ten_thousand_queues_are_looked_at_in_a_moment(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -13,29 +12,13 @@ import pytest
 from store.client.waiters import Waiters
 from store.publish.latch import Latch
 from store.publish.watch import Watch
-from tests.interrupts import Interrupt, at_every_place, interrupted_at
 from tests.waiting import PATIENCE
 
 _TOO_LATE = 20.0
 
 
-def test_who_is_interrupted_keeps_no_other_waiting() -> None:
-    """Wherever that is: what was set stays so."""
-
-    def at(place: int) -> int:
-        latch, places = Latch(), 0
-
-        def set_and_raise() -> None:
-            latch.set()
-            raise Interrupt
-
-        with suppress(Interrupt):
-            places = interrupted_at(place, partial(latch.wait, 0.001), set_and_raise)
-        latch.set()
-        latch.wait()
-        return places
-
-    at_every_place(at)
+class Interrupt(Exception):
+    pass
 
 
 def wait_for_waiters() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from store import MessageStore, StoreBusy, StoreClosed, StoreLocked, StoreUnavai
 from store.publish import locks
 from store.publish.lock_holders import holders
 from store.publish.locks import StoreLock, Turn, among_groups
-from tests.waiting import PATIENCE
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
 BROKER = """
@@ -340,47 +338,6 @@ def test_opening_and_closing_at_the_same_time(tmp_path: Path) -> None:
     errors = [process.communicate()[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], errors
     assert not (tmp_path / "abort").exists()
-
-
-class Interrupted(Exception):
-    pass
-
-
-def test_an_interrupt_at_any_place_leaves_the_lock_free(tmp_path: Path) -> None:
-    """Between any two instructions of `exclusively` and what it calls, also while it leaves."""
-    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
-    places = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
-        nonlocal left
-        if frame.f_code.co_filename != locks.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        left -= 1
-        if left == 0:
-            raise Interrupted
-        return trace
-
-    for place in itertools.count(1):
-        left = place
-        sys.settrace(trace)
-        try:
-            lock.exclusively(lambda: None)
-        except Interrupted:
-            places += 1
-        finally:
-            sys.settrace(None)
-        if left > 0:
-            break
-        for each in (other, lock):  # another thread's turn, too
-            thread = threading.Thread(target=each.exclusively, args=(lambda: None,), daemon=True)
-            thread.start()
-            thread.join(PATIENCE)
-            assert not thread.is_alive(), f"still locked after place {place}"
-        assert lock.exclusively(lambda: "again") == "again"
-    assert places > 100
-    lock.close()
-    other.close()
 
 
 def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -18,10 +15,8 @@ from store import (
     MessageStore,
     PutStatus,
     StoreBusy,
-    StoreClosed,
     StoreConfig,
     StoreFull,
-    StoreLocked,
 )
 from store.format.message import encode_messages
 from store.format.record import Record
@@ -31,8 +26,7 @@ from store.publish.locks import StoreLock
 from store.publish.putting import PutResult
 from store.publish.results import Where
 from store.publish.together import Together, Waiting
-from tests.interrupts import interrupted_at
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 THREADS = 6
 ENCODING = Encoding((bytes([127, 0, 0, 1]), 10911), max_message_size=1000)
@@ -177,85 +171,6 @@ def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path,
     assert [sorted(turn) for turn in log.turns] == [[0, 1]]
     log.lock.close()
     other.close()
-
-
-def refused_in_a_handler(root: Path, place: int) -> int:
-    """A signal's handler puts amid a put of its thread that waits; a third thread has its turn at `place` of that."""
-    log, has_turn, go_on = Log(root), threading.Event(), threading.Event()
-
-    def keep_turn() -> None:
-        has_turn.set()
-        assert go_on.wait(PATIENCE)
-
-    def let_go_on() -> None:
-        go_on.set()
-        until(lambda: bool(log.turns))
-
-    def handle(signal_number: int, frame: FrameType | None) -> None:
-        def put() -> None:
-            with pytest.raises(StoreLocked, match="called by what interrupted another verb"):
-                log.together.append(records(2), log.append)
-
-        if not log.lock.is_inside:  # it came too soon
-            pool.submit(send)
-            return
-        places.append(interrupted_at(place, put, let_go_on, "append"))
-        go_on.set()
-
-    def send() -> None:
-        until(lambda: len(log.together._waiting) == 2)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-    places: list[int] = []
-    before = signal.signal(signal.SIGUSR1, handle)
-    with ThreadPoolExecutor(3) as pool:
-        pool.submit(log.lock.exclusively, keep_turn)
-        assert has_turn.wait(PATIENCE)
-        other = pool.submit(log.together.append, records(3), log.append)
-        until(lambda: bool(log.together._waiting))
-        pool.submit(send)
-        assert log.together.append(records(1), log.append) == [Where(1, 1, 1)]
-        other.result()
-    signal.signal(signal.SIGUSR1, before)
-    log.lock.close()
-    assert sorted(number for turn in log.turns for number in turn) == [1, 3], f"place {place}"
-    return places[0]
-
-
-def test_what_is_refused_to_a_signals_handler_is_taken_along_by_nobody(tmp_path: Path) -> None:
-    """It would be put a second time later."""
-    for place in range(refused_in_a_handler(tmp_path, -1) + 1):
-        refused_in_a_handler(tmp_path, place)
-
-
-def closed_amid_a_put(root: Path, place: int) -> int:
-    """At `place` of it another thread has its turn, and closes."""
-    log = Log(root)
-
-    def others() -> None:
-        with suppress(StoreClosed):
-            log.together.append(records(2), log.append)
-        log.lock.exclusively(log.lock.close)
-
-    def go_on() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(others).result()
-
-    def put() -> None:
-        with suppress(StoreClosed):
-            told.extend(log.together.append(records(1), log.append))
-
-    told: list[Where] = []
-    places = interrupted_at(place, put, go_on, "append")
-    log.lock.close()
-    assert [where.queue_id for where in told] == [1] * any(1 in turn for turn in log.turns), f"place {place}"
-    return places
-
-
-def test_who_was_taken_along_before_the_store_was_closed_hears_of_it(tmp_path: Path) -> None:
-    """Or else it would be put again elsewhere."""
-    for place in range(closed_amid_a_put(tmp_path, -1) + 1):
-        closed_amid_a_put(tmp_path, place)
 
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
