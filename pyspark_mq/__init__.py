@@ -12,15 +12,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark_mq.datasource import DefaultSource as DefaultSource
     from pyspark_mq.plans import explain as explain
+    from pyspark_mq.spark_session import session as session
 
-__all__ = ["DefaultSource", "explain"]
+    __version__: str
+
+__all__ = ["DefaultSource", "__version__", "explain", "session"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pyspark-mq")
     if name == "explain":
         from pyspark_mq.plans import explain
 
         return explain
+    if name == "session":
+        from pyspark_mq.spark_session import session
+
+        return session
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -13,6 +13,7 @@
         ├── SubscriptionError    a topic or queue that is named and does not exist
         ├── DataLossError        messages that the query counts on are gone
         ├── PlanError            a DataFrame of which `explain` can say nothing
+        ├── SessionExists        `session` was called while a Spark session runs
         └── DemoFailed           the demo could not be run to its end
             ├── FlightsMissing   its data set is not installed
             └── JavaMissing      there is no Java that Spark can run on
@@ -72,6 +73,10 @@ class DataLossError(MqSourceError):
 
 class PlanError(MqSourceError):
     """A DataFrame has no plan that says what it reads: a stream, one of Spark Connect, one without this source."""
+
+
+class SessionExists(MqSourceError):
+    """A Spark session runs already, which would ignore the settings of a new one."""
 
 
 class DemoFailed(MqSourceError):

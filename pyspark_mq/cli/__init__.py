@@ -4,34 +4,53 @@ Results go to standard output, progress bars to standard error. An error is one 
 whatever else went wrong, 130 for Ctrl-C, which says what was done.
 """
 
+from importlib import import_module
+
 import click
 
-from pyspark_mq.cli.archive import archive, restore
 from pyspark_mq.cli.commands import Commands
-from pyspark_mq.cli.completion import completion
-from pyspark_mq.cli.demo import demo
-from pyspark_mq.cli.export import export
-from pyspark_mq.cli.groups import groups
-from pyspark_mq.cli.query import query
-from pyspark_mq.cli.send import send
-from pyspark_mq.cli.serve import serve
-from pyspark_mq.cli.stats import stats
-from pyspark_mq.cli.tail import tail
-from pyspark_mq.cli.top import top
-from pyspark_mq.cli.topics import topic
-from pyspark_mq.cli.upkeep import clean, verify
+
+# Each command is imported when it is run: `--help` aside, a command pays for its own imports only.
+_MODULES = {
+    "archive": "archive",
+    "clean": "upkeep",
+    "completion": "completion",
+    "demo": "demo",
+    "doctor": "doctor",
+    "export": "export",
+    "groups": "groups",
+    "query": "query",
+    "restore": "archive",
+    "send": "send",
+    "serve": "serve",
+    "stats": "stats",
+    "tail": "tail",
+    "top": "top",
+    "topic": "topics",
+    "verify": "upkeep",
+}
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+class LazyCommands(Commands):
+    """The commands of `_MODULES`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, sorted."""
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None for a name that is none."""
+        if cmd_name not in _MODULES:
+            return None
+        command = getattr(import_module(f"pyspark_mq.cli.{_MODULES[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pyspark-mq")
 def main() -> None:
     """An embedded log store in RocketMQ's file format that Spark streams from with format("mq").
 
     STORE is the store's directory, which 'topic create' makes. See 'pyspark-mq COMMAND --help' for each command.
     """
-
-
-for command in (demo, topic, send, tail, query, export, groups, stats, top, serve):
-    main.add_command(command)
-for command in (archive, restore, clean, verify, completion):
-    main.add_command(command)

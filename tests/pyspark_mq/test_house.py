@@ -14,11 +14,12 @@ ROOT = Path(pyspark_mq.__file__).parent
 FLOORS = (
     ("errors", "neighbours", "worker", "shared_folders"),
     ("offsets", "stats", "flights", "java"),
-    ("options", "progress", "metrics", "demo"),
+    ("options", "progress", "metrics", "demo", "spark_session"),
     ("source", "sink"),
     ("datasource",),
     ("plans",),
-    ("__init__", "cli"),
+    ("__init__", "doctor"),
+    ("cli",),
     ("__main__",),
 )
 

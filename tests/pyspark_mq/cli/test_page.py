@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,9 @@ LAST = "\n# Every option\n"
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
     """The words of every verb."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, *before, name)
         else:
@@ -52,6 +55,7 @@ def matches(shown: str, printed: str) -> bool:
 
 def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     path = os.pathsep.join((str(SCRIPT.parent), os.environ["PATH"]))
     for command, shown in examples():
         if "|" in command:

@@ -1,0 +1,51 @@
+"""A Spark session in which `format("mq")` works at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTINGS = {
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # an error of the source is then its own text
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",  # the bar overwrites what a program prints
+}
+_REAL_TIME = {
+    "spark.python.udf.pipelined.enabled": "true",  # Python workers hand over each batch at once
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing"
+    ".FileSystemBasedCheckpointFileManager",  # a shorter gap between two batches; for local disks and HDFS
+}
+
+
+def session(
+    app_name: str = "pyspark-mq", *, real_time: bool = False, config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start a Spark session in which `format("mq")` works, with this Python in all workers.
+
+    real_time: also the settings that `option("realTime", "true")` needs. config: more Spark settings; they win.
+
+    Spark settings of `spark-submit` and `SparkSession.builder` count as usual. Raises `JavaMissing` without a Java that
+    Spark can run on, `SessionExists` if a session runs already: it would ignore these settings.
+    """
+    from pyspark.sql import SparkSession
+
+    from pyspark_mq.errors import SessionExists
+    from pyspark_mq.java import require_java
+
+    if SparkSession.getActiveSession() is not None:
+        raise SessionExists(
+            "A Spark session runs already, so these settings would be ignored. Stop it first (spark.stop()), or use it "
+            "as it is: spark.dataSource.register(pyspark_mq.DefaultSource)"
+        )
+    require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # the Python in which Spark looks for format("mq")
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in {**_SETTINGS, **(_REAL_TIME if real_time else {}), **(config or {})}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
