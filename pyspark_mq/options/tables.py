@@ -51,8 +51,9 @@ READ_OPTIONS = (
     Option(
         "subscribePattern",
         None,
-        "ord.*|inv.*",
-        "a regular expression that topic names match; new topics join from their beginning. RocketMQ's own topics "
+        "^(ord|inv)",
+        "a regular expression that is found anywhere in a topic's name, as in Spark's Kafka source (`^orders$` is one "
+        "topic); new topics join from their beginning. RocketMQ's own topics "
         "never match (its system topics, `%RETRY%...`, `%DLQ%...`, `%LMQ%...`): name them with `subscribe`",
     ),
     Option("assign", None, '{"orders": [0, 1]}', "queues, as JSON"),

@@ -67,7 +67,7 @@ def test_what_is_logged_where_spark_plans(two: DataFrame, spark: SparkSession) -
     spark.conf.set(keeps, "true")
     try:
         assert two.where("queueId = 1").count() == 20
-        none = spark.read.format("mq").option("subscribePattern", "ord*").load(readings(two)[0].log)
+        none = spark.read.format("mq").option("subscribePattern", "payments").load(readings(two)[0].log)
         assert none.count() == 0
         logs = spark.tvf.python_worker_logs().where("logger = 'pyspark_mq'").select("level", "msg").collect()
     finally:

@@ -275,7 +275,8 @@ TOPICS = {
     [
         (("orders, audit ,orders", None, None), [("audit", 0), ("orders", 0), ("orders", 1)]),
         ((None, "orders.*", None), [("orders", 0), ("orders", 1), ("orders-eu", 0)]),
-        ((None, "order", None), []),  # the whole name has to match
+        ((None, "-e", None), [("orders-eu", 0)]),  # as in Spark's Kafka source, a match within the name counts
+        ((None, "^orders$", None), [("orders", 0), ("orders", 1)]),
         ((None, None, '{"orders": [1], "audit": [0]}'), [("audit", 0), ("orders", 1)]),
     ],
 )

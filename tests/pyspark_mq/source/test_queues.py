@@ -30,12 +30,10 @@ def warned(filled: Filled, caplog: pytest.LogCaptureFixture, **options: str) -> 
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
-        ("order*", "it is a regular expression, not a glob: order.* matches orders, orders-eu"),
-        ("t?1", "it is a regular expression, not a glob: t.1 matches t-1"),
-        ("-eu", "it has to match the whole name: .*(-eu).* matches orders-eu"),
         ("payments.*", "there are orders, orders-eu, t-1"),
         (".*RETRY.*", "there are orders, orders-eu, t-1"),
         ("orders.*", ""),
+        ("-eu", ""),
     ],
 )
 def test_a_pattern_that_matches_nothing(
