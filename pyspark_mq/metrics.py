@@ -20,9 +20,7 @@ from pyspark_mq.stats.measures import Extent, deliverer, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Fingerprint
 from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import DLQ_TOPIC_PREFIX
-from store.local import LocalLog
-from store.publish.figures import (
+from store.files.figures import (
     BUCKETS,
     DELIVERED,
     HELD,
@@ -33,9 +31,11 @@ from store.publish.figures import (
     REFUSED,
     SEND_FAILED,
     SENT,
-    Told,
-    told,
+    Figure,
+    figures_in,
 )
+from store.format.layout import DLQ_TOPIC_PREFIX
+from store.local import LocalLog
 from store.publish.lock_holders import Holder
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class StoreCollector:
         yield from _of_groups(self._store)
         yield from _of_log(self._store, found)
         yield _of_delivery(delivers)
-        yield from _of_clients(told(Path(self._store.path)))
+        yield from _of_clients(figures_in(Path(self._store.path)))
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
@@ -159,7 +159,7 @@ def _of_delivery(delivers: Holder | None) -> Metric:
     return GaugeMetricFamily("rocketmq_delivery_stopped", text, value=delivers is not None and delivers.is_stopped)
 
 
-def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
+def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
     """A series for each client, for the counters of one that is closed are gone."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -192,12 +192,12 @@ def _of_clients(figures: Iterable[Told]) -> Iterator[Metric]:
         PROCESSED: (process, ["success"]),
         PROCESS_FAILED: (process, ["failure"]),
     }
-    for each in figures:
-        labels = [each.topic, each.client, *filter(None, [each.group])]
+    for client_id, each in figures:
+        labels = [each.topic, client_id, *filter(None, [each.group])]
         if each.name == HELD:
             held.add_metric(labels, each.counts[0])
         elif each.name in REFUSED:
-            refused.add_metric([each.name, each.client], each.counts[0])
+            refused.add_metric([each.name, client_id], each.counts[0])
         elif each.name in families:
             family, more = families[each.name]
             bounds = [*map(str, map(float, BUCKETS[each.name])), "+Inf"]

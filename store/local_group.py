@@ -21,12 +21,12 @@ from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
+from store.broker.served_groups import is_served, server_of
 from store.errors import InvalidArgument, StoreError, StoreNotOpen
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.integers import integer
-from store.publish.figures import served_members
 from store.publish.locks import Result
 from store.publish.watch import Watch
 from store.system_errors import explained_verbs, system_errors
@@ -89,11 +89,11 @@ class LocalGroup:
             "first, or join a group of another name"
         )
 
-    def _no_clients(self, why: str, but: str = "") -> None:
-        if clients := served_members(self.path, self.name, but):
+    def _no_clients(self, why: str) -> None:
+        if is_served(self.path, self.name):
             raise GroupConflict(
-                f"{self.path}: group {self.name}: {clients} clients consume in it through a server (pyspark-mq serve), "
-                f"and {why}"
+                f"{self.path}: group {self.name}: clients consume in it through a server (pyspark-mq serve: "
+                f"{server_of(self.path, self.name)}), and {why}"
             )
 
     def members(self) -> list[MemberInfo]:
@@ -135,15 +135,17 @@ class LocalGroup:
             found = ", ".join(like[:_SHOWN_GROUPS]) or "none"
             raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
 
-    def reset(self, positions: Positions, but: str = "") -> None:
-        """Raises `GroupConflict` while clients of a server are members. but: the one that tells its own, see
-        `served_members`.
+    def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
+        """Raises `GroupConflict` while clients of a server are members. by_its_server: that server is the caller, and
+        tells its clients.
         """
         self.must_exist()
         why = "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
-        self._no_clients(why, but)
+        if not by_its_server:
+            self._no_clients(why)
         self._files.in_turn(lambda: self._files.reset(positions))
-        self._no_clients(why, but)  # again: who came meanwhile may not have heard of it
+        if not by_its_server:
+            self._no_clients(why)  # again: clients that joined during the reset may not know of it
 
 
 class _Sight(NamedTuple):

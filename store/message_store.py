@@ -19,6 +19,7 @@ from store.delays.oldest import oldest_waiting
 from store.errors import CorruptSegment, InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
+from store.files.figures import Figures
 from store.files.kinds import warn_of_topics
 from store.files.opened import Place, must_not_be_opening
 from store.files.topics import Topics
@@ -85,6 +86,7 @@ class MessageStore(StoreFinder):
         self._writer: Writer | None = None
         # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
+            self.figures = Figures()
             self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
             _warn_of_lost_begin(self._log, self._published_end)
             queues = ConsumeQueues(
@@ -99,6 +101,7 @@ class MessageStore(StoreFinder):
         else:
             queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
             self._writer = Writer(directory, config, self._log, self._index, queues)
+            self.figures = self._writer.figures
             self._published_end = self._writer.published
         try:
             self._place = Place(directory.root) if self._writer is None else self._writer.place

@@ -17,6 +17,7 @@ from store.delays.delivery import Delivery
 from store.delays.step_back import delays_step_back
 from store.errors import StoreBusy, StoreClosed, StoreError, StoreLocked
 from store.files.config import StoreConfig
+from store.files.figures import PUT, PUT_FAILED, Figures
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.record import Record
@@ -27,7 +28,6 @@ from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.appender import Appender, Condition, Piece
-from store.publish.figures import PUT, PUT_FAILED, Figures
 from store.publish.flusher import Flusher
 from store.publish.locks import Result, StoreLock
 from store.publish.log_end import is_left
@@ -89,11 +89,11 @@ class Writer:
         rooms = directory.root, log, queues, self.published, encoding_of(config), append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
-        self._figures = Figures(directory.root, f"a writer of {directory.root}")
+        self.figures = Figures(directory.root)
 
     def start(self) -> None:
         """Work in the background, too. Not before somebody has this one, who closes it whatever happens."""
-        self._flusher.start(partial(_attend, self._topics, self._deliverer, self._figures))
+        self._flusher.start(partial(_attend, self._topics, self._deliverer, self.figures))
 
     def _join(self) -> PublishedEnd:
         root = self._directory.root
@@ -198,7 +198,7 @@ class Writer:
         """Count an append for each of its topics. since: `time.perf_counter()`."""
         milliseconds = (time.perf_counter() - since) * 1000
         for topic in set(topics):
-            self._figures.of(name, topic).add(milliseconds)
+            self.figures.of(name, topic).add(milliseconds)
 
     def delay(self) -> None:
         """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
@@ -297,7 +297,7 @@ class Writer:
             try:
                 self._deliverer.stop()  # again, where an interrupt came: nobody appends who has left
                 self._flusher.end()
-                self._figures.close()
+                self.figures.close()
                 self._deliverer.leave()
             finally:
                 self._lock.close()
@@ -317,7 +317,7 @@ class Writer:
 
 
 def _attend(topics: Topics, deliverer: Deliverer, figures: Figures) -> None:
-    """Begin to deliver where anybody has delayed messages by now; tell how long appends took."""
+    """Begin to deliver where anybody has delayed messages by now, and write the figures."""
     if not deliverer.is_started and any(map(topics.has_queues, WAITING_TOPICS)):
         deliverer.start()
     figures.write()

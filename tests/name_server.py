@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from store import RequestRefused, Unreachable
-from store.publish.figures import Figures
+from store.files.figures import Figures
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.loop import LoopThread
@@ -25,10 +24,10 @@ _CODES = (
 
 
 @contextmanager
-def name_server(folder: Path, *brokers: str, remembers: bool = True) -> Iterator[str]:
+def name_server(*brokers: str, remembers: bool = True) -> Iterator[str]:
     """Its address. It answers what `brokers` do, put together: lists and tables, one behind another; of one that is
     away what it said last, as a name server does for two minutes; unless it said that it leaves (remembers=False)."""
-    thread, figures, last = LoopThread("names"), Figures(folder, "names"), dict[Any, Any]()
+    thread, last = LoopThread("names"), dict[Any, Any]()
 
     def answer(request: Request) -> Response:
         together: dict[str, Any] = {}
@@ -55,10 +54,9 @@ def name_server(folder: Path, *brokers: str, remembers: bool = True) -> Iterator
 
     with Client() as client:
         processors = Processors({}, dict.fromkeys(_CODES, answer), lambda connection: None)
-        server = Server(thread, processors, "127.0.0.1:0", Limits(), None, figures)
+        server = Server(thread, processors, "127.0.0.1:0", Limits(), None, Figures())
         try:
             yield server.address
         finally:
             server.close()
             thread.stop()
-            figures.close()

@@ -15,8 +15,8 @@ from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
 from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
+from store.files.figures import HELD
 from store.local import LocalLog
-from store.publish.figures import HELD
 from store.publish.latch import Latch
 from store.publish.lock_holders import Holder
 

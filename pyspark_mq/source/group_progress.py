@@ -10,8 +10,8 @@ from pyspark_mq.source.queues import unchanged
 from store import StoreError
 from store.any_group import MessageModel
 from store.any_log import Fingerprints, Log, LogAddress, Positions
+from store.broker.served_groups import is_served
 from store.local import LocalAddress
-from store.publish.figures import served_members
 
 _EVERY_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
 _logger = logging.getLogger("pyspark_mq")
@@ -78,7 +78,7 @@ def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) ->
     if not isinstance(address, LocalAddress):
         return set()
     it = address.group(group)
-    if served_members(it.path, group):  # nobody tells of which topics
+    if is_served(it.path, group):  # of which topics is not known here
         return set(topics)
     sharing = [member for member in it.members() if member.model is MessageModel.CLUSTERING]
     return {topic for member in sharing for topic in member.subscriptions if topic in topics}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from store.any_log import Int64s
-from store.publish.figures import BUCKETS, HELD, REFUSED, Told, told
+from store.files.figures import BUCKETS, HELD, REFUSED, Figure, figures_in
 
-Clients = dict[tuple[str, str, str, str], Told]  # by client, name, topic and group
+Clients = dict[tuple[str, str, str, str], Figure]  # by client, name, topic and group
 _NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))
 
 
@@ -26,8 +26,8 @@ class Latency(NamedTuple):
 
 
 def clients(root: Path) -> Clients:
-    """What producers and consumers of the store in `root` tell now."""
-    return {(each.client, each.name, each.topic, each.group): each for each in told(root)}
+    """Return the figures of the processes that use the store in `root` now."""
+    return {(client, each.name, each.topic, each.group): each for client, each in figures_in(root)}
 
 
 def latencies(before: Clients, now: Clients) -> list[Latency]:

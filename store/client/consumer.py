@@ -25,10 +25,10 @@ from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
 from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, StoreClosed, UnknownTopic, Unreachable
+from store.files.figures import DELIVERED, HELD, Figures
 from store.files.opened import Opened, must_not_be_opening
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.local_group import LocalGroup
-from store.publish.figures import DELIVERED, HELD, Figures
 from store.publish.latch import Latch
 from store.read.filters import EVERYTHING, message_filter
 from store.through import address_at
@@ -90,7 +90,7 @@ class Consumer(Opened):
         try:
             _check_topics(self._log, filters)
             root = group.path if isinstance(group, LocalGroup) else None
-            self._figures = Figures(root, f"a consumer of group {group.name}")
+            self._figures = Figures(root)
             self._member = group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
         except BaseException:
             self._close_log()

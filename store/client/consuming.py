@@ -13,7 +13,7 @@ from store.client.listening import Listener, Outcome, call
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.errors import StoreError
-from store.publish.figures import PROCESS_FAILED, PROCESSED, Figures
+from store.files.figures import PROCESS_FAILED, PROCESSED, Figures
 
 _SEND_BACK_AGAIN_SECONDS = 5.0
 _DEAD_LETTERS = -1  # delay level

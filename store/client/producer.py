@@ -29,7 +29,6 @@ from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
 from store.integers import integer, span
 from store.message_store import MessageStore
-from store.publish.figures import Figures
 from store.system_errors import system_errors
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
@@ -81,14 +80,13 @@ class Producer(Opened):
         self._topics: set[str] = set()
         self._buffer = Buffer(what, limits)
         try:
-            figures = Figures(self._store.path, what)
             with system_errors(self._store.path):
                 self._memory = None if name is None else Memory(self._store, name)
         except BaseException:
             if owns:
                 self._store.close()
             raise
-        self._sender = Sender(what, self._store, self._buffer, self._memory, figures, owns=owns)
+        self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
         self._replies: Replies | None = None
         self._first_request = threading.Lock()
         self._dropped = finalize(self, _drop, self._sender)

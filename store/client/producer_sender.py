@@ -23,10 +23,10 @@ from store.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from store.files.figures import SEND_FAILED, SENT
 from store.format.message import Message
 from store.format.message_lists import MANY, NotColumns, table_of
 from store.message_store import MessageStore
-from store.publish.figures import SEND_FAILED, SENT, Figures
 
 _logger = logging.getLogger("store")
 _REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of a message, whoever sends it and when
@@ -46,18 +46,15 @@ class Sender(threading.Thread):
         store: MessageStore,
         buffer: Buffer,
         memory: Memory | None,
-        figures: Figures,
         *,
         owns: bool,
     ) -> None:
-        """memory: of a named producer. figures: where it is told how long sending takes. owns: close the store at the
-        end."""
+        """memory: of a named producer. owns: close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
         self._memory = memory
-        self._figures = figures
         self._fatal: Exception | None = None  # a named producer ends with the first append that fails
         self._owns = owns
         self._failures: list[Failure] = []
@@ -72,7 +69,6 @@ class Sender(threading.Thread):
             self._end_by(error)
         finally:
             self._buffer.end()
-        self._figures.close()
         for opened in (self._memory, self._store if self._owns else None):
             try:
                 if opened is not None:
@@ -89,7 +85,6 @@ class Sender(threading.Thread):
             self._taken = lots
             self._carry([(lot, 0, len(lot)) for lot in lots])
             self._taken = ()
-            self._figures.write()
             if self._memory is not None and self._fatal is None:
                 try:
                     self._memory.note_if_due()
@@ -116,7 +111,7 @@ class Sender(threading.Thread):
         for (lot, _, end), outcome in self._outcomes:
             lot.settle(end, outcome)
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
-            self._figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
+            self._store.figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
 
     def _append(self, parts: Sequence[_Part]) -> list[Placed]:
         append, firsts, count = self._store.begin(), [], 0

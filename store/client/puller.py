@@ -17,8 +17,8 @@ from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
+from store.files.figures import Figure
 from store.format.stored_message import StoredMessage
-from store.publish.figures import Figure
 
 _IDLE_SECONDS = 60.0
 _FEW = 16

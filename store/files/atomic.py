@@ -51,6 +51,14 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
         temporary.replace(path)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Make `path` or replace it, whole for readers, without waiting for the device: for what a crash may lose."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(open_file(temporary, os.O_TRUNC), "wb") as file:
+        file.write(data)
+    temporary.replace(path)
+
+
 def create_file(path: Path, data: bytes) -> bool:
     """Make `path` unless it is there, in which case it stays as it is; whether this made it. On the device then."""
     with _complete(path, data) as temporary:

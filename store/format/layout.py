@@ -29,7 +29,8 @@ PUBLISHED_END_FILE: Final = "watermark"
 ARCHIVED_FILE: Final = "archivedto"  # this project's: what CONF_FILE says of the archive, should that be lost
 QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON, whose last field is the CRC of the bytes before
 CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has, or had, members
-CLIENTS_DIR: Final = "clients"  # this project's: a file for each producer and consumer that is open, of `FIGURE`s
+CLIENTS_DIR: Final = "clients"  # this project's: see `store.files.figures` and `store.broker.served_groups`
+SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
 # What only RocketMQ makes, and shows a kind of directory (see `kinds`).
@@ -367,18 +368,6 @@ PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so th
 # --- what a member of a consumer group has done (this project's) ---------------------------------------------
 
 DONE_OFFSET: Final = np.dtype(">i8")  # the queue offset to read next, by slot of the member; 0: nothing was done there
-
-# --- what producers and consumers tell of what they do (this project's) --------------------------------------
-
-FIGURE: Final = np.dtype(
-    [
-        ("name", "S32"),
-        ("topic", "S255"),
-        ("group", "S255"),  # empty of a producer
-        ("sum", ">f8"),  # of all measured, milliseconds
-        ("counts", ">i8", 8),  # of how many lay in each bucket; or one number, as it is now
-    ]
-)
 
 # --- relations ------------------------------------------------------------------------------------------
 

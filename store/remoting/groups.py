@@ -109,7 +109,7 @@ class ServedGroups:
     def _set(self, header: ResetOffset, queues: Sequence[Queue]) -> Response:
         positions = {queue: self._begin(header, queue) for queue in queues}
         self._offsets.persist()
-        self._group(header.group).reset(positions, but=self._neighbours.client)
+        self._group(header.group).reset(positions, by_its_server=self._neighbours.has(header.group))
         for queue in positions:  # first: what clients say from now on counts
             self._offsets.drop(header.group, queue)
         body = self._table(positions)

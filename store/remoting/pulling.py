@@ -15,9 +15,9 @@ from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.broker.pull import PullRequest, PullResponse, answer
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import check_group_name
+from store.files.figures import HELD, Figure
 from store.files.topics import Topics
 from store.format.layout import MAX_PROPERTIES_BYTES
-from store.publish.figures import HELD, Figure, Figures
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection
@@ -65,19 +65,18 @@ class Pulling:
         offsets: ServedOffsets,
         thread: LoopThread,
         permissions: Permissions,
-        figures: Figures,
         older: Older,
         *,
         max_held: int,
     ) -> None:
-        """figures: where it is told how many pulls are held. max_held: at a time; one more is refused."""
+        """max_held: at a time; one more is refused."""
         self._store = store
         self._hold = hold
         self._clients = clients
         self._offsets = offsets
         self._thread = thread
         self._permissions = permissions
-        self._figures = figures
+        self._figures = store.figures
         self._older = older
         self._max_held = max_held
         self._topics = Topics(Path(store.path))
@@ -228,7 +227,7 @@ class Pulling:
     def _forget(self, waits: _Waits) -> None:
         """One is held no longer."""
         if not waits.figure.change(-1):  # clients may make up any number of groups
-            self._figures.give_back(waits.figure)
+            self._figures.drop(waits.figure)
         self._count -= 1
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from store.broker.response_codes import ResponseCode
 from store.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
+from store.files.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.files.opened import Opened
-from store.publish.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.remoting.addresses import host_and_port
 from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command
@@ -81,7 +81,7 @@ class Server(Opened):
         tls: SSLContext | None,
         figures: Figures,
     ) -> None:
-        """figures: where it is told how many connections were refused.
+        """figures: count the connections that were refused.
 
         Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at."""
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")

@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from ssl import SSLContext
 
 from store import MessageStore, StoreError
 from store.broker.hold import PullRequestHoldService
 from store.broker.queue_locks import LOCK_SECONDS
-from store.publish.figures import Figures
 from store.remoting.access import Access
 from store.remoting.appending import Appending
 from store.remoting.broker_config import BrokerConfig
@@ -41,7 +39,6 @@ LISTEN = "127.0.0.1:9876"
 MAX_HELD = 100_000
 LIMITS = Limits()
 CHECKS = Checks()
-_TELL_SECONDS = 1.0
 _LOOK_SECONDS = 1.0  # for topics that were deleted
 _logger = logging.getLogger("store.remoting")
 
@@ -66,6 +63,7 @@ class Serving:
         tls: SSLContext | None,
     ) -> None:
         self._is_leaving = False
+        self._neighbours = neighbours = Neighbours(store)
         self._hold = PullRequestHoldService(store)
         self._appending = Appending(store)
         self._thread = LoopThread("mq-server")
@@ -73,14 +71,12 @@ class Serving:
         self._reads = reads = Reads()
         older = Older(store, reads)
         retries = Retries(store, older)
-        self._figures = figures = Figures(Path(store.path), f"a server of {store.path}")
-        neighbours = Neighbours(store, figures)
         # Where a group has no clients any more others may join beside the server, who go by the files.
         clients = Clients(retries.prepare, neighbours.admit, offsets.persist, neighbours.changed)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(store, clients, checks)
         sending = Sending(store, self._appending, self._transactions, locks.are_held, create_topics=create_topics)
-        reading = clients, offsets, self._thread, Permissions(store, clients), figures, older
+        reading = clients, offsets, self._thread, Permissions(store, clients), older
         pulling = Pulling(store, self._hold, *reading, max_held=MAX_HELD)
         routes = Routes(store, broker, cluster, create_topics=create_topics)
         others = (
@@ -109,15 +105,15 @@ class Serving:
             check=(lambda request: None) if access is None else access.check,
         )
         try:
-            self._server = Server(self._thread, processors, listen, limits, tls, figures)
+            self._server = Server(self._thread, processors, listen, limits, tls, store.figures)
         except BaseException:
             self._stop_waiting()
             self._thread.stop()
+            neighbours.close()
             raise
         self.address = self._server.address
         self._every = [
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
-            self._thread.submit(_every(_TELL_SECONDS, figures.write)),
             self._thread.submit(_every(_LOOK_SECONDS, lambda: self._thread.call(pulling.look))),
             self._thread.submit(_every(_LOOK_SECONDS, reads.look)),
             self._thread.submit(_every(LOCK_SECONDS, locks.forget)),
@@ -145,7 +141,7 @@ class Serving:
         self._server.close(self._stop_waiting)
         self._thread.stop()
         self._offsets.persist()
-        self._figures.close()  # from then on there are no members here any more
+        self._neighbours.close()
 
     def __enter__(self) -> Serving:
         return self

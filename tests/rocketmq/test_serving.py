@@ -13,9 +13,9 @@ from store.any_group import Subscription
 from store.any_log import BrokerQueueId, Queue
 from store.broker.deletion import delete_topic
 from store.cluster.address import ClusterAddress
+from store.files.figures import HELD, figures_in
 from store.format.layout import UNDECIDED_TOPIC
 from store.local_group import LocalGroup
-from store.publish.figures import HELD, told
 from tests.rocketmq.harness import HarnessError, Json, RocketMQ
 from tests.rocketmq.served import Served, committed, consumed, ends, left, mqadmin, rows, until
 
@@ -274,7 +274,7 @@ def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: 
 
 def held(store: MessageStore, topic: str) -> int:
     """How many pulls."""
-    return sum(each.counts[0] for each in told(Path(store.path)) if (each.name, each.topic) == (HELD, topic))
+    return sum(each.counts[0] for _, each in figures_in(Path(store.path)) if (each.name, each.topic) == (HELD, topic))
 
 
 @pytest.mark.parametrize("is_told", [False, True])

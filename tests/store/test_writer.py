@@ -20,11 +20,9 @@ import pytest
 from store import Message, MessageStore, StoreBusy, StoreConfig, StoreLocked
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
-from store.files.opened import opening
-from store.publish.figures import Figures
 from store.publish.flusher import Flusher
 from store.publish.published_end import PublishedEnd
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NEVER_FLUSHED = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=200)
@@ -151,31 +149,6 @@ def test_a_store_that_is_dropped_during_an_append_of_another_in_the_same_thread(
         other._writing().exclusively(during_an_append)
         assert (path / "abort").exists()
         assert other.put(Message("t", b"x")).queue_offset == 2
-    assert not (path / "abort").exists()
-
-
-def test_a_store_that_is_dropped_where_its_flusher_waits_for_this_thread(path: Path) -> None:
-    """Which has the lock under which files are opened and processes forked: the collector may run wherever that is."""
-
-    def is_waiting(thread: threading.Thread) -> bool:
-        frame = sys._current_frames().get(thread.ident or 0)
-        return frame is not None and frame.f_code is Figures._open.__code__
-
-    def drop() -> None:
-        box = [MessageStore.open(path, config=StoreConfig(flushIntervalCommitLog=1))]
-        with opening:
-            box[0].put(Message("t", b"x"))
-            flusher = box[0]._writing()._flusher._thread
-            assert flusher is not None
-            until(lambda: is_waiting(flusher))
-            with pytest.warns(ResourceWarning):
-                box.clear()
-
-    thread = threading.Thread(target=drop, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-    until(is_nobody_dropping)
     assert not (path / "abort").exists()
 
 

@@ -106,7 +106,7 @@ def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
             it.put_many([Message("t", b"")] * 3)
             brokers.append(stack.enter_context(serve(it, "127.0.0.1:0", broker=name)))
         addresses = [broker.address for broker in brokers]
-        names = stack.enter_context(name_server(tmp_path, *addresses, remembers=False))
+        names = stack.enter_context(name_server(*addresses, remembers=False))
         log = stack.enter_context(ClusterAddress((names,), patience=0.3).open())
         there = bounds_of(log, "t")
         topics = log.topics()

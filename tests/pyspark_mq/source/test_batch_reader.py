@@ -64,8 +64,8 @@ def test_a_broker_that_dies_while_a_query_is_planned_is_told(
         stays, goes = started(stack, "a"), started(going, "b")
         for folder in ("first", "later"):
             (tmp_path / folder).mkdir()
-        later = stack.enter_context(name_server(tmp_path / "later", stays))
-        first = going.enter_context(name_server(tmp_path / "first", stays, goes))
+        later = stack.enter_context(name_server(stays))
+        first = going.enter_context(name_server(stays, goes))
         given = {"nameServer": f"{first};{later}", "subscribe": "t", **end}
 
         def planned(**more: str) -> list[str]:

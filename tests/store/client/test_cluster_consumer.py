@@ -291,7 +291,7 @@ def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> 
         consumers.enter_context(serve(each, "127.0.0.1:0", broker=name))
         for each, name in zip(stores, "ab", strict=True)
     ]
-    names = consumers.enter_context(name_server(tmp_path, *(broker.address for broker in brokers)))
+    names = consumers.enter_context(name_server(*(broker.address for broker in brokers)))
     there = ClusterAddress((names,))
     queues = {Queue("t", BrokerQueueId(name, number)) for name in "ab" for number in range(QUEUES)}
     seen = Seen(fail)
@@ -328,9 +328,7 @@ def test_one_of_two_brokers_is_away(
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
     broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
     consumers.enter_context(broker)
-    there = ClusterAddress(
-        (consumers.enter_context(name_server(tmp_path, broker.address, leaving.address)),), patience=0.5
-    )
+    there = ClusterAddress((consumers.enter_context(name_server(broker.address, leaving.address)),), patience=0.5)
     queues = [{Queue("t", BrokerQueueId(name, number)) for number in range(QUEUES)} for name in "ab"]
     with Consumer(there, "g", "t", seen := Seen(), orderly=orderly, config=config()) as consumer:
         until(lambda: {*consumer.assigned} >= queues[0] | queues[1])
@@ -363,7 +361,7 @@ def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
     broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
     consumers.enter_context(broker)
-    names = name_server(tmp_path, broker.address, leaving.address, remembers=False)
+    names = name_server(broker.address, leaving.address, remembers=False)
     there = ClusterAddress((consumers.enter_context(names),), patience=0.5)
     queues = [{Queue("t", BrokerQueueId(name, number)) for number in range(QUEUES)} for name in "ab"]
     for first in range(0, 200, 20):

@@ -29,7 +29,7 @@ from store import (
 )
 from store.client.producer_buffer import Buffer
 from store.client.producer_sender import Sender
-from store.publish.figures import SENT, Figure, Figures
+from store.files.figures import SENT, Figure, Figures
 from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
 

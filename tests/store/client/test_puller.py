@@ -19,8 +19,8 @@ from store.client import puller
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
+from store.files.figures import DELIVERED, HELD, Figures
 from store.local import LocalHeld, LocalLog
-from store.publish.figures import DELIVERED, HELD, Figures
 from store.read.filters import EVERYTHING
 from tests.waiting import PATIENCE, until
 
@@ -43,7 +43,7 @@ class Pulling:
         self.store.put_many([Message("t", b"x" * size, queue_id=0, tags=("even", "odd")[n % 2]) for n in numbers])
 
     def pull(self, max_count: int, max_bytes: int, message_filter: MessageFilter = EVERYTHING) -> ProcessQueue:
-        figures = Figures(None, "tests")
+        figures = Figures()
         told = figures.of(DELIVERED, "t"), figures.of(HELD, "t")
         self.puller = Puller(LocalLog(self.store), message_filter, self.queues, max_bytes, *told)
         self.thread = threading.Thread(target=self.puller.run)

@@ -21,9 +21,9 @@ COUNT, COPIED = 10, 7
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> Iterator[Moody]:
+def names() -> Iterator[Moody]:
     """A name server of one broker."""
-    it = Moody(tmp_path)
+    it = Moody()
     yield it
     it.close()
 

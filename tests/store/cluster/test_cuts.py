@@ -133,7 +133,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         store.put_many([Message("orders", bytes(100), queue_id=0) for _ in range(20)])
         cutting = stack.enter_context(closing(Cutting(stack.enter_context(serve(store, "127.0.0.1:0")).address)))
         others = {RequestCode.GET_BROKER_CLUSTER_INFO: brokers}
-        names = stack.enter_context(closing(Moody(tmp_path, others=others)))
+        names = stack.enter_context(closing(Moody(others=others)))
         names.addresses = {"0": cutting.address}
         yield Cluster(store, cutting, ClusterAddress((names.server.address,)))
 

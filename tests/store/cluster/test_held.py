@@ -43,7 +43,7 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
             return said(there)
 
         gone = threading.Event()
-        names = stack.enter_context(closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})))
+        names = stack.enter_context(closing(Moody(others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})))
         log = stack.enter_context(ClusterAddress((names.server.address,)).open())
         queues = [Queue("t", BrokerQueueId(name, 0)) for name in "ab"]
         with log.hold(dict.fromkeys(queues, 0), math.inf, EVERYTHING, 600.0) as held:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 from store.any_log import BrokerQueueId, Queue
 from store.cluster.address import ClusterAddress
@@ -14,10 +13,10 @@ from tests.store.cluster.test_pulls import Moody
 QUEUE = Queue("orders", BrokerQueueId("b", 0))
 
 
-def test_a_reset_that_was_told_on_a_connection_that_broke(tmp_path: Path) -> None:
+def test_a_reset_that_was_told_on_a_connection_that_broke() -> None:
     """A broker tells it once to whoever pulls, and all pulls after that are as any."""
     with (
-        closing(Moody(tmp_path)) as moody,
+        closing(Moody()) as moody,
         closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers,
     ):
         assert resets(brokers, "g", {QUEUE: 3}) == {QUEUE: 1}

@@ -21,7 +21,7 @@ from store.cluster.brokers import Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.pulls import _MOST_UNDER_WAY, _Pulls
 from store.cluster.routes import Broker
-from store.publish.figures import Figures
+from store.files.figures import Figures
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
@@ -120,11 +120,9 @@ class Moody:
 
     def __init__(
         self,
-        folder: Path,
         tls: ssl.SSLContext | None = None,
         others: Mapping[RequestCode, Callable[[Request], Response]] | None = None,
     ) -> None:
-        self.figures = Figures(folder, "moody")
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
         self.is_gone = False
@@ -143,13 +141,12 @@ class Moody:
             **(others or {}),
         }
         self.server = Server(
-            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, self.figures
+            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, Figures()
         )
 
     def close(self) -> None:
         self.server.close()
         self.thread.stop()
-        self.figures.close()
 
     def _route(self, request: Request) -> Response:
         if self.is_gone:
@@ -164,8 +161,8 @@ class Moody:
 
 
 @pytest.fixture
-def moody(tmp_path: Path) -> Iterator[Moody]:
-    it = Moody(tmp_path)
+def moody() -> Iterator[Moody]:
+    it = Moody()
     yield it
     it.close()
 

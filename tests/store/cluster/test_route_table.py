@@ -53,8 +53,8 @@ def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(
         (stays, goes) = started(stack, "a"), started(going, "b")
         for folder in ("later", "first"):
             (tmp_path / folder).mkdir()
-        later = stack.enter_context(name_server(tmp_path / "later", stays.address))
-        first = going.enter_context(name_server(tmp_path / "first", stays.address, goes.address))
+        later = stack.enter_context(name_server(stays.address))
+        first = going.enter_context(name_server(stays.address, goes.address))
         brokers = stack.enter_context(closing(Brokers(ClusterAddress((first, later), patience=2.5))))
         for topic in topics:
             assert (route := brokers.routes.route(topic)) is not None
@@ -81,14 +81,14 @@ def nowhere(brokers: Iterable[str]) -> Mapping[str, str]:
     return dict.fromkeys(sorted(brokers), "127.0.0.1:1")
 
 
-def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_waited_for_as_long_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was gone when another one came again had what was left of that one's time."""
     monkeypatch.setattr("store.cluster.route_table.time", Clock())
     there = [{"a", "b"}, {"b"}, {"b"}, {"a"}, {"b"}, {"b"}, {"a", "b"}]  # a second apart
 
     routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0)))}
     with (
-        closing(Moody(tmp_path, others=routes)) as names,
+        closing(Moody(others=routes)) as names,
         closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
     ):
         for _ in range(2):
@@ -96,14 +96,12 @@ def test_each_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.M
             assert found.brokers == {"a", "b"}
 
 
-def test_one_that_has_other_topics_still_is_waited_for_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_has_other_topics_still_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked where those are began to wait anew each time, for ever."""
     there = {"orders": {"a", "b"}, "others": {"a", "b"}}
     routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there[request.command.fields["topic"]]))}
     with (
-        closing(Moody(tmp_path, others=routes)) as names,
+        closing(Moody(others=routes)) as names,
         closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
     ):
 
@@ -121,15 +119,15 @@ def test_one_that_has_other_topics_still_is_waited_for_no_longer(
 
 
 def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("store.cluster.route_table.time", Clock())
     known = {"a", "b"}
     of_one = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(known))}
     of_other = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere("ab"))}
     with (
-        closing(Moody(tmp_path, others=of_one)) as one,
-        closing(Moody(tmp_path, others=of_other)) as other,
+        closing(Moody(others=of_one)) as one,
+        closing(Moody(others=of_other)) as other,
         closing(Brokers(ClusterAddress((one.server.address, other.server.address)))) as brokers,
     ):
         for _ in range(2):
@@ -139,13 +137,11 @@ def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_kn
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_while_no_name_server_answers_brokers_are_where_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
+def test_while_no_name_server_answers_brokers_are_where_they_were(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     """A consumer ended after a minute of that, though its brokers were well."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     queue = Queue("orders", BrokerQueueId("b", 0))
-    with closing(Brokers(ClusterAddress(((names := Moody(tmp_path)).server.address,)))) as brokers:
+    with closing(Brokers(ClusterAddress(((names := Moody()).server.address,)))) as brokers:
         assert list(brokers.routes.readable([queue])) == [queue]
         names.close()
         for _ in range(5):
@@ -157,9 +153,7 @@ def test_while_no_name_server_answers_brokers_are_where_they_were(
             brokers.routes.route("orders", oldest=0.0)
 
 
-def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent, and no connection fails, kept what is held waiting once for each topic."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     asked: list[Request] = []
@@ -170,7 +164,7 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(
 
     queues = [Queue(topic, BrokerQueueId("b", 0)) for topic in ("orders", "others")]
     with (
-        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as names,
+        closing(Moody(others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as names,
         closing(Brokers(ClusterAddress((names.server.address,)))) as brokers,
     ):
         for looks in (2, 3, 4):
@@ -179,15 +173,13 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(
             clock.sleep(ROUTE_SECONDS)
 
 
-def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task, say, that is begun just after the name server was: what it was to read was not there, by its word."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     there = [{"a"}, {"a"}, {"a", "b"}, {"a"}]
     routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0) if there[1:] else "a"))}
     queues = [Queue("orders", BrokerQueueId(name, 0)) for name in "abcd"]
-    with closing(Moody(tmp_path, others=routes)) as names:
+    with closing(Moody(others=routes)) as names:
         address = ClusterAddress((names.server.address,), patience=2.5)
         with closing(Brokers(address)) as brokers:
             assert list(brokers.routes.readable(queues[:2])) == queues[:2]
@@ -206,17 +198,15 @@ def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(
         (ResponseCode.SYSTEM_ERROR, "name server not ready"),  # needWaitForService
     ],
 )
-def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(
-    tmp_path: Path, code: ResponseCode, remark: str
-) -> None:
+def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(code: ResponseCode, remark: str) -> None:
     """Another one is; where there is none it is asked again, and did not answer at last."""
 
     def refuse(request: Request) -> Response:
         return Response(code, remark)
 
     with (
-        closing(Moody(tmp_path, others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as leaving,
-        closing(Moody(tmp_path)) as stays,
+        closing(Moody(others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as leaving,
+        closing(Moody()) as stays,
     ):
         servers = leaving.server.address, stays.server.address
         with closing(Brokers(ClusterAddress(servers))) as brokers:
@@ -229,7 +219,7 @@ def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(
             brokers.routes.route("orders")
 
 
-def test_a_name_server_that_lists_no_topics_is_asked_for_them_once(tmp_path: Path) -> None:
+def test_a_name_server_that_lists_no_topics_is_asked_for_them_once() -> None:
     """With enableAllTopicList=false. It was asked for half a minute, and then it was said not to answer."""
     asked: list[Request] = []
 
@@ -238,7 +228,7 @@ def test_a_name_server_that_lists_no_topics_is_asked_for_them_once(tmp_path: Pat
         return Response(ResponseCode.SYSTEM_ERROR, "disable")
 
     with (
-        closing(Moody(tmp_path, others={RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: refuse})) as names,
+        closing(Moody(others={RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: refuse})) as names,
         closing(Brokers(ClusterAddress((names.server.address,), patience=0.1))) as brokers,
         pytest.raises(RequestRefused, match="disable"),
     ):

@@ -81,8 +81,8 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(serving: Serving, oth
             Pipe(serving.address, 60, tls.context())
 
 
-def test_a_broker_whose_certificate_is_not_trusted(serving: Serving, others: Certificate, tmp_path: Path) -> None:
-    moody = Moody(tmp_path, others.server())
+def test_a_broker_whose_certificate_is_not_trusted(serving: Serving, others: Certificate) -> None:
+    moody = Moody(others.server())
     moody.addresses = {"0": serving.address}
     asked = ClusterAddress((moody.server.address,), tls=Tls.trusting(str(others.path)), patience=3600)
     told = f"broker b at {serving.address}: its certificate is not trusted"

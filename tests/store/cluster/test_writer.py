@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -26,7 +25,7 @@ def publish(to: Moody, patience: float) -> None:
         append.publish()
 
 
-def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody(tmp_path: Path) -> None:
+def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody() -> None:
     def take(request: Request) -> Response:
         moody.is_gone = True
         return TAKEN
@@ -35,14 +34,14 @@ def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody
         return Response(ResponseCode.SYSTEM_BUSY)
 
     more = {RequestCode.SEND_BATCH_MESSAGE: take, RequestCode.GET_MAX_OFFSET: look}
-    with closing(Moody(tmp_path, others=more)) as moody, pytest.raises(UnknownTopic, match="whether its masters run"):
+    with closing(Moody(others=more)) as moody, pytest.raises(UnknownTopic, match="whether its masters run"):
         publish(moody, 0.1)
 
 
-def test_a_broker_that_does_not_show_what_it_took(tmp_path: Path) -> None:
+def test_a_broker_that_does_not_show_what_it_took() -> None:
     """It need not where a queue can only be written."""
     more = {RequestCode.SEND_BATCH_MESSAGE: lambda request: TAKEN}
-    with closing(Moody(tmp_path, others=more)) as moody:
+    with closing(Moody(others=more)) as moody:
         with pytest.raises(StoreUnavailable, match="took messages of orders/b:0, and does not show them"):
             publish(moody, 0.1)
         moody.perm = 2

@@ -12,8 +12,8 @@ import pytest
 from store import BadFrame, InvalidGroup, Message, MessageStore
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
+from store.broker.served_groups import is_served
 from store.files.consumer_offsets import check_group_name
-from store.publish.figures import served_members
 from store.remoting.client import Client
 from store.remoting.clients import MAX_HEARTBEAT_BYTES, Clients, Heartbeat, Subscribed
 from store.remoting.codes import RequestCode
@@ -101,7 +101,7 @@ def beat(*groups: str, model: str = "CLUSTERING") -> Command:
 def test_a_group_that_cannot_be_is_none_of_the_others_business(broker: Broker, store: MessageStore) -> None:
     said = beat("before", "a/b", "behind")
     assert broker.ask(RequestCode.HEART_BEAT, body=bytes(said.body)).code == ResponseCode.INVALID_PARAMETER
-    assert [served_members(store.path, group) for group in ("before", "behind")] == [1, 1]
+    assert all(is_served(store.path, group) for group in ("before", "behind"))
 
 
 def test_who_is_gone_before_it_was_heard_is_not_told_of() -> None:
@@ -116,9 +116,9 @@ def test_who_is_gone_before_it_was_heard_is_not_told_of() -> None:
 
 
 def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageStore) -> None:
-    for model, shared in (("BROADCASTING", 0), ("CLUSTERING", 1), ("CLUSTERING", 1), ("BROADCASTING", 0)):
+    for model in ("BROADCASTING", "CLUSTERING", "CLUSTERING", "BROADCASTING"):
         broker.ask(RequestCode.HEART_BEAT, body=bytes(beat("group", model=model).body))
-        assert served_members(store.path, "group") == shared
+        assert is_served(store.path, "group") == (model == "CLUSTERING")
 
 
 def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

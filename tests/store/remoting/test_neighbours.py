@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from store import GroupConflict, MessageModel, MessageStore, StoreUnavailable
+from store import GroupConflict, MessageModel, MessageStore
 from store.any_group import Subscription
 from store.any_log import Queue
 from store.broker.group_files import GroupFiles
 from store.broker.response_codes import ResponseCode
-from store.format.layout import CLIENTS_DIR
+from store.broker.served_groups import is_served
 from store.local_group import LocalGroup
-from store.publish.figures import served_members, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
@@ -34,7 +34,7 @@ def test_nobody_joins_a_group_that_is_served(store: MessageStore, broker: Broker
     group = LocalGroup(store.path, "group")
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("b"))
-    with pytest.raises(GroupConflict, match=r"group group: 2 clients consume in it through a server"):
+    with pytest.raises(GroupConflict, match=r"group group: clients consume .* \(pyspark-mq serve: this process"):
         group.join(ALL)
     group.join(ALL, model=MessageModel.BROADCASTING).leave()
     LocalGroup(store.path, "others").join(ALL).leave()
@@ -52,24 +52,15 @@ def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: 
         for _ in range(2):
             answer = broker.ask(RequestCode.HEART_BEAT, body=beats)
             assert answer.code == ResponseCode.ILLEGAL_OPERATION
-            assert f"group group: consumers in processes of the broker's host read its queues ({member.id})" in (
+            assert f"group group: consumers in processes of the broker's host ({member.id}) read its queues" in (
                 answer.remark or ""
             )
         assert members(broker) == []
-        assert (served_members(store.path, "group"), served_members(store.path, "own")) == (0, 1)
+        assert (is_served(store.path, "group"), is_served(store.path, "own")) == (False, True)
     assert broker.ask(RequestCode.HEART_BEAT, body=beats).code == ResponseCode.SUCCESS
     assert members(broker) == ["a"]
-    with pytest.raises(GroupConflict, match="1 clients consume in it through a server"):
+    with pytest.raises(GroupConflict, match="clients consume in it through a server"):
         LocalGroup(store.path, "group").join(ALL)
-
-
-def test_what_is_told_of_groups_without_members_is_forgotten(store: MessageStore, broker: Broker) -> None:
-    """Or who makes up names would fill the file, which nobody can read then: no consumer could join any group."""
-    for number in range(5):
-        group = f"group-{number}"
-        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a").replace(b'"group"', f'"{group}"'.encode()))
-        assert [(each.group, each.counts[0]) for each in told(Path(store.path))] == [(group, 1)]
-        broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, group))
 
 
 def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, broker: Broker) -> None:
@@ -93,7 +84,7 @@ def test_clients_of_two_servers_do_not_share_a_group(store: MessageStore, broker
             assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat(name)).code == ResponseCode.SUCCESS
         answer = other.ask(RequestCode.HEART_BEAT, body=heartbeat("c"))
         assert answer.code == ResponseCode.ILLEGAL_OPERATION
-        assert "group group: 2 clients of another server read its queues" in (answer.remark or "")
+        assert "group group: clients of another server (this process" in (answer.remark or "")
         assert members(other) == []
         for name in ("a", "b"):
             broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient(name, None, "group"))
@@ -105,7 +96,7 @@ def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore
     """Its clients would hear of no other reset, and say soon how far they are."""
     group, there = LocalGroup(store.path, "group"), {Queue("orders", 0): 0, Queue("orders", 1): 0}
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-    with pytest.raises(GroupConflict, match=r"1 clients consume in it through a server .*mqadmin resetOffsetByTime"):
+    with pytest.raises(GroupConflict, match=r"clients consume in it through a server .*mqadmin resetOffsetByTime"):
         group.reset(there)
     assert group.committed(there) == {}
     reset = ResetOffset("group", "orders", 0, True)
@@ -126,7 +117,7 @@ def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, bro
         other.ask(RequestCode.HEART_BEAT, body=heartbeat("b", topic="others").replace(b'"group"', b'"another"'))
         answer = other.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
         assert answer.code == ResponseCode.ILLEGAL_OPERATION
-        assert "group group: 1 clients consume in it through a server" in (answer.remark or "")
+        assert "group group: clients consume in it through a server" in (answer.remark or "")
         broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
         assert group.committed([queue]) == {queue: 7}
         assert other.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == ResponseCode.SUCCESS
@@ -147,7 +138,7 @@ def test_a_reset_amid_which_a_client_comes_is_told(
         return turn(files, work)
 
     monkeypatch.setattr(GroupFiles, "in_turn", turn_late)
-    with pytest.raises(GroupConflict, match="1 clients consume in it through a server"):
+    with pytest.raises(GroupConflict, match="clients consume in it through a server"):
         group.reset({queue: 0})
 
 
@@ -164,7 +155,7 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
         its.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
         if how == "unregister":
             its.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
-    until(lambda: served_members(store.path, "group") == 0)
+    until(lambda: not is_served(store.path, "group"))
     with LocalGroup(store.path, "group").join(ALL) as member:
         assert member.committed([queue]) == {queue: 7}
 
@@ -234,23 +225,33 @@ def test_who_comes_while_the_last_one_leaves_is_told_of(
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 0))
     monkeypatch.setattr(store, "flush", flush_late)
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("old", None, "group"))
-    assert (members(broker), served_members(store.path, "group")) == (["new"], 1)
+    assert (members(broker), is_served(store.path, "group")) == (["new"], True)
 
 
 def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
     beat = json.loads(heartbeat("a"))
     beat["consumerDataSet"][0]["messageModel"] = "BROADCASTING"
     broker.ask(RequestCode.HEART_BEAT, body=json.dumps(beat).encode())
-    assert served_members(store.path, "group") == 0
+    assert not is_served(store.path, "group")
     LocalGroup(store.path, "group").join(ALL).leave()
 
 
-def test_who_cannot_see_whether_there_are_clients_does_not_join(store: MessageStore, broker: Broker) -> None:
-    """Its queues might be theirs, too."""
-    strange = Path(store.path) / CLIENTS_DIR / "1#2"
-    strange.mkdir(parents=True)
-    with pytest.raises(StoreUnavailable, match=f"{strange}: whether clients of a server consume in group group cannot"):
-        LocalGroup(store.path, "group").join(ALL)
-    assert LocalGroup(store.path, "group").members() == []
-    strange.rmdir()
+def test_a_server_that_is_killed_releases_its_groups(store: MessageStore) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from store.broker.served_groups import ServerGroups; "
+        "groups = ServerGroups(Path(sys.argv[1])); print(groups.enter('group'), flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(store.path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"True\n"
+        assert (is_served(store.path, "group"), is_served(store.path, "another")) == (True, False)
+        with pytest.raises(GroupConflict, match=rf"through a server .*process {process.pid} "):
+            LocalGroup(store.path, "group").join(ALL)
+        process.kill()
+    LocalGroup(store.path, "group").join(ALL).leave()
+
+
+def test_a_closed_server_has_no_groups(store: MessageStore, broker: Broker) -> None:
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    broker.serving.close()
     LocalGroup(store.path, "group").join(ALL).leave()

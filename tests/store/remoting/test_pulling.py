@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
 from store.broker.response_codes import ResponseCode
+from store.files.figures import HELD, figures_in
 from store.format.stored_message import decode_record
-from store.publish.figures import HELD, told
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, Pulled, PullMessage
@@ -82,7 +81,7 @@ def test_held_until_a_message_comes(broker: Broker, store: MessageStore) -> None
 
 def test_how_many_are_held_is_told(broker: Broker, store: MessageStore) -> None:
     def held() -> list[tuple[str, str, int]]:
-        return [(each.topic, each.group, each.counts[0]) for each in told(Path(store.path)) if each.name == HELD]
+        return [(each.topic, each.group, each.counts[0]) for _, each in figures_in(store.path) if each.name == HELD]
 
     with Client() as other:
         for queue_id in (0, 1):
@@ -93,16 +92,16 @@ def test_how_many_are_held_is_told(broker: Broker, store: MessageStore) -> None:
     put(store, 1)
     until(lambda: held() == [("orders", "group", 1)])
     broker.serving.close()
-    assert held() == []
+    until(lambda: held() == [])
 
 
 def test_what_is_told_of_groups_that_hold_no_more_is_forgotten(broker: Broker, store: MessageStore) -> None:
-    """Or who makes up names would fill the file in which a server says whose clients consume there."""
     for number in range(5):
         header = PullMessage(f"group-{number}", "orders", 0, 0, 32, SUBSCRIPTION | SUSPEND, 0, 60_000, 0, "*")
         with Client() as other:
             Broker(broker.serving, other).begin(RequestCode.PULL_MESSAGE, header)
-            until(lambda: [each.group for each in told(Path(store.path))] == [header.consumer_group])  # noqa: B023
+            until(lambda: store.figures.of(HELD, "orders", header.consumer_group).counts[0] == 1)  # noqa: B023
+        until(lambda: header.consumer_group not in {group for *_, group in store.figures._figures})  # noqa: B023
 
 
 def test_what_is_noted_of_a_connection_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,4 +249,4 @@ def test_a_name_that_no_group_has(broker: Broker, store: MessageStore, group: st
     header = PullMessage(group, "orders", 0, 0, 32, flags, 0, 50, 0, "*")
     answer = broker.ask(RequestCode.PULL_MESSAGE, header)
     assert (answer.code, (answer.remark or "")[:7]) == (ResponseCode.INVALID_PARAMETER, "group '")
-    assert [each.group for each in told(Path(store.path)) if each.name == HELD] == []
+    assert not any(name == HELD for name, *_ in store.figures._figures)

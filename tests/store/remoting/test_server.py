@@ -18,7 +18,7 @@ import pytest
 
 from store import InvalidArgument, Message, MessageStore, StoreUnavailable
 from store.broker.response_codes import ResponseCode
-from store.publish.figures import BAD_FRAME, CROWDED, REFUSED, STUCK, told
+from store.files.figures import BAD_FRAME, CROWDED, REFUSED, STUCK
 from store.remoting.client import Client
 from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import MAX_FRAME_BYTES, Command, decode, encode
@@ -53,7 +53,7 @@ def is_well(broker: Broker) -> bool:
 
 def refused(store: MessageStore) -> dict[str, int]:
     """How many connections its servers say they closed, by why."""
-    return {each.name: each.counts[0] for each in told(Path(store.path)) if each.name in REFUSED}
+    return {name: figure.counts[0] for (name, *_), figure in store.figures._figures.items() if name in REFUSED}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from store import RequestRefused
-from store.publish.figures import Figures
+from store.files.figures import Figures
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
@@ -36,7 +35,7 @@ def connection() -> Connection:
     return Connection(lambda connection, command: None, lambda connection, error: None)
 
 
-def test_one_with_many_requests_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_one_with_many_requests_does_not_stop_the_others() -> None:
     """While all waits that one may have begun, another one is answered."""
     gates, begun, thread = [threading.Event(), threading.Event()], [0, 0], LoopThread("test")
 
@@ -49,7 +48,7 @@ def test_one_with_many_requests_does_not_stop_the_others(tmp_path: Path) -> None
     handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.QUERY_MESSAGE: wait}
     quick = {RequestCode.GET_BROKER_CONFIG: lambda request: Response()}
     processors = Processors(quick, handlers, lambda connection: None)
-    server = Server(thread, processors, "127.0.0.1:0", Limits(), None, Figures(tmp_path, "test"))
+    server = Server(thread, processors, "127.0.0.1:0", Limits(), None, Figures())
     with Client(timeout=60) as many, Client(timeout=60) as one:
 
         def ask(which: int) -> Future[Command]:

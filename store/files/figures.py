@@ -1,0 +1,181 @@
+"""Figures for monitoring: how long things take, and how much waits.
+
+    clients/{process}-{its start}-{number}.json     a list of `Figure`s
+
+A store that is open for writing has some, and so has a consumer. They are counted in memory. A thread that runs anyway
+rewrites the file about once a second if they changed, so the last second of a killed process is lost. Readers ignore
+the files of processes that ended, and the next process that writes figures removes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import warnings
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from store.errors import CorruptStore
+from store.files.atomic import make_folder, read_file, replace_file
+from store.format.layout import CLIENTS_DIR
+
+PUT, PUT_FAILED = "put", "put failed"  # an append: until its messages are visible
+SENT, SEND_FAILED = "sent", "send failed"  # from `send` until visible, of the first message of those sent together
+DELIVERED = "delivered"  # from being stored to being in a consumer's memory
+PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
+HELD = "held"  # requests of a consumer, or of a server's clients, that wait for messages now
+# Connections that a server closed, by reason. STUCK: the client does not finish a frame, or does not read answers.
+REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
+_SHORTEST = (0.05, 0.2, 1, 5, 20, 100, 1_000)
+_SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
+# Upper bounds of buckets, ms, most as RocketMQ's client has them; one more bucket is for what takes longer.
+BUCKETS: Mapping[str, tuple[float, ...]] = {
+    PUT: _SHORTEST,
+    PUT_FAILED: _SHORTEST,
+    SENT: _SHORT,
+    SEND_FAILED: _SHORT,
+    DELIVERED: _SHORT,
+    PROCESSED: _LONG,
+    PROCESS_FAILED: _LONG,
+}
+_COUNTS = 8
+
+Floats = npt.NDArray[np.float64]
+_MAX_BYTES = 64 << 20
+_NAME = re.compile(r"(\d+)-(\w+)-\d+\.json")
+_PROC = Path("/proc")
+_numbers = count()
+_logger = logging.getLogger("store")
+
+
+class Figure(msgspec.Struct):
+    """One figure; any thread may count. Of two threads that count at the same instant one may be missed.
+
+    total: of all that was measured, ms. counts: by bucket; or one number, as it is now.
+    """
+
+    name: str
+    topic: str
+    group: str
+    total: float = 0.0
+    counts: Annotated[list[int], msgspec.Meta(min_length=_COUNTS, max_length=_COUNTS)] = msgspec.field(
+        default_factory=lambda: [0] * _COUNTS
+    )
+
+    def add(self, milliseconds: float) -> None:
+        """Count one measurement."""
+        self.counts[bisect_left(BUCKETS[self.name], milliseconds)] += 1
+        self.total += milliseconds
+
+    def add_all(self, milliseconds: Floats) -> None:
+        """Count many. Shape (n,), n >= 1."""
+        found = np.searchsorted(BUCKETS[self.name], milliseconds)
+        for bucket, more in enumerate(np.bincount(found, minlength=_COUNTS).tolist()):
+            self.counts[bucket] += more
+        self.total += float(milliseconds.sum())
+
+    def set(self, number: int) -> None:
+        self.counts[0] = number
+
+    def change(self, by: int) -> int:
+        """Add to the number; return it."""
+        self.counts[0] += by
+        return self.counts[0]
+
+
+class Figures:
+    """The figures of one owner. root: of the store; None where no file is to be written."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._process = os.getpid()
+        self._path: Path | None = None
+        self._turn = threading.Lock()
+        self._figures: dict[tuple[str, str, str], Figure] = {}
+        self._written = b"[]"
+        self._is_over = self._has_failed = False
+
+    def of(self, name: str, topic: str = "", group: str = "") -> Figure:
+        """Return the figure of these labels. name: of BUCKETS, HELD, or of REFUSED."""
+        labels = name, topic, group
+        return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
+
+    def drop(self, figure: Figure) -> None:
+        """Forget a figure; `of` makes another one."""
+        self._figures.pop((figure.name, figure.topic, figure.group), None)
+
+    def write(self) -> None:
+        """Write the file if a figure changed. A forked child does nothing; a system error is logged once."""
+        if self._root is None or os.getpid() != self._process:
+            return
+        with self._turn:
+            content = msgspec.json.encode(list(self._figures.values()))
+            if self._is_over or content == self._written or not self._root.is_dir():
+                return
+            try:
+                self._path = self._path or _new_path(self._root / CLIENTS_DIR)
+                replace_file(self._path, content)
+                self._written, self._has_failed = content, False
+            except OSError as error:
+                if not self._has_failed:
+                    _logger.warning("%s: figures are not written: %s", self._root, error)
+                self._has_failed = True
+
+    def close(self) -> None:
+        """Remove the file. The second time, and in a forked child, this does nothing."""
+        if not self._is_over and os.getpid() == self._process:
+            self._is_over = True
+            with self._turn, suppress(OSError):
+                if self._path is not None:
+                    self._path.unlink()
+
+
+def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of processes that run now, each with the name of its owner. Warns of a file that is not one."""
+    folder = root / CLIENTS_DIR
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = _NAME.fullmatch(path.name)
+        if name is None or not _runs(name):
+            continue
+        try:
+            figures = msgspec.json.decode(read_file(path, _MAX_BYTES), type=list[Figure])
+        except FileNotFoundError:  # closed since
+            continue
+        except (OSError, CorruptStore, msgspec.MsgspecError) as error:
+            warnings.warn(f"{path}: these figures are left out: {error}", RuntimeWarning, stacklevel=2)
+            continue
+        for figure in figures:
+            yield path.stem, figure
+
+
+def _new_path(folder: Path) -> Path:
+    """Make the folder; remove the files of processes that ended."""
+    make_folder(folder)
+    for path in folder.iterdir():
+        name = _NAME.match(path.name)
+        if name is not None and not _runs(name):
+            with suppress(OSError):
+                path.unlink()
+    return folder / f"{os.getpid()}-{_start_of(os.getpid())}-{next(_numbers)}.json"
+
+
+def _runs(name: re.Match[str]) -> bool:
+    return name[2] == _start_of(int(name[1]))
+
+
+def _start_of(process: int) -> str | None:
+    """Return when a process was started, in ticks since the machine was; None if it ended."""
+    try:
+        return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
