@@ -163,8 +163,8 @@ def test_what_clients_tell(store: MessageStore, registry: CollectorRegistry) -> 
         producer.send("orders", b"", tags="a|b")
         with pytest.raises(MessageRefused):
             producer.flush()
-        assert found("rocketmq_send_cost_time_count", topic="orders", **ok) == 1
-        assert found("rocketmq_send_cost_time_bucket", topic="orders", le="+Inf", **failed) == 1
+        until(lambda: found("rocketmq_send_cost_time_count", topic="orders", **ok) == 1)
+        until(lambda: found("rocketmq_send_cost_time_bucket", topic="orders", le="+Inf", **failed) == 1)
         assert found("rocketmq_send_cost_time_bucket", topic="orders", le="500.0", **ok) == 1
         store.put_many([Message("orders", b"bad"), Message("orders", b"good")])
         until(lambda: found("rocketmq_process_time_count", **of_group, **ok) == 2)
