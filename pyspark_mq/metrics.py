@@ -123,7 +123,7 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
         by_group.setdefault((lag.topic, lag.group), []).append(lag)
     for key, queues in by_group.items():
         out.add_metric(key, sum(lag.offset or 0 for lag in queues))
-        behind.add_metric(key, sum(lag.messages or 0 for lag in queues))
+        behind.add_metric(key, sum(lag.messages for lag in queues))
         late.add_metric(key, max(_milliseconds_behind(store, lag) for lag in queues))
     yield from (out, behind, late)
     groups = ConsumerOffsets(Path(store.path)).names()

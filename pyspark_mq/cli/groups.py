@@ -135,8 +135,8 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
 
 
 def total(found: list[Lag]) -> int:
-    """The messages that are behind in all queues; all that there are where the group never committed."""
-    return sum(each.messages or 0 for each in found)
+    """Return how many messages the group has not read, in all queues."""
+    return sum(each.messages for each in found)
 
 
 def owners_of(found: list[MemberInfo]) -> dict[Queue, list[str]]:

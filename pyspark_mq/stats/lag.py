@@ -9,7 +9,8 @@ from store.any_log import Log
 class Lag(NamedTuple):
     """One group in one queue. offset: the next one to read, None where it never committed any; end: of the queue.
 
-    queue: in a cluster a `BrokerQueueId`. messages: not read yet, of those that are there; None without an offset.
+    queue: in a cluster a `BrokerQueueId`. messages: not read yet, of those that are there;
+    all of them if the group never committed an offset, since it would read the queue from its first message.
     """
 
     group: str
@@ -17,7 +18,7 @@ class Lag(NamedTuple):
     queue: int
     offset: int | None
     end: int
-    messages: int | None
+    messages: int
 
 
 def lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterator[Lag]:
@@ -28,5 +29,5 @@ def lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterat
         for name in sorted(name for name in names if name in topics and topic in (None, name)):
             for queue, (first, end) in log.bounds(topics[name]).items():
                 offset = offsets.get(queue)
-                messages = None if offset is None else max(0, end - max(offset, first))
+                messages = max(0, end - max(first if offset is None else offset, first))
                 yield Lag(reader, name, queue.queue_id, offset, end, messages)

@@ -32,17 +32,17 @@ def offsets(path: Path) -> list[int | None]:
 def test_groups_and_their_lag(read: Path) -> None:
     assert [line.split() for line in succeed("groups", "list", read).splitlines()] == [
         ["group", "topic", "lag"],
-        ["billing", "orders", "3"],
+        ["billing", "orders", "5"],
         ["idle", "-", "-"],
     ]
     lines = [json.loads(line) for line in succeed("groups", "list", read, "--json").splitlines()]
-    assert lines[0] == {"group": "billing", "topic": "orders", "lag": 3}
+    assert lines[0] == {"group": "billing", "topic": "orders", "lag": 5}
     assert [line.split() for line in succeed("groups", "show", read, "billing").splitlines()] == [
         ["topic", "queue", "offset", "end", "lag", "member"],
         ["orders", "0", "1", "4", "3", "-"],
-        ["orders", "1", "-", "2", "-", "-"],
+        ["orders", "1", "-", "2", "2", "-"],  # never committed: it would read both
         [],
-        ["3", "messages", "behind"],
+        ["5", "messages", "behind"],
     ]
     first = json.loads(succeed("groups", "show", read, "billing", "orders", "--json").splitlines()[0])
     assert first == {
@@ -63,14 +63,14 @@ def test_groups_of_a_cluster(read: Path) -> None:
             log.commit("billing", {Queue("orders", BrokerQueueId("broker-a", 0)): 2})
         assert [line.split() for line in succeed("groups", "list", cluster).splitlines()] == [
             ["group", "topic", "lag"],
-            ["billing", "orders", "2"],
+            ["billing", "orders", "4"],
         ]
         assert [line.split() for line in succeed("groups", "show", cluster, "billing").splitlines()] == [
             ["topic", "queue", "offset", "end", "lag", "member"],
             ["orders", "broker-a:0", "2", "4", "2", "-"],
-            ["orders", "broker-a:1", "-", "2", "-", "-"],
+            ["orders", "broker-a:1", "-", "2", "2", "-"],
             [],
-            ["2", "messages", "behind"],
+            ["4", "messages", "behind"],
         ]
         first = json.loads(succeed("groups", "show", cluster, "billing", "--json").splitlines()[0])
         assert (first["queue"], first["offset"]) == ("broker-a:0", 2)
