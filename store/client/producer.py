@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from multiprocessing.util import Finalize
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, overload
-from weakref import WeakSet, finalize
+from typing import Any, overload
 
 import pyarrow as pa
 
 from store.client.producer_buffer import Buffer, Limits
-from store.client.producer_future import Row, Sent, already_stored
+from store.client.producer_future import Row, SendFuture, already_stored
 from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
 from store.errors import InvalidArgument, NoReply
-from store.files.opened import Opened, must_not_be_opening
+from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
@@ -40,10 +36,10 @@ class Producer(Opened):
     """Sends messages to a store: `send` hands one over at once, and a thread appends all that came meanwhile, in one
     append, which readers see as a whole. Use it in a `with` statement; leaving it sends what is left.
 
-    Messages of one topic and sharding key, or of one queue, stand there in the order in which they were sent. Any
-    number of threads of one process may share a producer; in a forked process and after `close` verbs raise
-    `StoreForked` and `StoreClosed`. One that is dropped sends what is left, with a `ResourceWarning`, and logs what
-    fails.
+    Messages of one topic and sharding key, or of one queue, stand there in the order in which they were sent. Threads
+    may share a producer. Verbs raise `StoreClosed` after `close`, `StoreForked` in a forked process, and `StoreLocked`
+    in a signal handler amid `send`. A producer that is dropped without `close` is a `ResourceWarning`; what it has not
+    appended may be lost.
     """
 
     def __init__(
@@ -79,24 +75,25 @@ class Producer(Opened):
         super().__init__(what, f"Producer({str(self._store.path)!r})")
         self._topics: set[str] = set()
         self._buffer = Buffer(what, limits)
+        self._memory: Memory | None = None
+        self._replies: Replies | None = None
+        self._first_request = threading.RLock()
         try:
-            with system_errors(self._store.path):
-                self._memory = None if name is None else Memory(self._store, name)
+            if name is not None:
+                with system_errors(self._store.path):
+                    self._memory = Memory(self._store, name)
+            self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
+            self._sender.start()
         except BaseException:
+            self._is_over = True
+            if self._memory is not None:
+                self._memory.close()
             if owns:
                 self._store.close()
             raise
-        self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
-        self._replies: Replies | None = None
-        self._first_request = threading.Lock()
-        self._dropped = finalize(self, _drop, self._sender)
-        self._dropped.atexit = False
-        _finish_at_exit(os.getpid())
-        _unfinished.add(self._sender)
-        self._sender.start()
 
     @overload
-    def send(self, topic: Message, *, sequence: int | None = ...) -> Sent: ...
+    def send(self, topic: Message, *, sequence: int | None = ...) -> SendFuture: ...
 
     @overload
     def send(
@@ -114,7 +111,7 @@ class Producer(Opened):
         delay_level: int = ...,
         deliver_at: int | None = ...,
         sequence: int | None = ...,
-    ) -> Sent: ...
+    ) -> SendFuture: ...
 
     def send(
         self,
@@ -131,14 +128,14 @@ class Producer(Opened):
         delay_level: int = 0,
         deliver_at: int | None = None,
         sequence: int | None = None,
-    ) -> Sent:
+    ) -> SendFuture:
         """Hand over a message: a `Message`, or its parts, which takes half the time. Later changes of what was given
         change nothing.
 
-        The answer is a future of its `PutResult`, done when every reader sees the message; `asyncio.wrap_future` makes
-        it one to be awaited. It raises what `put` raises: `MessageRefused`, say, for this message alone, `StoreFull`
-        for all that would have been appended together, of which nothing is seen then. Who does not look at it gets the
-        error from `flush` or `close`.
+        Returns a future of its `PutResult`, done when every reader sees the message; a coroutine may await it. It
+        raises what `put` raises: `MessageRefused`, say, for this message alone, `StoreFull` for all that would have
+        been appended together, none of which is published then. `flush` and `close` raise the errors of futures that
+        were not asked.
 
         sequence: of a producer with a name, and only there. Where the log has one as high of this topic already,
         nothing is appended, and the result's status is ALREADY_STORED. When an append of such a producer fails, all
@@ -147,6 +144,8 @@ class Producer(Opened):
         Raises `BufferFull` where there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, `MessageRefused`
         for what is no message.
         """
+        if self._is_over:
+            raise self._not_open()
         if type(topic) is not str:
             return self._send_message(topic, sequence)
         if topic not in self._topics:
@@ -165,7 +164,7 @@ class Producer(Opened):
             return self._send_once(topic, row, sequence)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(body))
 
-    def _send_once(self, topic: str, row: Row, sequence: int | None) -> Sent:
+    def _send_once(self, topic: str, row: Row, sequence: int | None) -> SendFuture:
         if self._memory is None:
             raise InvalidArgument("a sequence, of a producer without a name; give it one: Producer(path, 'importer')")
         if sequence is None:
@@ -181,6 +180,7 @@ class Producer(Opened):
         Raises `NoReply`, and what a future of `send` raises; `InvalidArgument` by a producer with a name; `StoreClosed`
         where the producer is closed meanwhile.
         """
+        self.must_be_open()
         if self._memory is not None:
             raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
         deadline = time.monotonic() + span("timeout", timeout)
@@ -190,7 +190,6 @@ class Producer(Opened):
                 self._replies = None
             if self._replies is None:
                 self._replies = Replies(self._store, self._what)
-                finalize(self, self._replies.stop).atexit = False
             replies = self._replies
         properties, waits = replies.expect(timeout)
         try:
@@ -206,9 +205,10 @@ class Producer(Opened):
 
     def last_sequence(self, topic: str) -> int | None:
         """The highest sequence of a topic that the log had when this producer, which has a name, was opened."""
+        self.must_be_open()
         return None if self._memory is None else self._memory.found.get(topic)
 
-    def _send_message(self, message: object, sequence: int | None) -> Sent:
+    def _send_message(self, message: object, sequence: int | None) -> SendFuture:
         if not isinstance(message, Message):
             raise illegal(
                 f"{message!r:.40} is a {type(message).__name__}; send takes a store.Message, or a topic first"
@@ -242,40 +242,33 @@ class Producer(Opened):
 
         Raises the first error that the future of some message has not told, for nobody looked at it.
         """
+        self.must_be_open()
         self._buffer.flush()
         self._sender.raise_unseen()
 
     def close(self) -> None:
         """Append what was sent, and end. Does nothing the second time, nor in a forked process.
 
-        Raises as `flush`; also then all is closed. Raises `StoreLocked` where a signal's handler calls it as something
-        is opened in its thread; then nothing is closed: close it later.
+        Raises as `flush`; also then all is closed. Raises `StoreLocked` in a callback of a future, and in a signal
+        handler amid `send`; then nothing is closed.
         """
-        must_not_be_opening()
-        sender, replies = vars(self).get("_sender"), vars(self).get("_replies")
-        if sender is not None:
-            sender.must_be_another_thread()
-        if sender is None or self._dropped.detach() is None:
+        if self.is_forked:
             return
+        self._sender.must_be_another_thread()
+        self._buffer.must_be_outside()
         self._is_over = True
-        self._let_go()
-        if replies is not None:
-            replies.close()
-        sender.finish()
-        sender.raise_unseen()
+        if self._replies is not None:
+            self._replies.close()
+        self._sender.finish()
+        self._sender.raise_unseen()
 
     def _let_go(self) -> None:
-        for room in ("_buffer", "_sender", "_store", "_topics", "_memory", "_replies", "_first_request"):
-            vars(self).pop(room, None)
-        if "_dropped" in vars(self):
-            self._dropped.detach()
+        """The parent's files close by themselves."""
 
-    if not TYPE_CHECKING:  # which knows what attributes there are
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """For what is missing: so no verb works without its rooms, and none has to ask whether it may."""
-            self.must_be_open()
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    def __del__(self) -> None:
+        if not self._is_over and "_sender" in vars(self):
+            what = f"{self._what}: was dropped; close it, or use a with statement"
+            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Producer:
         return self
@@ -301,29 +294,3 @@ def _listed(keys: object) -> tuple[Any, ...] | str:
     if not isinstance(keys, Sequence):
         raise illegal(f"keys={keys!r:.40}: must be a text, or a sequence of texts")
     return tuple(keys)
-
-
-_unfinished: WeakSet[Sender] = WeakSet()
-
-
-def _drop(sender: Sender) -> None:
-    """What `close` would have done, for a producer that was dropped, by the garbage collector in any thread; so this
-    waits for nothing."""
-    sender.drop()
-    warnings.warn(f"{sender.what}: was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
-
-
-@cache
-def _finish_at_exit(_process: int) -> None:
-    """Called when the first store of a process is open, and so before it is closed at the end of that."""
-    atexit.register(_finish_all)
-    Finalize(None, _finish_all, exitpriority=0)  # a child of `multiprocessing` ends without what `atexit` knows
-
-
-def _finish_all() -> None:
-    left = [sender for sender in list(_unfinished) if sender.is_alive()]
-    for sender in left:
-        sender.drop()
-        sender.finish()
-    for sender in left:  # at last: a warning may be an error
-        _drop(sender)

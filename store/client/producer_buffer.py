@@ -1,14 +1,13 @@
-"""What was handed to a producer and is not on its way yet. Threads hand in, one takes out; nobody polls."""
+"""The messages that a producer was handed and has not begun to append. Threads add them; one thread takes them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import NamedTuple
 
-from store.client.producer_future import WIDTH, Lot, Row, Sent
-from store.client.waiters import Waiters
+from store.client.producer_future import WIDTH, Lot, Row, SendFuture
 from store.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
+from store.files.owned import is_owned
 
 
 class Limits(NamedTuple):
@@ -28,10 +27,10 @@ class Buffer:
         self._what = what
         self._linger, batch_bytes, self._max_bytes, self._timeout = limits
         self._batch_bytes = min(batch_bytes, self._max_bytes)
-        self._lock = threading.RLock()  # a signal's handler may close this amid `add`
-        self._is_inside: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # as `Condition` asks
+        self._lock = threading.RLock()  # re-entrant, so that a signal handler amid `add` finds `_is_adding`, and raises
+        self._is_adding = False
         self._work = threading.Condition(self._lock)  # the taker waits for it
-        self._room = Waiters(self._lock)  # and everybody else for this
+        self._room = threading.Condition(self._lock)  # all other threads wait for it
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
         self._attend_at = 0  # from so many bytes on there is more to do than to add
@@ -41,39 +40,47 @@ class Buffer:
         self._taken = self._settled = 0  # how many times
         self._taker: threading.Thread | None = None
 
-    def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> Sent:
-        """Take a message over. Raises `BufferFull` where there is no room in time, `StoreClosed`, `StoreLocked` where
-        this interrupts itself, and `InvalidArgument` for a sequence that is not above the last one of its topic."""
-        if self._is_inside():
+    def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
+        """Add a message.
+
+        Raises `BufferFull` if there is no room in time, `StoreClosed`, `StoreLocked` in a signal handler amid `add`,
+        and `InvalidArgument` for a sequence that is not above the last one of its topic.
+        """
+        with self._lock:  # after an interrupt the message is there, with its sequence, or it is not
+            if self._is_adding:
+                raise self._locked()
+            try:
+                self._is_adding = True
+                if attends := self._bytes >= self._attend_at:
+                    self._attend()
+                lot = self._lots.get(topic)
+                if lot is None:
+                    lot = Lot(topic)
+                number = len(lot.fields) // WIDTH
+                if sequence is not None:
+                    last = lot.sequences[number - 1] if number else self._last_sequences.get(topic)
+                    self._check_ascending(topic, last, sequence)
+                    lot.sequences[number:] = [sequence]
+                lot.fields.extend(row)
+                if not number:
+                    self._lots[topic] = lot
+                self._bytes += size
+                if attends or self._bytes >= self._attend_at:
+                    self._work.notify()
+                    self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
+                return SendFuture(lot, number)
+            finally:
+                self._is_adding = False
+
+    def must_be_outside(self) -> None:
+        """Raises `StoreLocked` in a signal handler amid `add`: no other thread can append before that returns."""
+        if is_owned(self._work):
             raise self._locked()
-        with self._lock:  # a signal may interrupt this anywhere: the message is there, with all that is its own, or not
-            if attends := self._bytes >= self._attend_at:
-                self._attend()
-            lot = self._lots.get(topic)
-            if lot is None:
-                lot = Lot(topic)
-            number = len(lot.fields) // WIDTH
-            if sequence is not None:
-                last = lot.sequences[number - 1] if number else self._last_sequences.get(topic)
-                self._check_ascending(topic, last, sequence)
-                lot.sequences[number:] = [sequence]
-            lot.fields.extend(row)
-            if not number:
-                self._lots[topic] = lot
-            self._bytes += size
-            if attends or self._bytes >= self._attend_at:
-                self._work.notify()
-                self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
-            if self._is_closed:  # by what interrupted this
-                self._attend_at = 0
-                if not lot.has(number):
-                    raise self._closed()
-            return Sent(lot, number)
 
     def _locked(self) -> StoreLocked:
         return StoreLocked(
-            f"{self._what}: called by what interrupted `send` in the same thread (a signal's handler?), which cannot "
-            "end meanwhile; call it from another thread, or later"
+            f"{self._what}: a signal handler called it during `send` in the same thread. Let the handler set a flag or "
+            "raise an exception instead"
         )
 
     def _closed(self) -> StoreClosed:
@@ -95,9 +102,12 @@ class Buffer:
 
     def _wait_for_room(self) -> None:
         is_taker = threading.current_thread() is self._taker  # in a callback of a future: none would come
-        if not self._room.wait_for(
+        self._is_adding = False  # other threads add meanwhile
+        has_room = self._room.wait_for(
             lambda: self._is_closed or self._bytes < self._max_bytes, 0.0 if is_taker else self._timeout
-        ):
+        )
+        self._is_adding = True
+        if not has_room:
             raise BufferFull(
                 f"{self._what}: {self._bytes:,} bytes of messages wait to be appended, and none were within "
                 f"{self._timeout:g} s; this message was not taken. Send it again later, or see who keeps the store's "
@@ -105,7 +115,7 @@ class Buffer:
             )
 
     def take(self) -> list[Lot] | None:
-        """All that there is, when it is time; None when it is closed and empty. For one thread."""
+        """Wait for messages, and return all of them; None when the buffer is closed and empty. For one thread."""
         with self._lock:
             self._taker = threading.current_thread()
             self._settled = self._taken
@@ -124,9 +134,8 @@ class Buffer:
             return lots
 
     def flush(self) -> None:
-        """Wait until all that was added is settled. Raises `StoreLocked` where this interrupts `add`."""
-        if self._is_inside():
-            raise self._locked()
+        """Wait until all that was added is settled. Raises as `must_be_outside`."""
+        self.must_be_outside()
         with self._lock:
             if threading.current_thread() is self._taker:
                 raise BufferFull(
@@ -148,20 +157,14 @@ class Buffer:
             self._room.notify_all()
 
     def abandon(self) -> list[Lot]:
-        """`close`, and what nobody took."""
+        """Close, and return the messages that were not taken."""
         with self._lock:
             self.close()
             lots, self._lots = list(self._lots.values()), {}
             return lots
 
     def end(self) -> None:
-        """Nobody takes any more."""
+        """The taker has ended: nothing is settled any more."""
         with self._lock:
-            self._is_over = self._is_closed = True
-            self._attend_at = 0
-            self._room.end()
-
-    def wait_for_end(self) -> None:
-        """Also amid `add` in the same thread, which lets others in meanwhile."""
-        with self._lock:
-            self._room.wait_for(lambda: self._is_over)
+            self._is_over = True
+            self.close()

@@ -18,12 +18,11 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from weakref import finalize
 
 from store.errors import InvalidGroup, OffsetLost, StoreLocked
 from store.files.atomic import make_directory
 from store.files.consumer_offsets import check_group_name
-from store.files.opened import Opened, opening
+from store.files.opened import Descriptor
 from store.files.reached import PRODUCERS_FOLDER, Reached
 from store.files.topics import Topics
 from store.format import compute as pc
@@ -38,7 +37,7 @@ _NOTE_SECONDS = 60.0
 Sequences = Mapping[str, int]  # by topic
 
 
-class Memory(Opened):
+class Memory:
     """What a store knows of one producer's sequences, for as long as that is open. One thread uses it.
 
     found: the sequences that were in the log when it was opened.
@@ -46,7 +45,6 @@ class Memory(Opened):
 
     def __init__(self, store: MessageStore, name: str) -> None:
         """Raises `InvalidGroup` for a name that is none, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
-        super().__init__(f"{store.path}: producer {name!r}", "Producer(path, name)")
         try:
             check_group_name(name)
         except InvalidGroup as error:
@@ -58,14 +56,11 @@ class Memory(Opened):
         make_directory(folder.parent)
         make_directory(folder)
         self._folder = folder
-        with opening:
-            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            self._release = finalize(self, os.close, fd)
-            self._release.atexit = False
+        self._lock = Descriptor(folder, lambda path: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._release()
+            self._lock.close()
             raise StoreLocked(f"{folder}: a producer of this name is open; close it, or take another name") from error
         try:
             if PRODUCERS_TOPIC not in store.topics():
@@ -75,8 +70,8 @@ class Memory(Opened):
             self.found: Sequences = self._find()
             self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
             self._note(is_open=True)
-        except BaseException:  # whoever keeps it keeps this
-            self._release()
+        except BaseException:
+            self._lock.close()
             raise
 
     def record(self, sequences: Sequences) -> Message:
@@ -111,11 +106,7 @@ class Memory(Opened):
         try:
             self._note(is_open=False)
         finally:
-            self._release()
-
-    def _let_go(self) -> None:
-        if "_release" in vars(self):
-            self._release()  # the parent has the same lock, and keeps it
+            self._lock.close()
 
     def _find(self) -> dict[str, int]:
         sequences, since, was_open = Reached.read(self._folder)

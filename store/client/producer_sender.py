@@ -38,7 +38,7 @@ _Part = tuple[Lot, int, int]
 
 
 class Sender(threading.Thread):
-    """Appends to one store until its buffer is closed and empty. It has no reference to the producer."""
+    """Appends to one store until its buffer is closed and empty."""
 
     def __init__(
         self,
@@ -60,12 +60,11 @@ class Sender(threading.Thread):
         self._failures: list[Failure] = []
         self._taken: Sequence[Lot] = ()  # what is on its way
         self._outcomes: Iterator[tuple[_Part, Outcome]] = iter(())  # that are not told yet
-        self._is_dropped = False
 
     def run(self) -> None:
         try:
             self._carry_all()
-        except Exception as error:  # noqa: BLE001  no memory, say: the futures, `flush` and `close` raise it
+        except BaseException as error:  # noqa: BLE001  no memory, say: the futures, `flush` and `close` raise it
             self._end_by(error)
         finally:
             self._buffer.end()
@@ -75,10 +74,6 @@ class Sender(threading.Thread):
                     opened.close()
             except Exception as error:  # noqa: BLE001  `close` of the producer raises it
                 self._failures.append(Failure(error))
-        if self._is_dropped:
-            for failure in self._failures:
-                if not failure.is_seen:
-                    _logger.error("%s: was dropped, and some of what was sent failed: %s", self.what, failure.error)
 
     def _carry_all(self) -> None:
         while (lots := self._buffer.take()) is not None:
@@ -127,8 +122,8 @@ class Sender(threading.Thread):
             self._memory.reach(reached, int(result.physical_offsets[0]))
         return [Placed(result, first, host) for first in firsts]
 
-    def _end_by(self, error: Exception) -> None:
-        """Nothing more is appended, and nobody waits for it for ever."""
+    def _end_by(self, error: BaseException) -> None:
+        """Settle all that was sent: no future may wait for ever."""
         for (lot, _, end), outcome in self._outcomes:
             lot.settle(end, outcome)
         lots = (*self._taken, *self._buffer.abandon())
@@ -147,7 +142,7 @@ class Sender(threading.Thread):
                 )
             )
 
-    def _failed(self, error: Exception, parts: Sequence[_Part]) -> list[Outcome]:
+    def _failed(self, error: BaseException, parts: Sequence[_Part]) -> list[Outcome]:
         traceback.clear_frames(error.__traceback__)  # they would keep the messages
         failure = Failure(error, sum(end - first for _, first, end in parts) or 1)
         self._failures = [each for each in self._failures if not each.is_seen]
@@ -175,19 +170,10 @@ class Sender(threading.Thread):
                 "close it in another thread"
             )
 
-    def begin_to_finish(self) -> None:
-        """What was sent is the last."""
-        self._buffer.close()
-
-    def drop(self) -> None:
-        """Likewise, and nobody asks for what failed."""
-        self._is_dropped = True
-        self.begin_to_finish()
-
     def finish(self) -> None:
-        """Wait until all is appended."""
-        self.begin_to_finish()
-        self._buffer.wait_for_end()
+        """Append what was sent, and end. Raises `StoreLocked` in a signal handler amid `send`."""
+        self._buffer.must_be_outside()
+        self._buffer.close()
         self.join()
 
 

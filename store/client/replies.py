@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from store.any_log import Held, Queue
 from store.errors import InvalidArgument, StoreClosed, StoreError
-from store.files.opened import Opened
 from store.files.topics import Topics
 from store.format.layout import (
     PROPERTY_CLUSTER,
@@ -60,12 +59,13 @@ def reply(request: Request, body: bytes | str) -> Message:
     return Message(f"{cluster}_{REPLY_TOPIC_SUFFIX}", body, properties=properties)
 
 
-class Replies(Opened):
+class Replies:
     """Those to one producer, from its first request on: a thread reads the topic of replies from its end."""
 
     def __init__(self, store: MessageStore, what: str) -> None:
         """what: whose, for errors. The topic is made where it is missing."""
-        super().__init__(f"{what}: replies", "a new producer")
+        self._what = f"{what}: replies"
+        self._is_over = False
         topic = f"{_CLUSTER}_{REPLY_TOPIC_SUFFIX}"
         if topic not in store.topics():
             store.create_topic(topic, 1)
@@ -88,7 +88,6 @@ class Replies(Opened):
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
         """The properties of a request, and the future of its reply; who does not wait any more has to `forget` it."""
-        self.must_be_open()
         if self._error is not None:
             raise self._error
         properties = {
@@ -115,9 +114,6 @@ class Replies(Opened):
         self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _let_go(self) -> None:
-        """The thread is not in a forked child."""
 
     def _run(self) -> None:
         try:

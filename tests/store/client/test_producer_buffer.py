@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from store import (
     Producer,
     StoreLocked,
 )
+from store.client.producer_buffer import Buffer, Limits
+from store.client.producer_future import WIDTH, Row
 from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
 
@@ -86,3 +89,24 @@ def test_callbacks_cannot_wait_for_themselves(store: MessageStore) -> None:
         producer.send("u", b"").add_done_callback(lambda _: call(producer.close))
         producer.flush()
     assert [type(error) for error in told] == [BufferFull, StoreLocked]
+
+
+def numbered(number: int) -> Row:
+    return (number, *[None] * (WIDTH - 1))
+
+
+@pytest.mark.parametrize("verb", [Buffer.flush, Buffer.must_be_outside, lambda buffer: buffer.add("t", (), 0)])
+def test_signal_handler_amid_add_is_refused(verb: Callable[[Buffer], object]) -> None:
+    buffer = Buffer("a buffer", Limits(0.0, 1 << 20, 1 << 20, 1.0))
+
+    class Interrupted(int):
+        def __le__(self, other: int) -> bool:
+            verb(buffer)
+            return False
+
+    buffer.add("t", numbered(0), 100, 0)
+    with pytest.raises(StoreLocked, match="signal handler called it during `send`"):
+        buffer.add("t", numbered(1), 100, Interrupted(1))
+    buffer.add("t", numbered(1), 100, 1)
+    (lot,) = buffer.take() or []
+    assert lot.sequences == [0, 1]
