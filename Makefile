@@ -34,10 +34,13 @@ test-oldest:
 	tests/pyspark_mq --ignore=tests/pyspark_mq/cli --ignore=tests/pyspark_mq/test_demo.py; \
 	else echo "There is no $(OTHER) here: the oldest PySpark is not tested (OTHER=python3.12 names another Python)"; fi
 
-# The machine goes down, or a call fails, so many times: make crashes CUTS=100000
+# The machine goes down, or a call fails, CUTS times; SIGNALS interrupt, or end, each kind of work:
+# make crashes CUTS=100000 SIGNALS=1000
 CUTS ?= 10000
+SIGNALS ?= 200
 crashes: $(VENV)/.with-test
-	CUTS=$(CUTS) ERRORS=$$(( $(CUTS) / 10 )) $(BIN)/python -m pytest tests/device
+	CUTS=$(CUTS) ERRORS=$$(( $(CUTS) / 10 )) SIGNALS=$(SIGNALS) $(BIN)/python -m pytest tests/device \
+	tests/end_to_end/test_signals.py
 
 # Changes of the store that the tests must notice, each applied to a copy: make mutants
 mutants: $(VENV)/.with-test
